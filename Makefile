@@ -1,0 +1,39 @@
+PYTHON_HERE := .venv/bin/python
+OLD_PYTHON ?= python3.9
+CODE := src tests scripts $(dir $(wildcard bench/__main__.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-remote demo bench docs clean
+
+help:         ## Show what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
+
+setup:        ## Make .venv and install what is missing
+	@scripts/setup.sh
+
+check: setup  ## Lint, types, direction of imports, sizes, docs
+	.venv/bin/ruff check $(CODE)
+	.venv/bin/mypy $(CODE)
+	.venv/bin/lint-imports --no-cache
+	$(PYTHON_HERE) -m pytest -q tests/unit/test_project.py
+	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md
+
+test: setup   ## Run all tests
+	$(PYTHON_HERE) -m pytest
+
+test-remote:  ## Load the node program with an old Python: OLD_PYTHON=python3.9
+	$(OLD_PYTHON) scripts/remote_on_old_python.py
+
+demo: setup   ## Try UGRO on this machine
+	.venv/bin/ugro demo
+
+bench:        ## Measure, against other tools where they are installed
+	@scripts/setup.sh dev bench
+	$(PYTHON_HERE) -m bench
+
+docs: setup   ## Write the generated docs again
+	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md
+
+clean:        ## Remove caches and builds; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Makes .venv with the project and its tools, and adds the Debian packages that the tests run for real.
+# Usage: scripts/setup.sh [GROUP...]   dependency groups of pyproject.toml; "dev" when none is named.
+# Needs no network, and next to no time, when there is nothing to do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin # where Debian keeps sshd and ip, and where users' own PATH does not look
+
+groups=("${@:-dev}")
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() { say "$@"; exit 1; }
+is_there() { command -v "$1" >/dev/null || [[ $1 == /* && -e $1 ]]; }
+may_install() { [ "$(id -u)" = 0 ] && is_there apt-get; }
+
+# What is looked for, and the package that brings it.
+wanted() {
+  echo 'sshd openssh-server
+        ssh openssh-client
+        ip iproute2
+        iptables iptables
+        ps procps
+        gcc gcc
+        /usr/include/stdio.h libc6-dev
+        fish fish
+        tcsh tcsh
+        tmux tmux'
+  [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh'
+}
+
+missing_packages() {
+  local looked_for package
+  while read -r looked_for package; do
+    is_there "$looked_for" || echo "$package"
+  done < <(wanted)
+}
+
+# dpkg asks policy-rc.d before it starts a service: we want sshd's program, never a running server.
+apt_install() (
+  policy=/usr/sbin/policy-rc.d
+  saved=$policy.before-ugro
+  restore() { rm -f "$policy"; [ ! -e "$saved" ] || mv "$saved" "$policy"; }
+  # One that carries our mark was left by a run that was killed: it is nobody's wish.
+  if [ -e "$policy" ] && ! grep -q "UGRO's set-up" "$policy"; then mv "$policy" "$saved"; fi
+  trap restore EXIT
+  trap 'exit 130' INT TERM HUP
+  export DEBIAN_FRONTEND=noninteractive
+  printf "#!/bin/sh\n# UGRO's set-up\nexit 101\n" >"$policy" && chmod 755 "$policy" &&
+    apt-get -qq update &&
+    apt-get -qq -y --no-install-recommends -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 install "$@" >/dev/null
+)
+
+install_missing_packages() {
+  local packages
+  mapfile -t packages < <(missing_packages)
+  [ ${#packages[@]} -gt 0 ] || return 0
+  if may_install; then
+    say "installing ${packages[*]}"
+    if apt_install "${packages[@]}"; then
+      keep_sshd_off "${packages[@]}"
+      return 0
+    fi
+  fi
+  say "not installed: ${packages[*]}; tests that need them are skipped. To run them all:"
+  say "  sudo apt-get install --no-install-recommends ${packages[*]}"
+}
+
+keep_sshd_off() {
+  [[ " $* " == *" openssh-server "* ]] && [ -d /run/systemd/system ] || return 0
+  systemctl --quiet disable ssh.service ssh.socket || say "check that you want ssh.service: it is now installed"
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+    # Run, not only found: version managers leave commands that answer "not installed".
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.11 or newer found (tried: ${PYTHON:-python3.11 python3.12 python3.13 python3}); set PYTHON=/path/to/it"
+}
+
+make_venv() {
+  local python package
+  python=$(find_python)
+  if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    may_install && apt_install "$package" || fail "$python cannot make a venv; run: sudo apt-get install $package"
+  fi
+  say "making .venv with $("$python" --version)"
+  "$python" -m venv --clear .venv
+}
+
+requirements() {
+  .venv/bin/python - "$@" <<'PYTHON'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    groups = tomllib.load(file)["dependency-groups"]
+for name in sys.argv[1:]:
+    print(*groups[name], sep="\n")
+PYTHON
+}
+
+# Two makes at once would build one .venv twice over each other.
+exec 9<scripts/setup.sh
+flock 9
+
+install_missing_packages
+
+stamp=.venv/.set-up-$(IFS=-; echo "${groups[*]}")
+key=$({ pwd; cat pyproject.toml scripts/setup.sh; } | sha256sum)
+[ "$(cat "$stamp" 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ] && exit 0
+
+.venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
+say "installing UGRO and its tools (${groups[*]})"
+packages=$(requirements "${groups[@]}")
+mapfile -t packages <<<"$packages"
+.venv/bin/python -m pip --disable-pip-version-check install --quiet --editable . "${packages[@]}"
+echo "$key" >"$stamp"

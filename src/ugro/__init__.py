@@ -1,0 +1,22 @@
+"""UGRO turns a handful of unequal machines reached by SSH into one training cluster.
+
+``ugro.Client`` is the typed Python API; importing this package costs milliseconds and touches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Client", "__version__"]
+
+if TYPE_CHECKING:
+    from ugro.client import Client
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Client":
+        from ugro.client import Client
+
+        return Client
+    raise AttributeError(f"module 'ugro' has no attribute {name!r}")

@@ -1,0 +1,180 @@
+"""The agent: the one process that knows the cluster and decides. Everything a client may ask for is a method here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import ugro
+from ugro.agent import hostkeys
+from ugro.agent.cluster import Cluster
+from ugro.agent.doctor import Doctor
+from ugro.agent.execution import Command, Execution
+from ugro.agent.health import HealthCheck
+from ugro.config.edit import add_node, remove_node, write_atomically
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
+from ugro.core.finding import Finding
+from ugro.core.hostkey import HostKey
+from ugro.core.node import NodeReport, NodeSpec
+from ugro.core.statedir import StateDir
+from ugro.nodes.node import Node
+from ugro.policy.selection import Choice
+from ugro.store.database import Store
+
+
+class Agent:
+    def __init__(self, home: StateDir, cluster_file: Path | None) -> None:
+        self.home = home
+        self.store = Store(home.database)
+        self.cluster = Cluster(cluster_file)
+        self.health = HealthCheck(self.cluster, self.store)
+        self.stopping = asyncio.Event()
+        self._generation = 0
+        self._started_at = datetime.now(UTC)
+        self._executions: dict[str, Execution] = {}
+
+    async def start(self) -> None:
+        await self.store.open()
+        self._generation = await self.store.next_generation()
+        await self.cluster.start()
+
+    async def close(self) -> None:
+        for execution in self._executions.values():
+            execution.cancel()
+        await self.cluster.inventory.close()
+        await self.store.close()
+
+    def status(self) -> AgentStatus:
+        nodes = list(self.cluster.inventory)
+        error = self.cluster.error
+        return AgentStatus(
+            pid=os.getpid(),
+            version=ugro.__version__,
+            generation=self._generation,
+            started_at=self._started_at.isoformat(timespec="seconds"),
+            home=str(self.home.path),
+            cluster_file=str(self.cluster.path) if self.cluster.path else None,
+            cluster_name=self.cluster.config.cluster.name,
+            nodes=len(nodes),
+            nodes_connected=sum(node.link is not None for node in nodes),
+            running_commands=len(self._executions),
+            config_error=str(error) if error else None,
+            config_hint=error.hint if error else None,
+        )
+
+    def stop(self, *, only_if_idle: bool) -> None:
+        if only_if_idle and self._executions:
+            raise NotAllowed(
+                f"the agent is busy with {len(self._executions)} running command(s)",
+                hint="wait for them, or end them and it: ugro agent stop",
+            )
+        self.stopping.set()
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    async def reports(self, words: Sequence[str]) -> AsyncIterator[NodeReport]:
+        async for report in self.health.reports(self.cluster.inventory.select(words)):
+            yield report
+
+    async def best(self) -> Choice:
+        choice = await self.health.best(max_age_s=self.cluster.config.health_check.refresh_interval)
+        if choice is None:
+            raise Unsatisfiable("no node can take work", hint="see: ugro health")
+        return choice
+
+    async def add_node(self, name: str, fields: Mapping[str, object]) -> None:
+        path = self._cluster_file()
+        text = path.read_text()
+        await self._edit(path, add_node(text, name, fields), text)
+
+    async def remove_node(self, name: str) -> None:
+        self.cluster.inventory.get(name)
+        path = self._cluster_file()
+        text = path.read_text()
+        await self._edit(path, remove_node(text, name), text)
+        await self.store.resume(name)
+
+    async def drain(self, name: str, reason: str) -> None:
+        self.cluster.inventory.get(name)
+        await self.store.drain(name, reason)
+
+    async def resume(self, name: str) -> None:
+        self.cluster.inventory.get(name)
+        await self.store.resume(name)
+
+    async def host_key(self, name: str) -> HostKey:
+        return await hostkeys.look_up(self._ssh_spec(name), self._ssh_options())
+
+    async def trust(self, name: str, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
+        key = await hostkeys.trust(self._ssh_spec(name), self._ssh_options(), fingerprints, replace=replace)
+        self.cluster.inventory.get(name).wake()
+        return key
+
+    # --- commands ----------------------------------------------------------------------------------------------
+
+    async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncIterator[bytes]:
+        nodes = self.cluster.inventory.select(words)
+        # A node that is being dialled for the first time gets the time a connection may take.
+        timeout_s = 2 * self.cluster.config.ssh.connect_timeout
+        execution = self._executions[key] = Execution(nodes, command, timeout_s)
+        try:
+            async for frame in execution.frames():
+                yield frame
+        finally:
+            self._executions.pop(key, None)
+
+    def cancel(self, key: str) -> None:
+        if (execution := self._executions.get(key)) is None:
+            raise NotFound("this command has ended already")
+        execution.cancel()
+
+    async def diagnose(self, words: Sequence[str]) -> AsyncIterator[Finding]:
+        doctor = Doctor(self.cluster, self.health)
+        async for finding in doctor.findings(self.cluster.inventory.select(words)):
+            yield finding
+
+    async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncIterator[NodeReport]:
+        """Tries hosts that are not (yet) part of the cluster."""
+        dialling = self.cluster.inventory.dialling(self.cluster.config)
+        if ssh_config:
+            dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
+        nodes = [Node(spec, dialling) for spec in specs]
+        try:
+            async for report in self.health.reports(nodes):
+                yield report
+        finally:
+            await asyncio.gather(*(node.close() for node in nodes))
+
+    # --- helpers -----------------------------------------------------------------------------------------------
+
+    def _cluster_file(self) -> Path:
+        path = self.cluster.path
+        if path is None:
+            raise ConfigError(
+                "there is no cluster file to edit: this machine alone is the cluster",
+                hint="write one from your hosts: ugro init",
+            )
+        return path
+
+    async def _edit(self, path: Path, text: str, before: str) -> None:
+        """Writes the file and takes it up; what does not load is taken back."""
+        write_atomically(path, text)
+        await self.cluster.look_again()
+        if (error := self.cluster.error) is not None:
+            write_atomically(path, before)
+            await self.cluster.look_again()
+            raise error
+
+    def _ssh_spec(self, name: str) -> NodeSpec:
+        spec = self.cluster.inventory.get(name).spec
+        if spec.transport != "ssh":
+            raise NotAllowed("is not reached by ssh and has no host key", subject=name)
+        return spec
+
+    def _ssh_options(self) -> hostkeys.SshOptions:
+        return self.cluster.inventory.dialling(self.cluster.config).options

@@ -1,0 +1,223 @@
+"""The HTTP API on the agent's socket. A route parses, asks the agent, answers; it decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
+
+import ugro
+from ugro.agent.agent import Agent
+from ugro.agent.execution import Command
+from ugro.core.agent import AgentStatus
+from ugro.core.codec import dumps
+from ugro.core.errors import UgroError, UsageError
+from ugro.core.hostkey import HostKey
+from ugro.core.node import NodeSpec
+from ugro.nodes.discovery import ssh_config_hosts
+from ugro.policy.selection import Choice
+
+_HTTP_STATUS = {"usage": 400, "config": 400, "unsatisfiable": 409, "not_found": 404, "not_allowed": 403, "timed_out": 504, "unreachable": 503}
+Names = Annotated[list[str], Query(alias="node")]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ClusterBody(Body):
+    path: str | None
+
+
+class NodeBody(Body):
+    name: str
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class DrainBody(Body):
+    reason: str = ""
+
+
+class TrustBody(Body):
+    fingerprints: list[str]
+    replace: bool = False
+
+
+class ExecBody(Body):
+    key: str
+    nodes: list[str]
+    argv: list[str] = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    grace_s: float = Field(default=5.0, ge=0, le=600)
+
+
+class ExamineBody(Body):
+    hosts: list[str]
+    ssh_config: str | None = None
+
+
+def create_app(agent: Agent) -> FastAPI:
+    app = FastAPI(title="UGRO", version=ugro.__version__, docs_url=None, redoc_url=None)
+    app.exception_handler(UgroError)(_answer_error)
+    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    _add_agent_routes(app, agent)
+    _add_node_routes(app, agent)
+    _add_command_routes(app, agent)
+    return app
+
+
+def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/agent", response_model=AgentStatus)
+    async def agent_status(request: Request) -> Response:
+        if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
+            agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
+        return _json(agent.status())
+
+    @app.post("/v1/agent/stop", status_code=204)
+    async def stop(only_if_idle: bool = False) -> None:
+        agent.stop(only_if_idle=only_if_idle)
+
+    @app.put("/v1/cluster", status_code=204)
+    async def use_cluster(body: ClusterBody) -> None:
+        await agent.cluster.switch(Path(body.path) if body.path else None)
+
+    @app.post("/v1/cluster/reload", status_code=204)
+    async def reload_cluster() -> None:
+        await agent.cluster.look_again()
+
+
+def _add_node_routes(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/health")
+    async def health(names: Names = []) -> Response:  # noqa: B006  # FastAPI copies it for each request
+        agent.cluster.inventory.select(names)  # an unknown name is an answer of its own, before the stream begins
+        return LiveResponse(_lines(agent.reports(names)), "application/x-ndjson")
+
+    @app.get("/v1/best", response_model=Choice)
+    async def best() -> Response:
+        return _json(await agent.best())
+
+    @app.post("/v1/nodes", status_code=204)
+    async def add(body: NodeBody) -> None:
+        await agent.add_node(body.name, body.fields)
+
+    @app.delete("/v1/nodes/{name}", status_code=204)
+    async def remove(name: str) -> None:
+        await agent.remove_node(name)
+
+    @app.post("/v1/nodes/{name}/drain", status_code=204)
+    async def drain(name: str, body: DrainBody) -> None:
+        await agent.drain(name, body.reason)
+
+    @app.post("/v1/nodes/{name}/resume", status_code=204)
+    async def resume(name: str) -> None:
+        await agent.resume(name)
+
+    @app.get("/v1/nodes/{name}/hostkey", response_model=HostKey)
+    async def host_key(name: str) -> Response:
+        return _json(await agent.host_key(name))
+
+    @app.post("/v1/nodes/{name}/hostkey", response_model=HostKey)
+    async def trust(name: str, body: TrustBody) -> Response:
+        return _json(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
+
+
+def _add_command_routes(app: FastAPI, agent: Agent) -> None:
+    @app.post("/v1/exec")
+    async def execute(body: ExecBody) -> Response:
+        agent.cluster.inventory.select(body.nodes)
+        command = Command(tuple(body.argv), body.cwd, tuple(body.env.items()), body.grace_s)
+        return LiveResponse(agent.execute(body.key, body.nodes, command), "application/vnd.ugro.frames")
+
+    @app.delete("/v1/exec/{key}", status_code=204)
+    async def cancel(key: str) -> None:
+        agent.cancel(key)
+
+    @app.get("/v1/doctor")
+    async def doctor(names: Names = []) -> Response:  # noqa: B006  # as above
+        agent.cluster.inventory.select(names)
+        return LiveResponse(_lines(agent.diagnose(names)), "application/x-ndjson")
+
+    @app.post("/v1/examine")
+    async def examine(body: ExamineBody) -> Response:
+        specs = [_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
+        return LiveResponse(_lines(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
+
+    @app.get("/v1/ssh-hosts")
+    async def ssh_hosts(ssh_config: str | None = None) -> list[str]:
+        return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
+
+
+class LiveResponse(Response):
+    """A stream that ends at once when the client leaves, also while there is nothing to send."""
+
+    def __init__(self, chunks: AsyncIterable[bytes], media_type: str) -> None:
+        self._chunks = chunks
+        self.media_type = media_type
+        self.status_code = 200
+        self.background = None
+        self.init_headers(None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        stream = asyncio.create_task(self._send(send), name=f"stream {scope.get('path')}")
+        leave = asyncio.create_task(_left(receive), name="client leaves")
+        try:
+            await asyncio.wait([stream, leave], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leave.cancel()
+            if not stream.done():
+                stream.cancel()
+                await asyncio.wait([stream])
+        if not stream.cancelled():
+            stream.result()
+
+    async def _send(self, send: Send) -> None:
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _lines(values: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    """One JSON document a line; an error after the start is the last line."""
+    try:
+        async for value in values:
+            yield (dumps(value) + "\n").encode()
+    except UgroError as error:
+        yield (dumps({"error": error.to_wire()}) + "\n").encode()
+
+
+def _spec(word: str, remote_root: str) -> NodeSpec:
+    user, at, host = word.rpartition("@")
+    host, colon, port = host.partition(":")
+    if not host or host.startswith("-") or user.startswith("-") or (colon and not port.isdigit()):
+        raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
+    return NodeSpec(name=word, host=host, user=user if at else None, port=int(port) if colon else None, remote_root=remote_root)
+
+
+def _json(value: Any) -> Response:
+    return Response(dumps(value), media_type="application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, UgroError)
+    status = _HTTP_STATUS.get(error.kind, 500)
+    return Response(dumps({"error": error.to_wire()}), status, media_type="application/json")
+
+
+async def _answer_bad_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))

@@ -1,0 +1,114 @@
+"""Asking nodes how they do: probes over the open links, judged by policy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+
+from ugro.agent.cluster import Cluster
+from ugro.core.codec import DecodeError, decode
+from ugro.core.errors import RemoteFailure, TimedOut, Unreachable, UgroError
+from ugro.core.node import Facts, NodeReport, Status
+from ugro.nodes.node import Node
+from ugro.policy.health import assess
+from ugro.policy.selection import Candidate, Choice, best_node
+from ugro.store.database import Store
+
+
+class HealthCheck:
+    def __init__(self, cluster: Cluster, store: Store) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._reports: dict[str, tuple[float, NodeReport]] = {}
+
+    async def reports(self, nodes: Iterable[Node]) -> AsyncIterator[NodeReport]:
+        """Each node's report as soon as it is there: a slow one delays nobody."""
+        drained = await self._store.drained()
+        checks = [
+            asyncio.create_task(self._check(node, drained.get(node.spec.name)), name=f"check {node.spec.name}")
+            for node in nodes
+        ]
+        try:
+            for check in asyncio.as_completed(checks):
+                yield await check
+        finally:
+            for check in checks:
+                check.cancel()
+
+    async def best(self, *, max_age_s: float) -> Choice | None:
+        """The node with the lowest cost, from reports no older than ``max_age_s``."""
+        now = time.monotonic()
+        nodes = list(self._cluster.inventory)
+        stale = [node for node in nodes if now - self._reports.get(node.spec.name, (-1e9, None))[0] > max_age_s]
+        async for _ in self.reports(stale):
+            pass
+        candidates = [
+            Candidate.of(self._reports[node.spec.name][1]) for node in nodes if node.spec.name in self._reports
+        ]
+        settings = self._cluster.config.health_check
+        return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
+
+    async def _check(self, node: Node, drained: str | None) -> NodeReport:
+        report = await self._report(node, drained)
+        self._reports[node.spec.name] = (time.monotonic(), report)
+        return report
+
+    async def _report(self, node: Node, drained: str | None) -> NodeReport:
+        timeout_s = self._cluster.config.health_check.timeout
+        spec = node.spec
+        try:
+            facts = await _probe(node, timeout_s)
+        except (Unreachable, TimedOut, RemoteFailure) as error:
+            return _unreachable(node, error, drained)
+        verdict = assess(facts, node.quality)
+        return NodeReport(
+            name=spec.name,
+            status=verdict.status,
+            score=verdict.score,
+            reasons=verdict.reasons,
+            checked_at=_now(),
+            drained=drained,
+            role=spec.role,
+            labels=spec.labels,
+            target=spec.target,
+            machine=node.machine,
+            facts=facts,
+            link=node.quality,
+        )
+
+
+async def _probe(node: Node, timeout_s: float) -> Facts:
+    deadline = time.monotonic() + timeout_s
+    link = await node.ready(timeout_s)
+    # The GPU reader gives up before we do, so that a hung driver still leaves us the rest of the facts.
+    left_s = max(0.1, deadline - time.monotonic())
+    answer = await link.call("probe", {"gpu_timeout_s": left_s * 0.8}, timeout_s=left_s)
+    try:
+        return decode(Facts, answer)
+    except DecodeError as error:
+        raise RemoteFailure(f"its probe makes no sense: {error}", subject=node.spec.name) from error
+
+
+def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeReport:
+    spec = node.spec
+    return NodeReport(
+        name=spec.name,
+        status=Status.UNREACHABLE,
+        score=0,
+        checked_at=_now(),
+        since=node.since.isoformat(timespec="seconds") if node.since else None,
+        error=error.message,
+        hint=error.hint,
+        cause=error.cause if isinstance(error, Unreachable) else error.kind,
+        drained=drained,
+        role=spec.role,
+        labels=spec.labels,
+        target=spec.target,
+        machine=node.machine,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

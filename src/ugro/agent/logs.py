@@ -1,0 +1,37 @@
+"""The agent's log: one JSON object a line, rotated, with the ids of the node and the job a line is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+from datetime import UTC, datetime
+from pathlib import Path
+
+_IDS = ("node", "job", "attempt", "cause")
+_MAX_BYTES = 5_000_000
+_KEPT_FILES = 3
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: record.__dict__[name] for name in _IDS if record.__dict__.get(name) is not None}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def configure(path: Path, level: str) -> None:
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
+    path.chmod(0o600)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # One line per request is noise: what a request changed is logged where it is done.
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+    logging.captureWarnings(True)

@@ -1,0 +1,77 @@
+"""``ugro agent``: mostly not needed, since any command starts the agent."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ugro.cli.output import Output
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import NotFound
+
+
+@click.group()
+def agent() -> None:
+    """Start, stop and look at the agent."""
+
+
+@agent.command()
+@json_option
+@pass_session
+def start(session: Session) -> None:
+    """Start the agent, if it does not run yet."""
+    _show(session.output, session.client().agent())
+
+
+@agent.command()
+@pass_session
+def stop(session: Session) -> None:
+    """End the agent. Jobs on the nodes go on."""
+    was_running = session.new_client().stop_agent()
+    session.output.note("the agent has ended" if was_running else "no agent was running")
+
+
+@agent.command()
+@json_option
+@pass_session
+def status(session: Session) -> int:
+    """Say whether an agent runs, and what it serves. Exit code 5 when there is none."""
+    found = session.new_client().running_agent()
+    if found is None:
+        if session.output.is_json:
+            session.output.document({"agent": None})
+        session.output.note("no agent is running; any command starts it, or: ugro agent start")
+        return 5
+    _show(session.output, found)
+    return 0
+
+
+@agent.command()
+@click.option("-n", "--tail", type=click.IntRange(0), default=50, show_default=True, help="How many lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines are written, until Ctrl-C.")
+@pass_session
+def logs(session: Session, tail: int, follow: bool) -> None:
+    """Print the agent's log: one JSON object a line. Works also when no agent runs."""
+    path = session.new_client().home.log
+    if not path.exists():
+        raise NotFound(f"there is no log at {path}", hint="it begins with the first agent: ugro agent start")
+    with path.open("rb") as log:
+        lines = log.read().splitlines(keepends=True)
+        session.output.raw(b"".join(lines[-tail:] if tail else []))
+        while follow:
+            session.output.raw(log.read())
+            time.sleep(0.2)
+
+
+def _show(output: Output, status: AgentStatus) -> None:
+    if output.is_json:
+        output.document({"agent": status})
+        return
+    output.text(f"agent {status.version}, pid {status.pid}, since {status.started_at}")
+    output.text(f"serves   {status.cluster_file or 'this machine (no cluster file)'}")
+    output.text(f"nodes    {status.nodes_connected} of {status.nodes} connected")
+    output.text(f"home     {status.home}")
+    if status.config_error:
+        output.warn(f"{status.config_error} (the last good configuration stays in force)", status.config_hint)

@@ -1,0 +1,160 @@
+"""``ugro health``: a table a person likes to read."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from ugro.cli.output import Cell, Output, Style
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.client import Client
+from ugro.core.node import Gpu, NodeReport, Status
+from ugro.core.quantity import format_duration, format_size
+
+SIGNS: dict[Status, tuple[str, Style]] = {
+    Status.HEALTHY: ("✓", "good"),
+    Status.DEGRADED: ("!", "warn"),
+    Status.UNHEALTHY: ("✗", "bad"),
+    Status.UNREACHABLE: ("?", "bad"),
+}
+_HEADER = ("", "NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK", "GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE")
+
+
+@click.command()
+@click.argument("nodes", nargs=-1)
+@click.option("--watch", "-w", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks.")
+@json_option
+@pass_session
+def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: float) -> int:
+    """Probe all NODES (names, @all, @label; default all) and show how they do.
+
+    Exit code: 0 all healthy, 1 some not, 5 some unreachable.
+    """
+    client = session.client()
+    if watch:
+        return _watch(session.output, client, nodes, interval)
+    reports, elapsed_s = _check(session.output, client, nodes)
+    show(session.output, reports)
+    session.output.note(summary(reports, elapsed_s))
+    return exit_code(reports)
+
+
+def show(output: Output, reports: Sequence[NodeReport]) -> None:
+    if output.is_json:
+        output.document({"nodes": reports})
+        return
+    output.table(_HEADER, rows(reports))
+    for report in reports:
+        if report.status is Status.UNREACHABLE and report.hint:
+            output.note(f"{report.name}: {report.hint}")
+
+
+def rows(reports: Sequence[NodeReport]) -> list[list[Cell]]:
+    return [row for report in reports for row in _rows(report)]
+
+
+def summary(reports: Sequence[NodeReport], elapsed_s: float) -> str:
+    counts = [(status, sum(report.status is status for report in reports)) for status in Status]
+    words = " · ".join(f"{count} {status}" for status, count in counts if count)
+    return f"{words}   checked {len(reports)} in {format_duration(elapsed_s)}"
+
+
+def exit_code(reports: Sequence[NodeReport]) -> int:
+    statuses = {report.status for report in reports}
+    if Status.UNREACHABLE in statuses:
+        return 5
+    return 0 if statuses <= {Status.HEALTHY} else 1
+
+
+def by_name(report: NodeReport) -> list[tuple[int, int, str]]:
+    """gpu2 before gpu10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", report.name) if part]
+
+
+def _check(output: Output, client: Client, nodes: Sequence[str]) -> tuple[list[NodeReport], float]:
+    started = time.monotonic()
+    total = client.agent().nodes if not nodes else len(nodes)
+    reports = []
+    for report in client.iter_health(nodes):
+        reports.append(report)
+        if len(reports) < total and time.monotonic() - started > 0.3:
+            output.progress(f"{len(reports)} of {total} nodes answered")
+    return sorted(reports, key=by_name), time.monotonic() - started
+
+
+def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: float) -> int:
+    reports: list[NodeReport] = []
+    try:
+        while True:
+            reports, elapsed_s = _check(output, client, nodes)
+            if output.is_json or not output.is_terminal:
+                show(output, reports)
+            else:
+                _redraw([*output.table_lines(_HEADER, rows(reports)), "", summary(reports, elapsed_s) + "   Ctrl-C ends"])
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return exit_code(reports)
+
+
+def _redraw(lines: Sequence[str]) -> None:
+    # Home, each line cleared to its end, then whatever was below: no flicker.
+    sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+    sys.stdout.flush()
+
+
+def _rows(report: NodeReport) -> list[list[Cell]]:
+    first = [*_state_cells(report), *_system_cells(report)]
+    gpus = report.facts.gpus if report.facts else ()
+    blank = [Cell("")] * len(first)
+    note = Cell(_note(report), "" if report.status is Status.HEALTHY else SIGNS[report.status][1])
+    if not gpus:
+        return [[*first, *[Cell("")] * 5, note]]
+    return [[*(blank if i else first), *_gpu_cells(gpu), note if not i else Cell("")] for i, gpu in enumerate(gpus)]
+
+
+def _state_cells(report: NodeReport) -> list[Cell]:
+    sign, style = SIGNS[report.status]
+    score = str(report.score) if report.facts else ""
+    rtt = f"{report.link.rtt_s * 1000:.1f} ms" if report.link.rtt_s is not None else ""
+    return [Cell(sign, style), Cell(report.name, "bold"), Cell(report.status, style), _number(score), _number(rtt)]
+
+
+def _system_cells(report: NodeReport) -> list[Cell]:
+    facts = report.facts
+    if facts is None:
+        return [_number("")] * 4
+    disk = max((disk.used_ratio for disk in facts.disks), default=None)
+    return [_number(f"{facts.load[0]:.2f}"), _percent(facts.cpu_use_ratio), _percent(facts.memory_used_ratio), _percent(disk)]
+
+
+def _gpu_cells(gpu: Gpu) -> list[Cell]:
+    if gpu.error:
+        return [Cell(f"{gpu.index} {gpu.name}", "bad"), *[_number("")] * 4]
+    vram = ""
+    if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
+        vram = f"{gpu.memory_used_bytes / 2**30:.1f}/{format_size(gpu.memory_total_bytes)}"
+    temperature = f"{gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
+    power = f"{gpu.power_w:.0f} W" if gpu.power_w is not None else ""
+    return [Cell(f"{gpu.index} {gpu.name}"), _percent(gpu.use_ratio), _number(vram), _number(temperature), _number(power)]
+
+
+def _note(report: NodeReport) -> str:
+    notes = [report.error] if report.error else [reason.text for reason in report.reasons]
+    if report.since:
+        notes.append(f"since {report.since[11:16]} UTC")
+    if report.drained is not None:
+        notes.insert(0, f"drained: {report.drained}" if report.drained else "drained")
+    return "; ".join(notes)
+
+
+def _percent(ratio: float | None) -> Cell:
+    return _number(f"{ratio * 100:.0f}%" if ratio is not None else "")
+
+
+def _number(text: str) -> Cell:
+    return Cell(text, is_number=True)

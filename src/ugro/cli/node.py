@@ -1,0 +1,206 @@
+"""``ugro node``: the machines of the cluster."""
+
+from __future__ import annotations
+
+import click
+
+from ugro.cli import health
+from ugro.cli.output import Cell, Output
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.core.errors import UsageError
+from ugro.core.hostkey import HostKey
+from ugro.core.node import NodeReport, Status
+from ugro.core.quantity import format_duration, format_size
+
+
+@click.group()
+def node() -> None:
+    """List, show, add, remove, trust, drain and resume nodes."""
+
+
+@node.command()
+@json_option
+@pass_session
+def ls(session: Session) -> int:
+    """List the nodes: how each is reached, what it is, whether it takes work."""
+    reports = sorted(session.client().iter_health(), key=health.by_name)
+    if session.output.is_json:
+        session.output.document({"nodes": reports})
+    else:
+        session.output.table(
+            ("", "NODE", "STATUS", "ROLE", "TARGET", "CORES", "MEMORY", "GPUS", "LABELS", "NOTE"),
+            [_row(report) for report in reports],
+        )
+    return 0
+
+
+@node.command()
+@click.argument("name")
+@json_option
+@pass_session
+def show(session: Session, name: str) -> int:
+    """Show all that is known of one node."""
+    report = next(session.client().iter_health([name]))
+    if session.output.is_json:
+        session.output.document({"node": report})
+    else:
+        _show(session.output, report)
+    return health.exit_code([report])
+
+
+@node.command()
+@click.argument("name")
+@click.option("--host", help="Address or host name; default: NAME, as your ssh configuration knows it.")
+@click.option("--user", help="Login name there.")
+@click.option("--port", type=click.IntRange(1, 65535))
+@click.option("--label", "labels", multiple=True, help="May be repeated.")
+@click.option("--python", help="Path of the Python to use there.")
+@pass_session
+def add(session: Session, name: str, labels: tuple[str, ...], **fields: str | int | None) -> int:
+    """Add a node to the cluster file and try to reach it. No restart, and no other link is touched."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    client = session.client()
+    client.add_node(name, **given, **({"labels": list(labels)} if labels else {}))
+    session.output.note(f"{name} is in {client.reload_cluster().cluster_file}")
+    session.output.progress(f"reaching {name}")
+    report = next(client.iter_health([name]))
+    health.show(session.output, [report])
+    return health.exit_code([report])
+
+
+@node.command()
+@click.argument("name")
+@pass_session
+def rm(session: Session, name: str) -> None:
+    """Remove a node from the cluster file. Nothing is done on the node itself."""
+    session.client().remove_node(name)
+    session.output.note(f"{name} is no longer part of the cluster")
+
+
+@node.command()
+@click.argument("name")
+@click.option("--reason", default="", help="Why; shown wherever the node is.")
+@pass_session
+def drain(session: Session, name: str, reason: str) -> None:
+    """Give a node no new work. What runs on it goes on."""
+    session.client().drain(name, reason)
+    session.output.note(f"{name} takes no new work; undo with: ugro node resume {name}")
+
+
+@node.command()
+@click.argument("name")
+@pass_session
+def resume(session: Session, name: str) -> None:
+    """Let a drained node take work again."""
+    session.client().resume(name)
+    session.output.note(f"{name} takes work again")
+
+
+@node.command()
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Accept without asking.")
+@click.option("--replace", is_flag=True, help="Accept a key that differs from the one known before.")
+@json_option
+@pass_session
+def trust(session: Session, name: str, yes: bool, replace: bool) -> None:
+    """Show a node's SSH host key and, if you say so, accept it."""
+    client = session.client()
+    key = client.host_key(name)
+    if not key.is_trusted:
+        _ask(session.output, key, yes=yes, replace=replace)
+        key = client.trust(key, replace=replace)
+    if session.output.is_json:
+        session.output.document({"host_key": key})
+    session.output.note(f"{name}: {key.address} is known by {', '.join(key.fingerprints)}")
+
+
+def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
+    output.note(f"{key.node} ({key.address}) shows the host key")
+    for fingerprint in key.fingerprints:
+        output.note(f"    {fingerprint}")
+    if key.is_changed:
+        output.note(f"but {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}")
+        if not replace:
+            raise UsageError(
+                "its host key has changed", subject=key.node,
+                hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
+            )
+    output.note("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    if yes:
+        return
+    if not click.get_text_stream("stdin").isatty():
+        raise UsageError("nobody can be asked here", hint="accept it without asking: --yes")
+    click.confirm("Accept it?", abort=True, err=True)
+
+
+def _row(report: NodeReport) -> list[Cell]:
+    sign, style = health.SIGNS[report.status]
+    machine = report.machine
+    gpus = [gpu.name for gpu in report.facts.gpus] if report.facts else []
+    note = report.error or ""
+    if report.drained is not None:
+        note = f"drained: {report.drained}" if report.drained else "drained"
+    return [
+        Cell(sign, style),
+        Cell(report.name, "bold"),
+        Cell(report.status, style),
+        Cell(report.role),
+        Cell(report.target),
+        Cell(str(machine.cores) if machine else "", is_number=True),
+        Cell(format_size(machine.memory_total_bytes) if machine else "", is_number=True),
+        Cell(", ".join(gpus)),
+        Cell(", ".join(report.labels)),
+        Cell(note),
+    ]
+
+
+def _show(output: Output, report: NodeReport) -> None:
+    output.text(f"{report.name}  {report.status}, score {report.score}")
+    if report.status is Status.UNREACHABLE:
+        output.text(f"  {report.error}")
+        if report.hint:
+            output.text(f"  {report.hint}")
+    for key, value in _details(report):
+        output.text(f"  {key:<10} {value}")
+    for reason in report.reasons:
+        output.text(f"  -{reason.points:<9.0f} {reason.text}")
+
+
+def _details(report: NodeReport) -> list[tuple[str, str]]:
+    details = [("target", report.target), ("role", report.role.value)]
+    if report.drained is not None:
+        details.append(("drained", report.drained or "yes"))
+    if (machine := report.machine) is not None:
+        details += [
+            ("system", f"{machine.os}, Linux {machine.kernel}, {machine.arch}"),
+            ("cpu", f"{machine.cores} × {machine.cpu_model}"),
+            ("python", f"{machine.python} ({machine.python_path})"),
+            ("root", machine.root),
+        ]
+    if report.facts is not None:
+        details += _measured(report)
+    return details
+
+
+def _measured(report: NodeReport) -> list[tuple[str, str]]:
+    facts, link = report.facts, report.link
+    assert facts is not None
+    details = [
+        ("up", format_duration(facts.uptime_s)),
+        ("load", " ".join(f"{value:.2f}" for value in facts.load)),
+        ("memory", f"{format_size(facts.memory_available_bytes)} free of {format_size(facts.memory_total_bytes)}"),
+    ]
+    details += [("disk", f"{disk.mount}: {format_size(disk.free_bytes)} free of {format_size(disk.total_bytes)}") for disk in facts.disks]
+    if link.rtt_s is not None:
+        details.append(("link", f"{link.rtt_s * 1000:.2f} ms, {link.loss_ratio * 100:.0f} % late"))
+    if link.clock_offset_s is not None:
+        details.append(("clock", f"{link.clock_offset_s * 1000:+.1f} ms against this machine"))
+    for gpu in facts.gpus:
+        details.append((f"gpu {gpu.index}", f"{gpu.name} {gpu.uuid}" + (f": {gpu.error}" if gpu.error else "")))
+        for process in gpu.processes:
+            owner = f"job {process.job}" if process.job else ("ours" if process.is_ours else "not ours")
+            size = format_size(process.memory_bytes) if process.memory_bytes is not None else "?"
+            details.append(("", f"  pid {process.pid} {process.name}, {size}, {owner}"))
+    if facts.gpu_driver:
+        details.append(("driver", f"{facts.gpu_driver} (read by {facts.gpu_source})"))
+    return details

@@ -1,0 +1,141 @@
+"""A node added to the cluster file, or taken out, as a change of its text: comments and layout survive.
+
+The edited text is read again: when anything but that one node changed, the file is left to its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from ugro.config.document import Document, compose
+from ugro.config.kinds import NODE_NAME, BadValueError
+from ugro.config.layout import Layout
+from ugro.config.load import FILE_NAME, parse_config
+from ugro.config.problems import Problem, nearest
+from ugro.config.schema import Config, NodeEntry
+from ugro.config.validate import validated
+from ugro.config.yamltext import flow
+from ugro.core.errors import ConfigError, NotFound, UsageError
+from ugro.core.node import NodeSpec, Role
+
+
+def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = FILE_NAME) -> str:
+    """``fields`` as in the file; one that is None is left out. A text without content gets its first node."""
+    entry, needed = _checked(name, fields)
+    if compose(text, file) is None:
+        start = text if not text or text.endswith("\n") else f"{text}\n"
+        return (
+            f"{start}nodes:\n  {flow(name)}: {flow(needed)}\n"
+            if needed
+            else f"{start}nodes:\n  - {flow(name)}\n"
+        )
+    before = parse_config(text, Path(file), {})
+    _refuse_clash(before, name, entry)
+    layout = Layout.of(text, file)
+    if layout and layout.is_list and needed:
+        raise ConfigError(
+            f"{file}: nodes is a list of names, and {name} needs {', '.join(needed)}",
+            hint=f"turn the list into a map, with {name}: {flow(needed)}, or put them into ~/.ssh/config",
+        )
+    edited = layout.with_entry(name, needed) if layout else text
+    added = entry.spec(name, before.remote_root)
+    if not _is_only_change(before, edited, file, {**_by_name(before), name: added}):
+        line = f"- {flow(name)}" if layout and layout.is_list else f"{flow(name)}: {flow(needed)}"
+        raise _by_hand(file, f"add under nodes: {line}")
+    return edited
+
+
+def remove_node(text: str, name: str, *, file: str = FILE_NAME) -> str:
+    before = parse_config(text, Path(file), {})
+    rest = _by_name(before)
+    if name not in rest:
+        near = nearest(name, rest)
+        hint = f"did you mean {near}?" if near else f"the nodes are {', '.join(rest)}"
+        raise NotFound(f"no node named {name} in {file}", hint=hint)
+    if len(rest) == 1:
+        raise UsageError(
+            f"{name} is the only node in {file}",
+            hint="add another one first, or remove the file to use this machine",
+        )
+    del rest[name]
+    layout = Layout.of(text, file)
+    edited = layout.without_entry(name) if layout else text
+    if not _is_only_change(before, edited, file, rest):
+        raise _by_hand(file, f"remove {name} under nodes")
+    return edited
+
+
+def _checked(name: str, fields: Mapping[str, object]) -> tuple[NodeEntry, dict[str, object]]:
+    """The node, and the fields that it needs: one that says the default need not be written."""
+    try:
+        NODE_NAME.parse(name)
+    except BadValueError as error:
+        raise UsageError(error.message, hint="for example: gpu1") from error
+    given = {key: value for key, value in fields.items() if value is not None}
+    problems: list[Problem] = []
+    entry = validated(NodeEntry, given, (name,), Document(), problems)
+    if entry is None:
+        raise UsageError(f"{problems[0].key}: {problems[0].message}", hint=problems[0].hint)
+    default = NodeEntry()
+    return entry, {key: value for key, value in given.items() if getattr(entry, key) != getattr(default, key)}
+
+
+def _refuse_clash(before: Config, name: str, entry: NodeEntry) -> None:
+    if name in _by_name(before):
+        raise UsageError(
+            f"there is a node named {name} already", hint="choose another name, or remove it first"
+        )
+    masters = [node.name for node in before.nodes if node.role == Role.MASTER]
+    if masters and entry.role == Role.MASTER:
+        raise UsageError(f"{masters[0]} is the master already", hint=f"add {name} as a worker")
+
+
+def _by_name(config: Config) -> dict[str, NodeSpec]:
+    return {node.name: node for node in config.nodes}
+
+
+def _is_only_change(before: Config, edited: str, file: str, expected: Mapping[str, NodeSpec]) -> bool:
+    try:
+        after = parse_config(edited, Path(file), {})
+    except ConfigError:
+        return False
+    return _by_name(after) == expected and after.model_copy(update={"nodes": before.nodes}) == before
+
+
+def _by_hand(file: str, what: str) -> ConfigError:
+    return ConfigError(f"edit {file} by hand: it is laid out in a way that UGRO does not change", hint=what)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whoever reads the file sees the old text or the new one. A link stays a link, and the mode stays."""
+    real = Path(os.path.realpath(path))
+    temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}")
+    try:
+        _write_synced(temporary, text, mode=stat.S_IMODE(real.stat().st_mode) if real.exists() else None)
+        os.replace(temporary, real)
+        _sync_directory(real.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written: {(error.strerror or 'unknown').lower()}") from error
+
+
+def _write_synced(path: Path, text: str, mode: int | None) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
+    with open(descriptor, "wb") as file:
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        file.write(text.encode("utf-8"))
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

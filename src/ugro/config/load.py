@@ -1,0 +1,155 @@
+"""From a cluster file and the environment to one frozen ``Config``, or one error that says where to look."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ugro.config.document import Document, read_document
+from ugro.config.environment import with_environment
+from ugro.config.kinds import NODE_NAME, BadValueError
+from ugro.config.problems import KeyPath, Problem, config_error
+from ugro.config.schema import Config, NodeEntry, Settings
+from ugro.config.validate import validated
+from ugro.config.yamltext import printable, shown
+from ugro.core.errors import ConfigError
+from ugro.core.node import NodeSpec, Role
+
+FILE_NAME = "cluster.yaml"
+FILE_VARIABLE = "UGRO_CLUSTER"
+MAX_FILE_BYTES = 1024 * 1024
+
+_NODES_HINT = "for example: nodes: [gpu1, gpu2]"
+_MAP_HINT = "a node with fields goes into the map form: gpu1: {ip: 192.168.1.11, user: ann}"
+
+
+def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
+    """The file asked for, which must be there; else that of the working directory, of the home, or None."""
+    if explicit is not None:
+        return _existing(cwd / explicit, "check the path given with --cluster")
+    if env.get(FILE_VARIABLE):
+        named = cwd / os.path.expanduser(env[FILE_VARIABLE])
+        return _existing(named, f"check the variable {FILE_VARIABLE}, or unset it")
+    # A link that leads nowhere is found, and its error shown: another cluster would be a surprise.
+    return next((path for path in (cwd / FILE_NAME, home / FILE_NAME) if os.path.lexists(path)), None)
+
+
+def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
+    if path is None:
+        settings = with_environment(Settings(), env)
+        return _config(settings, (_this_machine(settings.remote_root),), None)
+    return parse_config(read_text(path), path, env)
+
+
+def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
+    document = read_document(text, str(path))
+    tree = document.tree
+    if not isinstance(tree, dict):
+        problem = Problem(1, "", f"expected a map of keys to values, got {shown(tree)}", _NODES_HINT)
+        raise config_error(str(path), [problem])
+    problems = list(document.problems)
+    settings = validated(Settings, {k: v for k, v in tree.items() if k != "nodes"}, (), document, problems)
+    # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
+    entries = _entries(tree.get("nodes"), document, problems) if "nodes" in tree or not problems else {}
+    if problems or settings is None:
+        raise config_error(str(path), problems)
+    settings = with_environment(settings, env)
+    return _config(
+        settings, tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items()), path
+    )
+
+
+def read_text(path: Path) -> str:
+    """The file as it is, line ends included."""
+    try:
+        # Looked at before it is opened: opening a named pipe would wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path}: not a file", hint=f"name the file itself, such as {path / FILE_NAME}")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than 1 MiB", hint="this does not look like a cluster file")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text", hint="save the file as UTF-8") from error
+
+
+def _existing(path: Path, hint: str) -> Path:
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error, hint) from error
+    return path
+
+
+def _cannot_read(path: Path, error: OSError | ValueError, hint: str | None = None) -> ConfigError:
+    # A ValueError is a path with a NUL in it.
+    reason = error.strerror if isinstance(error, OSError) else None
+    return ConfigError(
+        f"{printable(str(path))}: cannot be read: {(reason or 'not a path').lower()}", hint=hint
+    )
+
+
+def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None) -> Config:
+    sections = {key: getattr(settings, key) for key in Settings.model_fields}
+    return Config(**sections, nodes=nodes, path=path)
+
+
+def _this_machine(remote_root: str) -> NodeSpec:
+    word = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:64]
+    return NodeSpec(name=word or "localhost", role=Role.MASTER, transport="local", remote_root=remote_root)
+
+
+def _entries(nodes: object, document: Document, problems: list[Problem]) -> dict[str, NodeEntry]:
+    if not nodes or not isinstance(nodes, dict | list):
+        message = f"expected a list of names or a map of nodes, got {shown(nodes) if nodes else 'none'}"
+        problems.append(document.problem(("nodes",), message, _NODES_HINT))
+        return {}
+    entries: dict[str, NodeEntry] = {}
+    masters: list[str] = []
+    for path, name, fields in _named(nodes, document, problems):
+        entry = validated(NodeEntry, fields, path, document, problems)
+        if entry is None:
+            continue
+        entries[name] = entry
+        if entry.role == Role.MASTER:
+            masters.append(name)
+    for name in masters[1:]:
+        line = document.line_of(("nodes", masters[0], "role"))
+        message = f"a second master; {masters[0]} is one already, in line {line}"
+        problems.append(document.problem(("nodes", name, "role"), message, "make one of them a worker"))
+    return entries
+
+
+def _named(
+    nodes: dict[str, object] | list[object], document: Document, problems: list[Problem]
+) -> Iterator[tuple[KeyPath, str, object]]:
+    """Each node's place, name and fields, in either form; what has no usable name is noted and left out."""
+    found: list[tuple[KeyPath, object, object]]
+    if isinstance(nodes, dict):
+        found = [(("nodes", name), name, fields) for name, fields in nodes.items()]
+    else:
+        found = [(("nodes", index), name, None) for index, name in enumerate(nodes)]
+    first_lines: dict[str, int] = {}
+    for path, name, fields in found:
+        line = document.line_of(path)
+        try:
+            word = NODE_NAME.parse(name)
+        except BadValueError as error:
+            hint = error.hint or (_MAP_HINT if isinstance(nodes, list) else "for example: gpu-1")
+            problems.append(Problem(line, "nodes", error.message, hint))
+            continue
+        if word in first_lines:
+            message = f"given twice, in line {first_lines[word]} and in line {line}"
+            problems.append(Problem(line, f"nodes.{word}", message, "remove one of them"))
+            continue
+        first_lines[word] = line
+        yield path, word, fields

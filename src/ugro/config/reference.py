@@ -1,0 +1,172 @@
+"""The configuration's reference page, rendered from the schema.
+
+``python -m ugro.config.reference PATH`` writes it; with ``--check`` it only says whether PATH is up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ugro.config.environment import variables
+from ugro.config.kinds import Kind, OrNull
+from ugro.config.load import FILE_VARIABLE
+from ugro.config.schema import NodeEntry, Section, Settings
+from ugro.config.yamltext import flow
+
+_BEGINNING = f"""\
+# Configuration
+
+<!-- Made by `python -m ugro.config.reference docs/configuration.md`: change the schema, not this page. -->
+
+One file, `cluster.yaml`, says which nodes there are. Everything else has a default. Without a file, the
+cluster is this machine alone, and everything still works.
+
+## Where the file is looked for
+
+The first of these that is there is used:
+
+1. the file given with `--cluster FILE`;
+2. the file that the environment variable `{FILE_VARIABLE}` names;
+3. `cluster.yaml` in the working directory;
+4. `cluster.yaml` in UGRO's state directory.
+
+A file named by the flag or the variable must exist. A file is UTF-8 text of at most 1 MiB.
+
+## Values
+
+- A **duration** is a number of seconds, or has units: `10`, `500ms`, `90s`, `1h30m`, `1d`.
+- A **size** has a unit: `8GB` is 8·10^9 bytes, `8GiB` is 8·2^30 bytes.
+- `null` means: not set.
+- A number or `on`, `off`, `yes`, `no` that is meant as a text needs quotes: `gpu: "4070"`.
+- A map with nothing in it (`ssh:`) means its defaults.
+- Map keys given twice, unknown keys and values of the wrong kind are errors; the message names the file, the
+  line and the key.
+
+## Environment variables
+
+Each key below that shows a variable can be set by it, over what the file says. An empty variable counts as
+not set; `null` clears a key that may be null; commas separate a list:
+`UGRO_SYNC_EXCLUDE_PATTERNS=.git,*.pyc`.
+
+## nodes
+
+Either a list of names, which ssh resolves with `~/.ssh/config`:
+
+```yaml
+nodes: [gpu-master, gpu1, gpu2]
+```
+
+or a map from names to fields, all of them optional:
+
+```yaml
+nodes:
+  gpu-master: {{ip: 192.168.1.10, user: ann, role: master}}
+  gpu1: {{host: gpu1.lan, user: bob}}
+  gpu2:
+```
+
+There is at least one node. A name has letters, digits, `.`, `_` and `-`, starts with a letter or a digit, and
+is at most 64 characters long. GPUs, memory and cores are detected; what the file says about them is a note.
+"""
+
+_EXAMPLE_NODES = """\
+nodes:
+  gpu-master:
+    ip: 192.168.1.10
+    user: ann
+    port: 22
+    role: master
+    gpu: RTX 5070 Ti
+    vram_gb: 12
+    labels: [fast, lab2]
+    python: ~/venv/bin/python
+    remote_root: /data/ugro
+    transport: ssh
+    env: {CUDA_HOME: /usr/local/cuda}
+  gpu1:
+    host: gpu1.lan
+    user: bob
+  gpu2:
+"""
+
+
+def render() -> str:
+    parts = [_BEGINNING, _table(NodeEntry, None), _top_level()]
+    for name, section in sections().items():
+        parts.append(f"## {name}\n\n{section.__doc__}\n\n{_table(section, name)}")
+    parts.append(
+        f"## Full example\n\nEvery key; outside `nodes`, with its default.\n\n```yaml\n{example()}```\n"
+    )
+    return "\n".join(parts)
+
+
+def example() -> str:
+    """A file with every key of the schema."""
+    lines = [f"{key}: {_default(Settings, key)}" for key in Settings.model_fields if key not in sections()]
+    for name, section in sections().items():
+        lines += ["", f"{name}:"]
+        lines += [f"  {key}: {_default(section, key)}" for key in section.model_fields]
+    return _EXAMPLE_NODES + "\n" + "\n".join(lines) + "\n"
+
+
+def sections() -> dict[str, type[Section]]:
+    annotations = {key: field.annotation for key, field in Settings.model_fields.items()}
+    return {
+        key: found
+        for key, found in annotations.items()
+        if isinstance(found, type) and issubclass(found, Section)
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m ugro.config.reference", description=__doc__)
+    parser.add_argument("path", type=Path, help="the page")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when the page is out of date"
+    )
+    options = parser.parse_args(arguments)
+    path: Path = options.path
+    if not options.check:
+        path.write_text(render(), encoding="utf-8")
+    elif not path.is_file() or path.read_text(encoding="utf-8") != render():
+        parser.exit(1, f"{path} is out of date; write it with: python -m ugro.config.reference {path}\n")
+
+
+def _top_level() -> str:
+    keys = (key for key in Settings.model_fields if key not in sections())
+    return f"## Top level\n\n{_rows(Settings, None, keys)}"
+
+
+def _table(section: type[Section], name: str | None) -> str:
+    return _rows(section, name, section.model_fields)
+
+
+def _rows(section: type[Section], name: str | None, keys: Iterable[str]) -> str:
+    names = {(variable.section, variable.key): variable.name for variable in variables().values()}
+    has_variables = section is not NodeEntry
+    header = ["Key", "Value", "Default", *(["Variable"] if has_variables else []), "Meaning"]
+    rows = [header, ["---"] * len(header)]
+    for key in keys:
+        variable = [f"`{names[name, key]}`"] if has_variables else []
+        meaning = section.model_fields[key].description or ""
+        rows.append(
+            [f"`{key}`", _kind_in_words(section, key), f"`{_default(section, key)}`", *variable, meaning]
+        )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _kind_in_words(section: type[Section], key: str) -> str:
+    kind: Kind | None = section.kind_of(key)
+    if kind is None:
+        return ""
+    return f"{kind.expected}, or null" if isinstance(kind, OrNull) else kind.expected
+
+
+def _default(section: type[Section], key: str) -> str:
+    return flow(section.model_fields[key].get_default(call_default_factory=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""One line of ``ugro doctor``: what was looked at, what was found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str  # a node, a pair "a → b", or "cluster"
+    check: str
+    grade: Grade
+    text: str
+    remedy: str | None = None

@@ -1,0 +1,171 @@
+"""A node: how it is reached (``NodeSpec``), what it is (``Machine``), what a probe found (``Facts``), and the verdict on it.
+
+Names carry their units; ``None`` means "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    MASTER = "master"
+    WORKER = "worker"
+
+
+class Status(StrEnum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """How a node is reached, as configured. Two equal specs need no new link."""
+
+    name: str
+    host: str = ""  # what ssh dials; empty: the name, resolved by the user's ssh configuration
+    user: str | None = None
+    port: int | None = None
+    role: Role = Role.WORKER
+    gpu: str | None = None  # what the user wrote; detection wins
+    vram_bytes: int | None = None
+    labels: tuple[str, ...] = ()
+    python: str | None = None
+    remote_root: str = "~/grid_workspace"
+    # "ssh", "local", or an argv prefix that gives stdin and stdout on the node.
+    transport: str | tuple[str, ...] = "ssh"
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def target(self) -> str:
+        """What a person would type after ``ssh``."""
+        host = self.host or self.name
+        return f"{self.user}@{host}" if self.user else host
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What does not change while a node program lives; sent once when a link opens."""
+
+    hostname: str
+    os: str
+    kernel: str
+    arch: str
+    boot_id: str
+    user: str
+    root: str
+    python: str
+    python_path: str
+    cores: int
+    cpu_model: str
+    memory_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    pid: int
+    name: str
+    memory_bytes: int | None = None
+    is_ours: bool = False
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device. ``error`` is set when it is there but cannot be read, for example after it fell off the bus."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    use_ratio: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    error: str | None = None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        if not self.memory_total_bytes or self.memory_used_bytes is None:
+            return None
+        return self.memory_used_bytes / self.memory_total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    mount: str
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one probe found."""
+
+    time_unix: float
+    uptime_s: float
+    load: tuple[float, float, float]
+    cpu_use_ratio: float | None
+    memory_total_bytes: int
+    memory_available_bytes: int
+    disks: tuple[Disk, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    gpu_source: str | None = None  # nvml, nvidia-smi, amd-smi or rocm-smi
+    gpu_driver: str | None = None
+    gpu_error: str | None = None
+    rank_processes: int = 0
+
+    @property
+    def memory_used_ratio(self) -> float:
+        if not self.memory_total_bytes:
+            return 0.0
+        return 1 - self.memory_available_bytes / self.memory_total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkQuality:
+    """Seen from the agent, over the link's own keepalives."""
+
+    rtt_s: float | None = None
+    loss_ratio: float = 0.0  # keepalives of the last minute that were not answered in time
+    clock_offset_s: float | None = None  # the node's clock minus ours
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that took points from a node's score."""
+
+    part: str  # gpu, system, network or processes
+    text: str
+    points: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A node as ``ugro health`` shows it."""
+
+    name: str
+    status: Status
+    score: int
+    reasons: tuple[Reason, ...] = ()
+    checked_at: str = ""  # RFC 3339
+    since: str | None = None  # when it became unreachable
+    error: str | None = None
+    hint: str | None = None
+    cause: str | None = None  # the stable word for an error: refused, host-key-unknown, python-missing, …
+    drained: str | None = None  # the reason given, when it takes no new work
+    role: Role = Role.WORKER
+    labels: tuple[str, ...] = ()
+    target: str = ""
+    machine: Machine | None = None
+    facts: Facts | None = None
+    link: LinkQuality = field(default_factory=LinkQuality)

@@ -1,0 +1,124 @@
+"""Durations and sizes as people write and read them. What is printed can be read back, up to rounding."""
+
+from __future__ import annotations
+
+import math
+import re
+
+DURATION_EXAMPLES = "10, 500ms or 1h30m"
+SIZE_EXAMPLES = "8GB, 512MiB or 1000"
+
+# From the longest to the shortest: the parts of "1h30m" must come in this order.
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_DECIMAL = {unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb", "pb"))}
+_BINARY = {unit: 1024**power for power, unit in enumerate(("b", "kib", "mib", "gib", "tib", "pib"))}
+_BYTES: dict[str, int] = _DECIMAL | _BINARY
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_PART = re.compile(rf"\s*({_NUMBER.pattern})\s*([A-Za-zµμ]+)\s*")
+_LONGEST_TEXT = 64
+# Far above any real duration or size, and still a whole number of 64 bits.
+_LARGEST = 10**18
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds; a bare number is seconds already."""
+    seconds = _seconds_in(value.strip()) if isinstance(value, str) else _plain(value)
+    if seconds is None or not 0 <= seconds <= _LARGEST:
+        raise ValueError(f"expected a duration such as {DURATION_EXAMPLES}, got {_shown(value)}")
+    return float(seconds)
+
+
+def parse_size(value: str | float) -> int:
+    """Bytes; a bare number is bytes already. GB is 10^9 and GiB is 2^30."""
+    size = _bytes_in(value.strip()) if isinstance(value, str) else _plain(value)
+    if size is None or not 0 <= size <= _LARGEST:
+        raise ValueError(f"expected a size such as {SIZE_EXAMPLES}, got {_shown(value)}")
+    return round(size)
+
+
+def format_duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    # Rounded before the unit is chosen: 59.97 s is a minute, not "60.0 s".
+    if round(seconds, 1) >= 60:
+        return _long_duration(round(seconds))
+    if seconds == 0 or round(seconds * 1000) >= 1000:
+        return f"{_three_digits(seconds)} s"
+    if seconds * 1000 >= 0.01:
+        return f"{_three_digits(seconds * 1000)} ms"
+    return f"{_three_digits(seconds * 1e6)} µs"
+
+
+def format_size(size_bytes: float) -> str:
+    if size_bytes < 0:
+        return f"-{format_size(-size_bytes)}"
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    units = ("KiB", "MiB", "GiB", "TiB", "PiB")
+    amount = float(size_bytes)
+    for unit in units:
+        amount /= 1024
+        if round(amount, 1) < 1024 or unit == units[-1]:
+            break
+    return f"{amount:.1f} {unit}"
+
+
+def _seconds_in(text: str) -> float | None:
+    if len(text) > _LONGEST_TEXT:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    total, position, units = 0.0, 0, list(_SECONDS)
+    while part := _PART.match(text, position):
+        unit = part[2].lower().replace("µ", "u").replace("μ", "u")
+        if unit not in units:
+            return None
+        total += float(part[1]) * _SECONDS[unit]
+        units = units[units.index(unit) + 1 :]
+        position = part.end()
+    return total if position == len(text) > 0 else None
+
+
+def _bytes_in(text: str) -> float | None:
+    if len(text) > _LONGEST_TEXT:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    part = _PART.fullmatch(text)
+    if part is None or part[2].lower() not in _BYTES:
+        return None
+    factor = _BYTES[part[2].lower()]
+    return float(part[1]) * factor if "." in part[1] else int(part[1]) * factor
+
+
+def _plain(value: float) -> float | None:
+    # A bool is an int to Python; nobody means "true seconds".
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _long_duration(seconds: int) -> str:
+    """The two largest parts: 1d2h, 1h22m, 5m30s."""
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    first = next(index for index, (_, length) in enumerate(units) if seconds >= length)
+    (unit, length), (small_unit, small_length) = units[first : first + 2]
+    count, rest = divmod(round(seconds / small_length) * small_length, length)
+    if first > 0 and count * length >= units[first - 1][1]:
+        return f"1{units[first - 1][0]}"
+    small = rest // small_length
+    return f"{count}{unit}{small}{small_unit}" if small else f"{count}{unit}"
+
+
+def _three_digits(amount: float) -> str:
+    if amount == 0 or round(amount, 1) >= 100:
+        return f"{amount:.0f}"
+    return f"{amount:.1f}" if round(amount, 2) >= 10 else f"{amount:.2f}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value[:_LONGEST_TEXT]}"'
+    is_huge = isinstance(value, int) and abs(value) > _LARGEST
+    return "a number too large" if is_huge else str(value)[:_LONGEST_TEXT]

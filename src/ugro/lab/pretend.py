@@ -1,0 +1,203 @@
+"""Pretend GPUs: a file of GPUs, and a stub NVIDIA library or ``nvidia-smi`` that serves them to a node.
+
+Such a node needs ``UGRO_NVML_LIBRARY`` (from ``build_nvml_stub``) and ``UGRO_PRETEND_GPUS`` (the file).
+Without a compiler: the folder of ``write_nvidia_smi`` first on its PATH, and ``UGRO_NVML_LIBRARY`` naming no
+library, so that a real one is not asked. The file may change at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ugro.core.errors import UgroError
+
+GPU_IS_LOST = 15  # NVML's code for a GPU that fell off the bus
+
+_GIB = 1024**3
+_COMPILE_TIMEOUT_S = 60
+_STUB_SOURCE = Path(__file__).with_name("nvml_stub.c")
+
+
+@dataclass(frozen=True, slots=True)
+class PretendGpu:
+    """``None`` is a value that the driver does not support. Without a ``uuid``, file and line make one."""
+
+    name: str = "NVIDIA GeForce RTX 4070"
+    uuid: str = ""
+    memory_total_bytes: int | None = 8 * _GIB
+    memory_used_bytes: int | None = _GIB // 4
+    use_percent: int | None = 0
+    temperature_c: int | None = 38
+    power_w: float | None = 15.0
+    power_limit_w: float | None = 200.0
+    error: int = 0  # an NVML return code
+    processes: tuple[tuple[int, int | None], ...] = ()  # pid and bytes
+
+
+def _model(name: str, memory_gib: int, power_limit_w: float) -> PretendGpu:
+    return PretendGpu(name, memory_total_bytes=memory_gib * _GIB, power_limit_w=power_limit_w)
+
+
+PRETEND_MODELS = {
+    "rtx-5070-ti": _model("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12, 140.0),
+    "rtx-4070": _model("NVIDIA GeForce RTX 4070 Laptop GPU", 8, 115.0),
+    "rtx-3070-ti": _model("NVIDIA GeForce RTX 3070 Ti", 8, 290.0),
+    "v100": _model("Tesla V100-SXM2-16GB", 16, 300.0),
+}
+
+
+def write_gpus(path: Path, gpus: Sequence[PretendGpu]) -> None:
+    """In one step: a reader sees the old GPUs or the new ones."""
+    text = "".join(_line(gpu, f"{path.absolute()}#{index}") for index, gpu in enumerate(gpus))
+    _replace(path, text, mode=0o644)
+
+
+def build_nvml_stub(directory: Path, *, defines: Sequence[str] = ()) -> Path:
+    """``defines`` make the library behave like other drivers; ``nvml_stub.c`` says which there are."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise UgroError("pretend GPUs need a C compiler", hint="install gcc or clang")
+    directory.mkdir(parents=True, exist_ok=True)
+    library = directory / "libnvidia-ml.so.1"
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        built = Path(scratch) / library.name
+        flags = ["-std=c99", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+        argv = [compiler, *flags, *(f"-D{define}" for define in defines), "-o", str(built), str(_STUB_SOURCE)]
+        _compile(argv)
+        os.replace(built, library)  # a library that runs already keeps its own file
+    return library
+
+
+def write_nvidia_smi(directory: Path, gpus_file: Path) -> Path:
+    """A stub ``nvidia-smi`` in ``directory`` that answers from ``gpus_file``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory / "nvidia-smi"
+    _replace(program, _NVIDIA_SMI.replace("@GPUS@", shlex.quote(str(gpus_file.absolute()))), mode=0o755)
+    return program
+
+
+def _line(gpu: PretendGpu, place: str) -> str:
+    values = (
+        gpu.memory_total_bytes,
+        gpu.memory_used_bytes,
+        gpu.use_percent,
+        gpu.temperature_c,
+        None if gpu.power_w is None else round(gpu.power_w * 1000),
+        None if gpu.power_limit_w is None else round(gpu.power_limit_w * 1000),
+    )
+    texts = ["-" if value is None else str(value) for value in values]
+    processes = ",".join(f"{pid}:{'-' if memory is None else memory}" for pid, memory in gpu.processes)
+    gpu_uuid = gpu.uuid or f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, place)}"
+    fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes)
+    if any(mark in field for field in fields for mark in "|\n\r"):
+        raise UgroError("a pretend GPU's text may have neither | nor line breaks", subject=gpu.name)
+    return "|".join(fields) + "\n"
+
+
+def _replace(path: Path, text: str, *, mode: int) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    os.replace(name, path)
+
+
+def _compile(argv: list[str]) -> None:
+    hint = f"try: {shlex.join(argv)}"
+    try:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UgroError(f"the C compiler does not run: {error}", hint=hint) from error
+    if result.returncode != 0:
+        errors = [line for line in result.stderr.splitlines() if "error" in line]
+        complaint = errors[0] if errors else f"the compiler ended with code {result.returncode}"
+        raise UgroError(f"the pretend NVIDIA library cannot be built: {complaint}", hint=hint)
+
+
+_NVIDIA_SMI = r"""#!/bin/sh
+# A pretend nvidia-smi: two queries in CSV, from a file of pretend GPUs.
+gpus=@GPUS@
+
+if [ ! -r "$gpus" ]; then
+    echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver." \
+         "Make sure that the latest NVIDIA driver is installed and running."
+    exit 9
+fi
+
+is_known() { case $1 in -|'!'*|'') echo '[N/A]'; return 1 ;; esac; }
+plain() { is_known "$1" && echo "$1"; }
+mebibytes() { is_known "$1" && echo $(($1 / 1048576)); }
+watts() { is_known "$1" && printf '%d.%02d\n' $(($1 / 1000)) $(($1 % 1000 / 10)); }
+
+value() {
+    case $1 in
+        index) echo "$index" ;;
+        pci.bus_id) printf '00000000:%02X:00.0\n' $((index + 1)) ;;
+        driver_version) echo pretend ;;
+        uuid|gpu_uuid|name|gpu_name|memory.*|utilization.gpu|temperature.gpu|power.*|enforced.power.limit)
+            case $error in
+                0) readable_value "$1" ;;
+                15) echo '[GPU is lost]' ;;
+                16) echo '[GPU requires reset]' ;;
+                *) echo '[Unknown Error]' ;;
+            esac ;;
+        *) echo "Field \"$1\" is not a valid field to query."; exit 2 ;;
+    esac
+}
+
+readable_value() {
+    case $1 in
+        uuid|gpu_uuid) echo "$uuid" ;;
+        name|gpu_name) echo "$name" ;;
+        memory.total) mebibytes "$total" ;;
+        memory.used) mebibytes "$used" ;;
+        utilization.gpu) plain "$use" ;;
+        temperature.gpu) plain "$temperature" ;;
+        power.draw) watts "$power" ;;
+        power.limit|enforced.power.limit) watts "$limit" ;;
+        *) echo '[N/A]' ;;
+    esac
+}
+
+gpu_row() {
+    row=
+    for field in $(echo "$1" | tr ',' ' '); do
+        text=$(value "$field")
+        [ $? -ne 2 ] || { echo "$text"; exit 2; }
+        row="$row${row:+, }$text"
+    done
+    echo "$row"
+}
+
+app_rows() {
+    [ "$error" = 0 ] || return 0
+    for app in $(echo "$processes" | tr ',' ' '); do
+        pid=${app%%:*}
+        bytes=${app#*:}
+        process=$(cat "/proc/$pid/comm" 2>/dev/null) || process='[Not Found]'
+        case $app in
+            *:g) ;;
+            *) echo "$uuid, $pid, $process, $(mebibytes "$bytes")" ;;
+        esac
+    done
+}
+
+[ -s "$gpus" ] || { echo 'No devices were found'; exit 6; }
+index=0
+while IFS='|' read -r uuid name total used use temperature power limit error processes; do
+    case $1 in
+        --query-gpu=*) gpu_row "${1#--query-gpu=}" ;;
+        --query-compute-apps=*) app_rows ;;
+        *) echo "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help."; exit 2 ;;
+    esac
+    index=$((index + 1))
+done < "$gpus"
+"""

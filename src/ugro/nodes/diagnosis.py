@@ -1,0 +1,185 @@
+"""What a failed connection means, in words: from ssh's exit code and stderr, and from what the first stage said.
+
+Pure: text in, an ``Unreachable`` with a stable cause and a hint out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+from ugro.core.errors import Unreachable
+from ugro.core.node import NodeSpec
+
+# Trying again soon cannot help, and hammering a login gets addresses banned.
+LASTING_CAUSES = frozenset(
+    {
+        "name-not-found",
+        "host-key-unknown",
+        "host-key-changed",
+        "login-denied",
+        "python-missing",
+        "python-old",
+        "home-not-writable",
+        "disk-full",
+        "ssh-missing",
+        "ssh-config",
+        "protocol",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    text: str  # as OpenSSH prints it, in lower case
+    cause: str
+    message: str
+    hint: str
+
+
+_SIGNS = (
+    _Sign(
+        "remote host identification has changed",
+        "host-key-changed",
+        "its host key has changed",
+        "someone may be in between; if the machine was reinstalled: ugro node trust {name} --replace",
+    ),
+    _Sign(
+        "host key verification failed",
+        "host-key-unknown",
+        "its host key is not known",
+        "compare the fingerprint and accept it: ugro node trust {name}   (or: ssh {ssh} true)",
+    ),
+    _Sign(
+        "could not resolve hostname",
+        "name-not-found",
+        "no such host name",
+        "give host: or ip: for {name} in cluster.yaml, or a Host block in ~/.ssh/config",
+    ),
+    _Sign("too many authentication failures", "login-denied", "login refused: too many keys were tried", _LOGIN := (
+        "try: ssh {ssh}   (set ssh.key_file, or IdentityFile and IdentitiesOnly in ~/.ssh/config)"
+    )),
+    _Sign("permission denied", "login-denied", "login refused", _LOGIN),
+    _Sign("connection refused", "refused", "connection refused: no SSH server at that address and port", (
+        "is sshd running there, and the port right? try: ssh {ssh}"
+    )),
+    _Sign("no route to host", "no-route", "no route to host", "is it switched on and in this network? try: ssh {ssh}"),
+    _Sign("network is unreachable", "no-route", "network is unreachable", "check this machine's network"),
+    _Sign("timed out", "timed-out", "connecting timed out", (
+        "is it switched on and in this network? try: ssh {ssh}   (ssh.connect_timeout sets the limit)"
+    )),
+    _Sign("timeout, server", "timed-out", "it stopped answering", "try: ssh {ssh}"),
+    _Sign("bad configuration option", "ssh-config", "ssh cannot read its configuration", "try: ssh -G {ssh}"),
+    _Sign("terminating, ", "ssh-config", "ssh cannot read its configuration", "try: ssh -G {ssh}"),
+    _Sign("kex_exchange_identification", "closed", "the SSH server closed the connection at once", (
+        "it may be overloaded (MaxStartups) or have banned this address; try: ssh {ssh}"
+    )),
+    _Sign("connection closed by", "closed", "the SSH server closed the connection", "try: ssh {ssh}"),
+    _Sign("connection reset", "closed", "the connection was reset", "try: ssh {ssh}"),
+    _Sign("administratively prohibited", "jump-failed", "the jump host does not pass the connection on", (
+        "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
+    )),
+    _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", "try: ssh {ssh}"),
+    _Sign("no such identity", "login-denied", "the key file does not exist", _LOGIN),
+)
+
+
+def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str) -> Unreachable:
+    """For a connection that ended before the node program spoke."""
+    folded = " ".join(stderr.lower().split())
+    for sign in _SIGNS:
+        if sign.text in folded:
+            return _unreachable(spec, sign.cause, sign.message, sign.hint)
+    if exit_code == 127:
+        return python_missing(spec)
+    last = _last_line(stderr)
+    return _unreachable(
+        spec,
+        "unknown",
+        f"the connection ended (exit code {exit_code})" + (f": {last}" if last else ""),
+        "try: ssh {ssh}" if spec.transport == "ssh" else "run its transport command by hand",
+    )
+
+
+def from_stage(spec: NodeSpec, said: str) -> Unreachable:
+    """For what the first stage on the node reported instead of starting the program."""
+    word, _, rest = said.partition(" ")
+    if word == "no-python":
+        return python_missing(spec)
+    if word == "old-python":
+        version, _, path = rest.partition(" ")
+        return _unreachable(
+            spec,
+            "python-old",
+            f"its Python is {version} ({path}); 3.9 or newer is needed",
+            "install a newer python3 there, or name one: python: /path/to/python3 under {name} in cluster.yaml",
+        )
+    if word == "os-error":
+        number, _, root = rest.partition(" ")
+        return _from_errno(spec, int(number) if number.isdigit() else 0, root)
+    return _unreachable(spec, "protocol", f"it said something unexpected: {said[:80]!r}", "try again")
+
+
+def python_missing(spec: NodeSpec) -> Unreachable:
+    if spec.python:
+        return _unreachable(
+            spec, "python-missing", f"there is no {spec.python} on it", "correct python: under {name} in cluster.yaml"
+        )
+    return _unreachable(
+        spec,
+        "python-missing",
+        "there is no python3 on it",
+        "install python3 (3.9 or newer) there, or name one: python: /path/to/python3 under {name} in cluster.yaml",
+    )
+
+
+def connect_timed_out(spec: NodeSpec, limit_s: float) -> Unreachable:
+    return _unreachable(
+        spec,
+        "timed-out",
+        f"no answer within {limit_s:g} s",
+        "is it switched on and not overloaded? try: ssh {ssh}   (ssh.connect_timeout sets the limit)",
+    )
+
+
+def spoke_nonsense(spec: NodeSpec, detail: str) -> Unreachable:
+    return _unreachable(
+        spec, "protocol", f"it does not speak UGRO's protocol: {detail}", "what do its shell's rc files print or start?"
+    )
+
+
+def stopped_answering(spec: NodeSpec, silent_s: float) -> Unreachable:
+    return _unreachable(spec, "hung", f"stopped answering {silent_s:.0f} s ago", "reconnecting by itself; try: ssh {ssh}")
+
+
+def transport_missing(spec: NodeSpec, program: str) -> Unreachable:
+    hint = "install OpenSSH's client: apt-get install openssh-client" if program == "ssh" else "check its transport:"
+    return _unreachable(spec, "ssh-missing", f"{program}: no such program on this machine", hint)
+
+
+def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return _unreachable(
+            spec, "disk-full", f"its disk is full: nothing can be written below {root}", "free some space there"
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return _unreachable(
+            spec,
+            "home-not-writable",
+            f"{root} cannot be written ({os.strerror(number)})",
+            "make it writable, or set remote_root to a folder that is",
+        )
+    return _unreachable(
+        spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be made"
+    )
+
+
+def _unreachable(spec: NodeSpec, cause: str, message: str, hint: str) -> Unreachable:
+    target = f"-p {spec.port} {spec.target}" if spec.port else spec.target
+    return Unreachable(message, subject=spec.name, cause=cause, hint=hint.format(name=spec.name, ssh=target))
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""

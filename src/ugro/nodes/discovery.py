@@ -1,0 +1,61 @@
+"""Machines that need no list: the hosts a user's ssh configuration already names."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+_MAX_INCLUDE_DEPTH = 8
+
+
+def ssh_config_hosts(path: Path) -> list[str]:
+    """The plain names of all Host blocks, in order; patterns and code-hosting logins (User git) are no machines."""
+    hosts: list[str] = []
+    skipped: set[str] = set()
+    block: list[str] = []
+    for key, words in _settings(path, _MAX_INCLUDE_DEPTH):
+        if key == "match":
+            block = []
+        elif key == "host":
+            block = [word for word in words if not set(word) & set("*?!")]
+            hosts += [word for word in block if word not in hosts]
+        elif key == "user" and words == ["git"]:
+            skipped.update(block)
+    return [host for host in hosts if host not in skipped]
+
+
+def _settings(path: Path, depth: int) -> Iterator[tuple[str, list[str]]]:
+    try:
+        text = path.expanduser().read_text(errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        words = _words(line)
+        if len(words) < 2:
+            continue
+        key = words[0].lower()
+        if key == "include" and depth:
+            for pattern in words[1:]:
+                for file in _included(pattern, path):
+                    yield from _settings(file, depth - 1)
+        else:
+            yield key, words[1:]
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split = True
+    lexer.whitespace += "="  # "Host=name" is as good as "Host name"
+    try:
+        return list(lexer)
+    except ValueError:  # a quote that is not closed; ssh itself will say so
+        return []
+
+
+def _included(pattern: str, includer: Path) -> list[Path]:
+    # As ssh does: relative to ~/.ssh for a user's file.
+    base = Path(pattern).expanduser()
+    if not base.is_absolute():
+        base = includer.expanduser().parent / base
+    return sorted(base.parent.glob(base.name)) if base.parent.is_dir() else []

@@ -1,0 +1,106 @@
+"""The nodes of the current configuration, each with its link. A new configuration changes only what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ugro.config.schema import Config
+from ugro.core.errors import NotFound
+from ugro.core.node import NodeSpec
+from ugro.nodes.node import Dialling, Node
+from ugro.nodes.transport import SshOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    redialled: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.redialled)
+
+
+class Inventory:
+    def __init__(self, environment: Callable[[], Mapping[str, str]]) -> None:
+        self._environment = environment
+        self._nodes: dict[str, Node] = {}
+        self._dialling: Dialling | None = None
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    async def apply(self, config: Config) -> Change:
+        """Opens links to new nodes, closes those of nodes that are gone, leaves every unchanged one alone."""
+        dialling = self.dialling(config)
+        same_way = self._dialling is not None and self._dialling.options == dialling.options
+        specs = {spec.name: spec for spec in config.nodes}
+        kept = {
+            name: node
+            for name, node in self._nodes.items()
+            if node.spec == specs.get(name) and (same_way or node.spec.transport != "ssh")
+        }
+        gone = [node for name, node in self._nodes.items() if name not in kept]
+        old = set(self._nodes)
+        self._dialling = dialling
+        await asyncio.gather(*(node.close() for node in gone))
+        self._nodes = {name: kept.get(name) or Node(spec, dialling) for name, spec in specs.items()}
+        return Change(
+            added=tuple(sorted(set(specs) - old)),
+            removed=tuple(sorted(old - set(specs))),
+            redialled=tuple(sorted((set(specs) & old) - set(kept))),
+        )
+
+    def dialling(self, config: Config) -> Dialling:
+        ssh = config.ssh
+        key_file = str(ssh.key_file) if ssh.key_file else None
+        config_file = str(ssh.config_file) if ssh.config_file else None
+        return Dialling(
+            options=SshOptions(ssh.connect_timeout, key_file, config_file),
+            quick_retries=ssh.max_retries,
+            slots=asyncio.Semaphore(ssh.pool_size),
+            environment=self._environment,
+        )
+
+    def get(self, name: str) -> Node:
+        if (node := self._nodes.get(name)) is not None:
+            return node
+        near = difflib.get_close_matches(name, self._nodes, n=1)
+        raise NotFound(
+            f"no node {name!r} in this cluster",
+            hint=f"did you mean {near[0]}?" if near else "see: ugro node ls",
+        )
+
+    def select(self, words: Sequence[str]) -> list[Node]:
+        """Nodes by name, ``@all`` or ``@label``, each once, in the cluster's order; no words mean all."""
+        if not words:
+            return list(self)
+        wanted: set[str] = set()
+        for word in words:
+            wanted |= self._names(word)
+        return [node for node in self if node.spec.name in wanted]
+
+    def _names(self, word: str) -> set[str]:
+        if not word.startswith("@"):
+            return {self.get(word).spec.name}
+        if word == "@all":
+            return set(self._nodes)
+        found = {node.spec.name for node in self if word[1:] in _groups(node.spec)}
+        if not found:
+            groups = sorted({group for node in self for group in _groups(node.spec)})
+            raise NotFound(f"no node carries {word}", hint=f"there is: @all @{' @'.join(groups)}")
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(*(node.close() for node in self._nodes.values()))
+        self._nodes = {}
+
+
+def _groups(spec: NodeSpec) -> set[str]:
+    return {*spec.labels, spec.role.value}

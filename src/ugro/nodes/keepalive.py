@@ -1,0 +1,93 @@
+"""Keepalives of one link: is the peer there, how far is it, what does its clock say."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ugro.core.node import LinkQuality
+
+INTERVAL_S = 2.0
+# Together with one tick of checking this notices a hung node within 10 s.
+SILENCE_S = 8.0
+ANSWER_IN_TIME_S = 1.0
+_TICK_S = 1.0
+_REMEMBERED = 30  # one minute of pings
+
+
+@dataclass(slots=True)
+class _Ping:
+    number: int
+    sent: float
+    rtt_s: float | None = None
+    offset_s: float | None = None
+
+
+class Keepalive:
+    def __init__(self, send: Callable[[int], None], on_silence: Callable[[float], None]) -> None:
+        self._send = send
+        self._on_silence = on_silence
+        self._pings: deque[_Ping] = deque(maxlen=_REMEMBERED)
+        self._count = 0
+        self._heard_at = time.monotonic()
+        self._tick_at = self._heard_at
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._heard_at = time.monotonic()
+        self._ping()
+        self._schedule()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def answered(self, number: int, node_clock: float | None) -> None:
+        now = time.monotonic()
+        for ping in reversed(self._pings):
+            if ping.number == number and ping.rtt_s is None:
+                ping.rtt_s = now - ping.sent
+                if node_clock is not None:
+                    ping.offset_s = node_clock - (time.time() - ping.rtt_s / 2)
+                return
+
+    def quality(self) -> LinkQuality:
+        answered = [ping for ping in self._pings if ping.rtt_s is not None]
+        if not answered:
+            return LinkQuality()
+        now = time.monotonic()
+        due = [ping for ping in self._pings if ping.rtt_s is not None or now - ping.sent > ANSWER_IN_TIME_S]
+        late = sum(1 for ping in due if ping.rtt_s is None or ping.rtt_s > ANSWER_IN_TIME_S)
+        # The quickest answer bounds the clock's error best.
+        best = min(answered, key=lambda ping: ping.rtt_s or 0.0)
+        rtts = [ping.rtt_s for ping in answered[-5:] if ping.rtt_s is not None]
+        return LinkQuality(statistics.median(rtts), late / len(due), best.offset_s)
+
+    def _ping(self) -> None:
+        self._count = (self._count + 1) & 0xFFFFFFFF
+        self._pings.append(_Ping(self._count, time.monotonic()))
+        self._send(self._count)
+
+    def _schedule(self) -> None:
+        self._tick_at = time.monotonic() + _TICK_S
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._tick_at > INTERVAL_S:
+            # We were the ones who slept (suspended, or stopped): the peer gets its time anew.
+            self._heard_at = now
+        if now - self._heard_at > SILENCE_S:
+            self._on_silence(now - self._heard_at)
+            return
+        if now - self._pings[-1].sent >= INTERVAL_S - _TICK_S / 10:
+            self._ping()
+        self._schedule()

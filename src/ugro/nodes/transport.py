@@ -1,0 +1,58 @@
+"""A transport is a command that gives stdin and stdout on a node: ssh, nothing at all, or one the user named."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ugro.core.node import NodeSpec
+from ugro.nodes.bootstrap import LOCAL_COMMAND, SHELL_COMMAND
+
+# Everything about keys, names, jumps and ports is the user's own ssh configuration. These only keep a link what it
+# is: one connection of its own, never asking, carrying nothing else, noticing a dead peer.
+_LINK_OPTIONS = {
+    "BatchMode": "yes",
+    "ClearAllForwardings": "yes",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "LogLevel": "ERROR",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ServerAliveCountMax": "2",
+    "ServerAliveInterval": "3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SshOptions:
+    connect_timeout_s: float = 5.0
+    key_file: str | None = None
+    config_file: str | None = None
+
+
+def link_command(spec: NodeSpec, options: SshOptions) -> list[str]:
+    if spec.transport == "ssh":
+        return [*ssh_command(spec, options), SHELL_COMMAND]
+    if spec.transport == "local":
+        return list(LOCAL_COMMAND)
+    return [*spec.transport, *LOCAL_COMMAND]
+
+
+def ssh_command(spec: NodeSpec, options: SshOptions, **extra: str) -> list[str]:
+    """``ssh`` up to and including the destination; ``extra`` are further ``-o`` options, which win."""
+    words = ["ssh"]
+    if options.config_file:
+        words += ["-F", os.path.expanduser(options.config_file)]
+    settings = {**_LINK_OPTIONS, "ConnectTimeout": str(max(1, round(options.connect_timeout_s))), **extra}
+    for key, value in settings.items():
+        words += ["-o", f"{key}={value}"]
+    if options.key_file:
+        words += ["-i", os.path.expanduser(options.key_file)]
+    if spec.port:
+        words += ["-p", str(spec.port)]
+    if spec.user:
+        words += ["-l", spec.user]
+    return [*words, "--", spec.host or spec.name]

@@ -1,0 +1,86 @@
+"""What the sampler says of a GPU and of a process on it, in the very fields of ``core.node``.
+
+Every source (``nvml``, ``gpu_tools``) fills these in; ``None`` means "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, TypedDict
+
+UNKNOWN = "unknown"
+
+
+class GpuProcess(TypedDict):
+    pid: int
+    name: str
+    memory_bytes: Optional[int]
+    is_ours: bool
+    job: Optional[str]
+
+
+class Gpu(TypedDict):
+    index: int
+    uuid: str
+    name: str
+    memory_total_bytes: Optional[int]
+    memory_used_bytes: Optional[int]
+    use_ratio: Optional[float]
+    temperature_c: Optional[float]
+    power_w: Optional[float]
+    power_limit_w: Optional[float]
+    processes: List[GpuProcess]
+    error: Optional[str]
+
+
+class Reading(NamedTuple):
+    gpus: List[Gpu]
+    driver: Optional[str]
+
+
+class SourceError(Exception):
+    """This source can say nothing now; another one may."""
+
+
+class SourceAbsentError(SourceError):
+    """Not installed here, which is no fault."""
+
+
+def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[str] = None) -> Gpu:
+    return {
+        "index": index,
+        "uuid": uuid,
+        "name": name,
+        "memory_total_bytes": None,
+        "memory_used_bytes": None,
+        "use_ratio": None,
+        "temperature_c": None,
+        "power_w": None,
+        "power_limit_w": None,
+        "processes": [],
+        "error": error,
+    }
+
+
+def gpu_process(pid: int, memory_bytes: Optional[int], name: str = UNKNOWN) -> GpuProcess:
+    """``name`` is what the source says; the kernel's own word wins."""
+    marks = _environment_marks(pid)
+    return {
+        "pid": pid,
+        "name": _read("/proc/%d/comm" % pid).decode(errors="replace").strip() or name,
+        "memory_bytes": memory_bytes,
+        "is_ours": b"UGRO_AGENT" in marks,
+        "job": marks[b"UGRO_JOB"].decode(errors="replace") if b"UGRO_JOB" in marks else None,
+    }
+
+
+def _environment_marks(pid: int) -> dict[bytes, bytes]:
+    entries = _read("/proc/%d/environ" % pid).split(b"\0")
+    return dict(entry.split(b"=", 1) for entry in entries if entry.startswith((b"UGRO_AGENT=", b"UGRO_JOB=")))
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # ended meanwhile, another user's, or in another PID namespace
+        return b""

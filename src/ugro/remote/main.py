@@ -1,0 +1,60 @@
+"""Where the node program begins, and the list of what it can be asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, Optional
+
+from ugro.remote import probe, wire
+from ugro.remote.program import Call, Program
+
+
+def main(root: str, nonce: str, silence_s: float) -> None:
+    # Whatever an imported module or a child prints must not get between the frames.
+    link_in, link_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    program = Program(link_in, link_out, root, silence_s)
+    program.methods.update(probe=_Probing(program).probe, exec=_execute, check=_check)
+    os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
+    program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
+    program.run()
+    sys.exit(0)
+
+
+class _Probing:
+    """A node without anything that hints at a GPU pays nothing for GPUs."""
+
+    def __init__(self, program: Program) -> None:
+        from ugro.remote.gpu_hint import has_gpu_hint
+
+        self._prober = probe.Prober(program.root)
+        self._sampler: Optional[Any] = None
+        if has_gpu_hint():
+            from ugro.remote.sampler import Sampler
+
+            self._sampler = Sampler(program)
+
+    def probe(self, call: Call, params: Dict[str, Any]) -> None:
+        facts = self._prober.sample()
+        if self._sampler is None:
+            call.finish(facts)
+            return
+        self._sampler.read(lambda reading: call.finish({**facts, **reading}), float(params["gpu_timeout_s"]))
+
+
+# Imported when first asked for: a link opens faster than these modules load.
+
+
+def _execute(call: Call, params: Dict[str, Any]) -> None:
+    from ugro.remote.execute import execute
+
+    execute(call, params)
+
+
+def _check(call: Call, params: Dict[str, Any]) -> None:
+    from ugro.remote.check import check
+
+    check(call, params)

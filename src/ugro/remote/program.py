@@ -1,0 +1,191 @@
+"""The node program's loop: reads frames, runs calls, writes answers. One thread, no work of its own.
+
+It holds no truth: killing it at any time is safe. It ends when its link ends, or when the agent has been silent
+for too long, and with it every command that was started over that link.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ugro.remote import wire
+
+Callback = Callable[[], None]
+
+
+class Refused(Exception):
+    """A call that cannot be done, in words for the user; ``kind`` is a stable word."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Call:
+    """One request under way. A call that goes on after its start replaces the three hooks."""
+
+    def __init__(self, program: Program, number: int) -> None:
+        self.program = program
+        self.number = number
+        self.is_done = False
+        self.on_cancel: Callback = lambda: None
+        self.on_credit: Callable[[int], None] = lambda amount: None
+        self.on_input: Callable[[bytes], None] = lambda payload: None
+
+    def data(self, kind: int, payload: bytes) -> None:
+        self.program.send(wire.frame(kind, self.number, payload))
+
+    def finish(self, result: Dict[str, Any]) -> None:
+        self._end(wire.RESULT, result)
+
+    def fail(self, kind: str, text: str) -> None:
+        self._end(wire.ERROR, {"kind": kind, "message": text})
+
+    def _end(self, kind: int, value: Dict[str, Any]) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self.program.calls.pop(self.number, None)
+            self.program.send(wire.message(kind, self.number, value))
+
+
+Method = Callable[[Call, Dict[str, Any]], None]
+
+
+class Program:
+    def __init__(self, in_fd: int, out_fd: int, root: str, silence_s: float) -> None:
+        self.root = root
+        self.calls: Dict[int, Call] = {}
+        self.methods: Dict[str, Method] = {}
+        self._in_fd = in_fd
+        self._out_fd = out_fd
+        self._silence_s = silence_s
+        self._heard_at = time.monotonic()
+        self._is_running = True
+        self._decoder = wire.Decoder()
+        self._pending = bytearray()
+        self._selector = selectors.DefaultSelector()
+        self._timers: List[Tuple[float, int, Callback]] = []
+        self._timer_numbers = itertools.count()
+
+    def run(self) -> None:
+        os.set_blocking(self._in_fd, False)
+        os.set_blocking(self._out_fd, False)
+        self.watch(self._in_fd, self._read)
+        self._check_silence()
+        while self._is_running:
+            for key, _ in self._selector.select(self._next_timer_s()):
+                callback: Callback = key.data
+                callback()
+            self._run_timers()
+
+    def stop(self) -> None:
+        self._is_running = False
+
+    def watch(self, fd: int, callback: Callback) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def unwatch(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def after(self, delay_s: float, callback: Callback) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), callback))
+
+    def send(self, data: bytes) -> None:
+        if self._pending:
+            self._pending += data
+            return
+        written = self._write(data)
+        if written < len(data):
+            self._pending += data[written:]
+            self._selector.register(self._out_fd, selectors.EVENT_WRITE, self._flush)
+
+    def _flush(self) -> None:
+        del self._pending[: self._write(self._pending)]
+        if not self._pending:
+            self._selector.unregister(self._out_fd)
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            return os.write(self._out_fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the link is gone; so are we
+            self.stop()
+            return len(data)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._in_fd, 256 * 1024)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.stop()
+            return
+        self._heard_at = time.monotonic()
+        try:
+            for kind, number, payload in self._decoder.feed(data):
+                self._receive(kind, number, payload)
+        except wire.ProtocolError as error:
+            self.send(wire.message(wire.ERROR, 0, {"kind": "protocol", "message": str(error)}))
+            self.stop()
+
+    def _receive(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == wire.PING:
+            self.send(wire.frame(wire.PONG, number, wire.CLOCK.pack(time.time())))
+        elif kind == wire.CALL:
+            self._start(number, wire.parse(payload))
+        else:
+            self._forward(kind, self.calls.get(number), payload)
+
+    def _forward(self, kind: int, call: Optional[Call], payload: bytes) -> None:
+        if call is None:  # it ended while this was on its way
+            return
+        if kind == wire.CANCEL:
+            call.on_cancel()
+        elif kind == wire.INPUT:
+            call.on_input(payload)
+        elif kind == wire.CREDIT and len(payload) == wire.AMOUNT.size:
+            call.on_credit(wire.AMOUNT.unpack(payload)[0])
+        else:
+            raise wire.ProtocolError("kind %d makes no sense towards a node" % kind)
+
+    def _start(self, number: int, request: Dict[str, Any]) -> None:
+        call = Call(self, number)
+        method = self.methods.get(str(request.get("method")))
+        params = request.get("params")
+        if number in self.calls:
+            raise wire.ProtocolError("call %d is under way already" % number)
+        self.calls[number] = call
+        if method is None or not isinstance(params, dict):
+            call.fail("usage", "no method %r on this node program" % request.get("method"))
+            return
+        try:
+            method(call, params)
+        except Refused as refusal:
+            call.fail(refusal.kind, str(refusal))
+        except OSError as error:
+            call.fail("os", str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            call.fail("usage", "%s: bad parameters: %s" % (request.get("method"), error))
+
+    def _check_silence(self) -> None:
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s >= self._silence_s:
+            self.stop()
+        else:
+            self.after(self._silence_s - silent_s, self._check_silence)
+
+    def _next_timer_s(self) -> Optional[float]:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()

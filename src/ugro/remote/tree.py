@@ -1,0 +1,116 @@
+"""Ending a whole process tree: also children that left the group or the session, or ignore SIGTERM.
+
+The caller is a child subreaper, so whatever is orphaned below it becomes its child and is found here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from typing import Dict, List, Set
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def descendants(root: int) -> List[int]:
+    children: Dict[int, List[int]] = {}
+    for pid, parent in _parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: List[int] = []
+    seen: Set[int] = {root}
+    queue = [root]
+    while queue:
+        for pid in children.get(queue.pop(), []):
+            if pid not in seen:
+                seen.add(pid)
+                found.append(pid)
+                queue.append(pid)
+    return found
+
+
+def marked(marker: bytes) -> List[int]:
+    """The processes of this user whose environment carries the marker."""
+    found = []
+    for pid in _pids():
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as environ:
+                if marker in environ.read().split(b"\0"):
+                    found.append(pid)
+        except OSError:
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+def end_descendants(grace_s: float, limit_s: float = 10.0) -> List[int]:
+    """SIGTERM, grace, SIGKILL, until two scans in a row find nothing. Returns what could not be ended."""
+    own = os.getpid()
+    started = time.monotonic()
+    clean_scans = 0
+    termed: Set[int] = set()
+    while True:
+        reap()
+        alive = descendants(own)
+        clean_scans = 0 if alive else clean_scans + 1
+        if clean_scans == 2:
+            return []
+        elapsed = time.monotonic() - started
+        if elapsed > grace_s + limit_s:
+            return alive
+        for pid in alive:
+            if elapsed >= grace_s:
+                _kill(pid, signal.SIGKILL)
+            elif pid not in termed:
+                termed.add(pid)
+                _kill(pid, signal.SIGTERM)
+                _kill(pid, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
+        time.sleep(0.01 if elapsed < 0.5 else 0.05)
+
+
+def reap() -> Dict[int, int]:
+    """Collects every child that has ended: pid → wait status."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def _kill(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def _pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parents() -> Dict[int, int]:
+    parents: Dict[int, int] = {}
+    for pid in _pids():
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as stat:
+                fields = stat.read()
+        except OSError:
+            continue
+        # The name is in brackets and may hold spaces and brackets itself.
+        state, parent = fields[fields.rindex(b")") + 2 :].split(b" ", 2)[:2]
+        if state != b"Z":
+            parents[pid] = int(parent)
+    return parents

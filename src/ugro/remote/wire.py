@@ -1,0 +1,84 @@
+"""Frames: how an agent and a node program talk over one byte stream, in both directions.
+
+A frame is a header (payload length, kind, call id) and a payload. Calls are told apart by their id, so many run at
+once; the bytes a call produces travel beside its answer, and only as many as the receiver has granted (CREDIT).
+Both sides use this file. It knows nothing of processes or sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Dict, Iterator, Tuple
+
+CALL = 1  # agent → node: {"method", "params"}
+CANCEL = 2  # agent → node: stop this call; it still answers
+INPUT = 3  # agent → node: bytes for a call; an empty payload is the end
+CREDIT = 4  # receiver → sender: so many more bytes of this call may come
+RESULT = 5  # node → agent: the call's answer; the last frame of its id
+ERROR = 6  # node → agent: {"kind", "message"}; the last frame of its id
+OUT = 7  # node → agent: bytes (standard output)
+ERR = 8  # node → agent: bytes (standard error)
+PING = 9
+PONG = 10  # payload: the node's clock
+
+KINDS = frozenset(range(CALL, PONG + 1))
+HEADER = struct.Struct(">IBI")
+CLOCK = struct.Struct(">d")
+AMOUNT = struct.Struct(">I")
+
+MAX_PAYLOAD = 1 << 20
+CHUNK = 64 * 1024
+WINDOW = 512 * 1024  # bytes of one call that may be on their way
+
+Frame = Tuple[int, int, bytes]
+
+
+class ProtocolError(Exception):
+    """The other side sent something that is not a frame; the stream cannot be trusted any further."""
+
+
+def frame(kind: int, call: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(len(payload), kind, call) + payload
+
+
+def message(kind: int, call: int, value: Dict[str, Any]) -> bytes:
+    payload = json.dumps(value, separators=(",", ":")).encode()
+    if len(payload) > MAX_PAYLOAD:
+        raise ProtocolError("a message of %d bytes is over the limit of %d" % (len(payload), MAX_PAYLOAD))
+    return frame(kind, call, payload)
+
+
+def parse(payload: bytes) -> Dict[str, Any]:
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("not JSON: %r" % payload[:80]) from error
+    if not isinstance(value, dict):
+        raise ProtocolError("not a JSON object: %r" % payload[:80])
+    return value
+
+
+class Decoder:
+    """Cuts a byte stream into frames, whatever the pieces it arrives in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER.size:
+                length, kind, call = HEADER.unpack_from(buffer, start)
+                if kind not in KINDS or length > MAX_PAYLOAD:
+                    raise ProtocolError("not a frame: %r" % bytes(buffer[start : start + 40]))
+                end = start + HEADER.size + length
+                if len(buffer) < end:
+                    break
+                payload = bytes(buffer[start + HEADER.size : end])
+                start = end
+                yield kind, call, payload
+        finally:
+            del buffer[:start]

@@ -1,0 +1,320 @@
+"""What the project promises of its own text: sizes, what the node program may import, what is in the docs.
+
+Each check is a function from text to complaints, and has a sample that it must complain about.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_CLASS = 400
+MOST_LINES_OF_THE_ARCHITECTURE = 120
+OLDEST_PYTHON_ON_A_NODE = (3, 9)
+NEWER_THAN_A_NODE = {"tomllib", "annotationlib", "compression"}
+THE_PRINTER = "src/ugro/cli/output.py"
+
+# The files with one handler that catches everything, and why nothing less would do.
+CATCHES_EVERYTHING = {
+    "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
+}
+
+# Spelled in pieces, so that this file does not find itself.
+LEAKS = re.compile(
+    r"(?<![\w~.])/wo" r"rk/|/opt/(py" r"pi|whe" r"els)"
+    r"|sub-?ag" r"ent|cla" r"ude|anthr" r"opic|mission\.m" r"d",
+    re.IGNORECASE,
+)
+NOT_OURS = {".git", ".venv", ".hypothesis", "__pycache__", "build", "dist", "node_modules"}
+
+
+@dataclass(frozen=True)
+class Module:
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+
+Check = Callable[[Module], Iterator[str]]
+
+
+def too_long(module: Module) -> Iterator[str]:
+    lines = len(module.text.splitlines())
+    if lines > MOST_LINES_OF_A_FILE:
+        yield f"{module.path}: {lines} lines; split it by its nouns"
+
+
+def large_classes(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MOST_LINES_OF_A_CLASS:
+                yield f"{module.path}:{node.lineno}: class {node.name} has {lines} lines"
+
+
+def shells(module: Module) -> Iterator[str]:
+    for call in _calls(module):
+        name = ast.unparse(call.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        shell = options.get("shell", "False")
+        by_option = shell == "True" or (shell != "False" and name.startswith("subprocess."))
+        if by_option or name in {"os.system", "os.popen"} or name.endswith("create_subprocess_shell"):
+            yield f"{module.path}:{call.lineno}: {name} gives a string to a shell; give an argv list"
+
+
+def broad_excepts(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler) and _caught(node) & {"", "Exception", "BaseException"}:
+            yield f"{module.path}:{node.lineno}: catches everything; name the errors that are expected"
+
+
+def unsafe_loading(module: Module) -> Iterator[str]:
+    for line, name in _imports(module):
+        if name.partition(".")[0] in {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
+            yield f"{module.path}:{line}: {name} runs what it loads"
+
+
+def prints(module: Module) -> Iterator[str]:
+    if module.path == THE_PRINTER:
+        return
+    for call in _calls(module):
+        if ast.unparse(call.func) == "print":
+            yield f"{module.path}:{call.lineno}: only {THE_PRINTER} prints"
+
+
+def foreign_imports(module: Module) -> Iterator[str]:
+    for line, name in _imports(module):
+        top = name.partition(".")[0]
+        is_ours = f"{name}.".startswith("ugro.remote.")
+        if not is_ours and (top not in sys.stdlib_module_names or top in NEWER_THAN_A_NODE):
+            yield f"{module.path}:{line}: a node may have no {name}"
+
+
+def newer_syntax(module: Module) -> Iterator[str]:
+    try:
+        ast.parse(module.text, feature_version=OLDEST_PYTHON_ON_A_NODE)
+    except SyntaxError as error:
+        yield f"{module.path}:{error.lineno}: {error.msg}"
+
+
+def leaks(path: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found := LEAKS.search(line):
+            yield f"{path}:{number}: {found[0]!r} is of no use to a reader of the project"
+
+
+def undocumented(commands: Iterable[str], text: str) -> Iterator[str]:
+    for command in commands:
+        if not re.search(rf"(?:`|^#+ ){re.escape(command)}(?=[\s`\[]|$)", text, re.MULTILINE):
+            yield f"{command} is not in docs/cli.md"
+
+
+def broken_links(path: str, text: str, exists: Callable[[str], bool]) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
+        if not re.match(r"[a-z]+:", target) and not exists(target):
+            yield f"{path}: no {target}"
+
+
+def leaf_commands(command: click.Command, name: str) -> Iterator[str]:
+    if not isinstance(command, click.Group):
+        yield name
+        return
+    context = click.Context(command, info_name=name)
+    for child_name in command.list_commands(context):
+        child = command.get_command(context, child_name)
+        assert child is not None, f"{name} lists {child_name} and has no such command"
+        if not child.hidden:
+            yield from leaf_commands(child, f"{name} {child_name}")
+
+
+def _calls(module: Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+
+
+def _caught(handler: ast.ExceptHandler) -> set[str]:
+    if handler.type is None:
+        return {""}
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {ast.unparse(kind).removeprefix("builtins.") for kind in kinds}
+
+
+def _imports(module: Module) -> Iterator[tuple[int, str]]:
+    """Absolute names; a relative one is taken from the module's own package."""
+    package = module.path.removeprefix("src/").split("/")[:-1]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])])
+
+
+def modules(*folders: str) -> list[Module]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [Module(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text in the tree that is ours, hidden folders such as .github included."""
+    for folder, children, names in os.walk(ROOT):
+        children[:] = [name for name in children if name not in NOT_OURS and not name.endswith("_cache")]
+        for path in (Path(folder) / name for name in names):
+            try:
+                yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue  # not a text
+
+
+def is_in_tree(folder: Path) -> Callable[[str], bool]:
+    return lambda target: (folder / target).exists()
+
+
+EVERYWHERE = ("src", "tests", "bench", "scripts")
+
+
+@pytest.mark.parametrize(
+    ("check", "folders"),
+    [
+        (too_long, EVERYWHERE),
+        (large_classes, EVERYWHERE),
+        (shells, EVERYWHERE),
+        (unsafe_loading, EVERYWHERE),
+        (prints, ("src", "scripts")),
+        (foreign_imports, ("src/ugro/remote",)),
+        (newer_syntax, ("src/ugro/remote", "scripts")),
+    ],
+)
+def test_our_code_keeps_its_promises(check: Check, folders: tuple[str, ...]) -> None:
+    looked_at = modules(*folders)
+    assert looked_at
+    assert [complaint for module in looked_at for complaint in check(module)] == []
+
+
+def test_everything_is_caught_only_where_a_reason_is_given() -> None:
+    caught = {module.path: list(broad_excepts(module)) for module in modules("src", "bench", "scripts")}
+    surprising = [line for path, lines in caught.items() for line in lines if path not in CATCHES_EVERYTHING]
+    assert surprising == []
+    assert [path for path in CATCHES_EVERYTHING if len(caught.get(path, [])) != 1] == []
+    assert all(CATCHES_EVERYTHING.values())
+
+
+def test_the_tree_speaks_of_the_project_alone() -> None:
+    assert [complaint for path, text in texts() for complaint in leaks(path, text)] == []
+
+
+def test_every_command_is_documented() -> None:
+    from ugro.cli.main import cli
+
+    commands = list(leaf_commands(cli, "ugro"))
+    assert commands
+    assert list(undocumented(commands, (ROOT / "docs" / "cli.md").read_text())) == []
+
+
+def test_the_architecture_fits_two_pages() -> None:
+    lines = len((ROOT / "ARCHITECTURE.md").read_text().splitlines())
+    assert 0 < lines <= MOST_LINES_OF_THE_ARCHITECTURE
+
+
+def test_links_between_our_pages_lead_somewhere() -> None:
+    pages = [(path, text) for path, text in texts() if path.endswith(".md")]
+    assert pages
+    found = [broken_links(path, text, is_in_tree((ROOT / path).parent)) for path, text in pages]
+    assert [complaint for complaints in found for complaint in complaints] == []
+
+
+REMOTE = "src/ugro/remote/x.py"
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "bad"),
+    [
+        (too_long, "src/x.py", "\n" * 501),
+        (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 400),
+        (shells, "src/x.py", "subprocess.run('ls', shell=True)"),
+        (shells, "src/x.py", "subprocess.run('ls', shell=wanted)"),
+        (shells, "src/x.py", "os.system('ls')"),
+        (shells, "src/x.py", "asyncio.create_subprocess_shell('ls')"),
+        (broad_excepts, "src/x.py", "try: f()\nexcept: pass"),
+        (broad_excepts, "src/x.py", "try: f()\nexcept Exception as error: pass"),
+        (broad_excepts, "src/x.py", "try: f()\nexcept (OSError, BaseException): pass"),
+        (unsafe_loading, "src/x.py", "import pickle"),
+        (unsafe_loading, "src/x.py", "from marshal import loads"),
+        (prints, "src/x.py", "print('x')"),
+        (foreign_imports, REMOTE, "import yaml"),
+        (foreign_imports, REMOTE, "import tomllib"),
+        (foreign_imports, REMOTE, "from ugro.core import errors"),
+        (foreign_imports, REMOTE, "from ugro import remotely"),
+        (foreign_imports, REMOTE, "from ..core import errors"),
+        (foreign_imports, REMOTE, "def f():\n    import torch"),
+        (newer_syntax, REMOTE, "match x:\n    case 1: pass"),
+        (newer_syntax, REMOTE, "try: f()\nexcept* OSError: pass"),
+    ],
+)
+def test_a_broken_promise_is_noticed(check: Check, path: str, bad: str) -> None:
+    assert list(check(Module(path, bad)))
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "good"),
+    [
+        (too_long, "src/x.py", "\n" * 500),
+        (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 399),
+        (shells, "src/x.py", "subprocess.run(['ls'], shell=False)"),
+        (shells, "src/x.py", "User(shell='/usr/bin/fish')"),
+        (broad_excepts, "src/x.py", "try: f()\nexcept (OSError, ValueError): pass"),
+        (unsafe_loading, "src/x.py", "import json"),
+        (prints, THE_PRINTER, "print('x')"),
+        (prints, "src/x.py", "console.print('x')"),
+        (foreign_imports, REMOTE, "import os.path\nfrom . import wire\nfrom .wire import f"),
+        (foreign_imports, REMOTE, "import ugro.remote.wire\nfrom ugro.remote import wire"),
+        (newer_syntax, REMOTE, "with open(a) as b, open(c) as d: pass"),
+    ],
+)
+def test_a_kept_promise_is_not_complained_about(check: Check, path: str, good: str) -> None:
+    assert list(check(Module(path, good))) == []
+
+
+@pytest.mark.parametrize("bad", ["in /wo" + "rk/x", "a Sub" + "agent said", "file:///opt/py" + "pi/simple"])
+def test_a_leak_is_noticed(bad: str) -> None:
+    assert [leak.partition(": ")[0] for leak in leaks("x.md", f"fine\n{bad}")] == ["x.md:2"]
+
+
+def test_a_users_own_work_folder_is_no_leak() -> None:
+    assert list(leaks("x.md", "~/work/train.py and /home/me/work/train.py")) == []
+
+
+def test_a_command_that_is_not_in_the_docs_is_noticed() -> None:
+    docs = "## ugro node ls\n`ugro run -- CMD` runs. `ugro top`\nugro bare"
+    commands = ["ugro node ls", "ugro run", "ugro top", "ugro node", "ugro bare", "ugro to"]
+    assert list(undocumented(commands[:4], docs)) == []
+    assert list(undocumented(commands[4:], docs)) == [
+        "ugro bare is not in docs/cli.md",
+        "ugro to is not in docs/cli.md",
+    ]
+
+
+def test_commands_are_found_in_groups_and_hidden_ones_are_left_out() -> None:
+    nested = click.Group("node", commands=[click.Command("ls"), click.Command("debug", hidden=True)])
+    assert list(leaf_commands(click.Group("ugro", commands=[nested, click.Command("top")]), "ugro")) == [
+        "ugro node ls",
+        "ugro top",
+    ]
+
+
+def test_a_link_to_nothing_is_noticed() -> None:
+    page = "[a](here.md#part) [b](https://example.org/x) [c](gone.md) [d](#part)"
+    assert list(broken_links("x.md", page, {"here.md"}.__contains__)) == ["x.md: no gone.md"]
