@@ -17,6 +17,7 @@ check: setup  ## Lint, types, direction of imports, sizes, docs
 	.venv/bin/lint-imports --no-cache
 	$(PYTHON_HERE) -m pytest -q tests/unit/test_project.py
 	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md
+	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 
 test: setup   ## Run all tests
 	$(PYTHON_HERE) -m pytest
@@ -33,6 +34,7 @@ bench:        ## Measure, against other tools where they are installed
 
 docs: setup   ## Write the generated docs again
 	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md
+	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
 
 clean:        ## Remove caches and builds; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

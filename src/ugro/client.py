@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import ugro
+from ugro.clusterfile import find_cluster_file
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
-from ugro.core.errors import ConfigError, NotAllowed, UgroError, Unreachable, error_from_wire
+from ugro.core.errors import NotAllowed, UgroError, Unreachable, error_from_wire
 from ugro.core.finding import Finding
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport
@@ -68,7 +69,7 @@ class Client:
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
         self.home = StateDir(home) if home else StateDir.find(os.environ)
-        self._wanted = _wanted_cluster(cluster, self.home)
+        self._wanted = find_cluster_file(cluster, os.environ, Path.cwd(), self.home)
         self._log_level = log_level
         self._on_wait = on_wait
         self._connection: Connection | None = None
@@ -77,7 +78,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -193,7 +196,13 @@ class Client:
 
         Closing the iterator, or this process ending, ends the command everywhere. ``key`` lets ``cancel`` name it.
         """
-        body = {"key": key or secrets.token_hex(8), "nodes": list(nodes), "argv": list(argv), "cwd": cwd, "env": dict(env or {})}
+        body = {
+            "key": key or secrets.token_hex(8),
+            "nodes": list(nodes),
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+        }
         response = self._start("POST", "/v1/exec", body)
         decoder = wire.Decoder()
         names: list[str] = []
@@ -259,28 +268,6 @@ class Client:
     def _wait(self, what: str) -> None:
         if self._on_wait:
             self._on_wait(what)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    path: Path | None
-    is_asked_for: bool  # by a flag, the environment or the current folder, and not only as a fallback
-
-
-def _wanted_cluster(explicit: Path | None, home: StateDir) -> _Wanted:
-    """Where a cluster file is looked for: the flag, the environment, a lab that is up, here, the state directory."""
-    named = explicit or (Path(os.environ["UGRO_CLUSTER"]) if os.environ.get("UGRO_CLUSTER") else None)
-    if named is not None:
-        path = named.expanduser().absolute()
-        if not path.is_file():
-            raise ConfigError(f"{named}: no such cluster file", hint="write one: ugro init")
-        return _Wanted(path, is_asked_for=True)
-    if home.lab_cluster.is_file():
-        return _Wanted(home.lab_cluster, is_asked_for=True)
-    for path, is_asked_for in ((Path.cwd() / "cluster.yaml", True), (home.path / "cluster.yaml", False)):
-        if path.is_file():
-            return _Wanted(path, is_asked_for)
-    return _Wanted(None, is_asked_for=False)
 
 
 def _headers() -> dict[str, str]:

@@ -1,73 +1,125 @@
-"""HTTP over the agent's unix socket, with the standard library: importing a full client would cost more than the call."""
+"""HTTP/1.1 over the agent's unix socket: the standard library's client takes longer to import than a call takes.
+
+Strict, because both ends are ours: what is not exactly as expected is an agent that ended, or no agent at all.
+"""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ugro.core.errors import UgroError, Unreachable, error_from_wire
 
 _READ = 256 * 1024
+_LONGEST_LINE = 64 * 1024
+_MOST_HEADERS = 100
 
 
 class AgentGone(Unreachable):
     """Nobody listens on the socket: there is no agent, or it just ended."""
 
 
-class Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float | None = None) -> None:
-        super().__init__("ugro", timeout=timeout_s)
-        self._path = path
+class Connection:
+    """One request at a time. Opened by the first one, kept for the next, opened again when an answer was not read."""
 
-    def connect(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._stream: BinaryIO | None = None
+        self._is_idle = True
+
+    @property
+    def is_usable(self) -> bool:
+        """False once the agent has hung up: an idle agent says nothing, so whatever can be read is the end."""
+        if self._socket is None or not self._is_idle:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        """One request, one JSON answer; None for an empty one."""
+        content = b"".join(self.start(method, path, body, timeout_s=timeout_s, headers=headers))
+        return json.loads(content) if content else None
+
+    def start(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout_s: float | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[bytes]:
+        """The answer's content as it comes; an error answer is raised. ``timeout_s`` is the longest silence."""
+        if not self.is_usable:
+            self._open()
+        assert self._socket is not None
+        assert self._stream is not None
+        self._is_idle = False
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(_request(method, path, body, headers or {}))
+            status, fields = _head(self._stream)
+        except TimeoutError as error:
+            raise _hung() from error
+        except (OSError, _BrokenOffError) as error:
+            raise AgentGone("the agent ended before it answered") from error
+        content = self._content(fields, status)
+        if status >= 400:
+            raise _error(status, b"".join(content))
+        return content
+
+    def close(self) -> None:
+        for part in (self._stream, self._socket):
+            if part is not None:
+                part.close()
+        self._stream = self._socket = None
+
+    def _open(self) -> None:
+        self.close()
         # Through the folder's descriptor: a socket's address is limited to 108 bytes, a path is not.
         try:
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise AgentGone("no agent is running") from error
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+            self._socket.connect(f"/proc/self/fd/{folder}/{self._path.name}")
         except OSError as error:
             self.close()
             raise AgentGone("no agent is running") from error
         finally:
             os.close(folder)
+        self._stream = self._socket.makefile("rb")
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """One request, one JSON answer; None for an empty one."""
-        response = self.start(method, path, body, headers)
-        content = response.read()
-        return json.loads(content) if content else None
-
-    def start(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> http.client.HTTPResponse:
-        payload = None if body is None else json.dumps(body).encode()
-        all_headers = {"Content-Type": "application/json", **(headers or {})}
+    def _content(self, fields: Mapping[str, str], status: int) -> Iterator[bytes]:
+        assert self._stream is not None
+        stream = self._stream
         try:
-            self.request(method, path, payload, all_headers)
-            response = self.getresponse()
+            if fields.get("transfer-encoding") == "chunked":
+                yield from _chunks(stream)
+            elif status != 204:
+                yield from _exactly(stream, _number(fields.get("content-length", ""), 10))
         except TimeoutError as error:
-            raise Unreachable("the agent does not answer", cause="hung", hint="ugro agent stop; ugro agent logs") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise AgentGone("the agent ended before it answered") from error
-        if response.status >= 400:
-            raise _error(response)
-        return response
+            raise _hung() from error
+        except (OSError, _BrokenOffError) as error:
+            raise AgentGone("the agent ended in the middle of its answer") from error
+        self._is_idle = fields.get("connection") != "close"
 
 
-def lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def lines(content: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The documents of an NDJSON answer as they come; an error among them is raised."""
     rest = b""
-    for chunk in chunks(response):
-        *whole, rest = (rest + chunk).split(b"\n")
+    for piece in content:
+        *whole, rest = (rest + piece).split(b"\n")
         for line in whole:
             document = json.loads(line)
             if "error" in document and len(document) == 1:
@@ -75,17 +127,71 @@ def lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield document
 
 
-def chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+class _BrokenOffError(Exception):
+    """The answer stops, or goes on with something that is not HTTP."""
+
+
+def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    fields = {"Host": "ugro", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("ascii") + content
+
+
+def _head(stream: BinaryIO) -> tuple[int, dict[str, str]]:
+    version, _, rest = _line(stream).partition(" ")
+    if version != "HTTP/1.1":
+        raise _BrokenOffError(version)
+    fields = {}
+    for _ in range(_MOST_HEADERS):
+        if not (line := _line(stream)):
+            return _number(rest[:3], 10), fields
+        name, _, value = line.partition(":")
+        fields[name.lower()] = value.strip().lower()
+    raise _BrokenOffError("too many headers")
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    while size := _number(_line(stream).partition(";")[0], 16):
+        yield from _exactly(stream, size)
+        if _line(stream):
+            raise _BrokenOffError("a chunk longer than announced")
+    while _line(stream):
+        pass
+
+
+def _exactly(stream: Any, size: int) -> Iterator[bytes]:
+    while size:
+        piece = stream.read1(min(size, _READ))
+        if not piece:
+            raise _BrokenOffError("the end came early")
+        size -= len(piece)
+        yield piece
+
+
+def _line(stream: BinaryIO) -> str:
+    line = stream.readline(_LONGEST_LINE)
+    if not line.endswith(b"\r\n"):
+        raise _BrokenOffError(f"not a line: {line[:80]!r}")
+    return line[:-2].decode("latin-1")
+
+
+def _number(text: str, base: int) -> int:
+    # int() alone also takes signs, blanks and underscores.
+    if not text.isascii() or not text.isalnum():
+        raise _BrokenOffError(f"not a number: {text[:80]!r}")
     try:
-        while chunk := response.read1(_READ):
-            yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise AgentGone("the agent ended in the middle of its answer") from error
+        return int(text, base)
+    except ValueError as error:
+        raise _BrokenOffError(f"not a number: {text[:80]!r}") from error
 
 
-def _error(response: http.client.HTTPResponse) -> UgroError:
-    content = response.read()
+def _hung() -> Unreachable:
+    return Unreachable("the agent does not answer", cause="hung", hint="see: ugro agent logs; end it: ugro agent stop")
+
+
+def _error(status: int, content: bytes) -> UgroError:
     try:
         return error_from_wire(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
-        return UgroError(f"the agent failed (HTTP {response.status})", hint="see: ugro agent logs")
+        return UgroError(f"the agent failed (HTTP {status})", hint="see: ugro agent logs")

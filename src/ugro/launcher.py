@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ugro.core.errors import Unreachable, error_from_wire
 from ugro.core.statedir import StateDir
@@ -63,7 +64,7 @@ def _stderr(home: StateDir) -> int:
     return os.open(home.path / "agent.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
-def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, object] | dict[str, dict[str, object]]:
+def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
     deadline = time.monotonic() + START_LIMIT_S
     text = b""
     while (left_s := deadline - time.monotonic()) > 0:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from ugro.config.load import find_cluster_file, load_config, parse_config
+from ugro.config.load import load_config, parse_config
 from ugro.config.schema import Config, NodeEntry, Section, Settings, Ssh
-from ugro.core.errors import ConfigError
 from ugro.core.node import NodeSpec, Role
 
 FILE = Path("cluster.yaml")
@@ -133,9 +131,7 @@ def test_vram_may_be_given_with_its_unit() -> None:
 
 
 def test_durations_are_read_as_people_write_them() -> None:
-    config = config_of(
-        "nodes: [a]\nssh: {timeout: 1m30s, connect_timeout: 500ms}\nhealth_check: {refresh_interval: 0}"
-    )
+    config = config_of("nodes: [a]\nssh: {timeout: 1m30s, connect_timeout: 500ms}\nhealth_check: {refresh_interval: 0}")
     assert (config.ssh.timeout, config.ssh.connect_timeout) == (90, 0.5)
     assert config.health_check.refresh_interval == 0
 
@@ -160,9 +156,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_its_defaults() -> None
 
 
 def test_fields_that_nodes_share_can_be_merged() -> None:
-    text = (
-        "nodes:\n  a: &all {user: ann, port: 22}\n  b: {<<: *all, port: 23}\n  c: {<<: [*all], user: bob}\n"
-    )
+    text = "nodes:\n  a: &all {user: ann, port: 22}\n  b: {<<: *all, port: 23}\n  c: {<<: [*all], user: bob}\n"
     assert [(node.user, node.port) for node in config_of(text).nodes] == [
         ("ann", 22),
         ("ann", 23),
@@ -224,10 +218,9 @@ def test_every_key_has_a_kind_and_one_sentence() -> None:
 
 
 def test_every_default_and_every_example_is_valid_itself() -> None:
-    for section in (
-        NodeEntry,
-        *(type(value) for value in dict(Settings()).values() if isinstance(value, Section)),
-    ):
+    sections: list[type[Section]] = [NodeEntry]
+    sections += [type(value) for _, value in Settings() if isinstance(value, Section)]
+    for section in sections:
         for key, field in section.model_fields.items():
             kind = section.kind_of(key)
             assert kind
@@ -244,56 +237,3 @@ def test_the_example_file_loads() -> None:
     assert config.model_copy(update={"nodes": (), "path": None}) == defaults.model_copy(
         update={"nodes": (), "path": None}
     )
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> tuple[Path, Path]:
-    cwd, home = tmp_path / "cwd", tmp_path / "home"
-    cwd.mkdir()
-    home.mkdir()
-    return cwd, home
-
-
-def test_the_file_is_looked_for_in_the_promised_order(places: tuple[Path, Path], tmp_path: Path) -> None:
-    cwd, home = places
-    flag, variable = tmp_path / "flag.yaml", tmp_path / "variable.yaml"
-    env = {"UGRO_CLUSTER": str(variable)}
-    for path in (flag, variable, cwd / "cluster.yaml", home / "cluster.yaml"):
-        path.write_text("nodes: [a]")
-    assert find_cluster_file(flag, env, cwd, home) == flag
-    assert find_cluster_file(None, env, cwd, home) == variable
-    assert find_cluster_file(None, {"UGRO_CLUSTER": ""}, cwd, home) == cwd / "cluster.yaml"
-    (cwd / "cluster.yaml").unlink()
-    assert find_cluster_file(None, {}, cwd, home) == home / "cluster.yaml"
-    (home / "cluster.yaml").unlink()
-    assert find_cluster_file(None, {}, cwd, home) is None
-
-
-def test_a_relative_file_is_below_the_working_directory(places: tuple[Path, Path]) -> None:
-    cwd, home = places
-    (cwd / "lab.yaml").write_text("nodes: [a]")
-    assert find_cluster_file(Path("lab.yaml"), {}, cwd, home) == cwd / "lab.yaml"
-    assert find_cluster_file(None, {"UGRO_CLUSTER": "lab.yaml"}, cwd, home) == cwd / "lab.yaml"
-
-
-def test_a_file_that_was_asked_for_must_exist(places: tuple[Path, Path]) -> None:
-    cwd, home = places
-    (cwd / "cluster.yaml").write_text("nodes: [a]")
-    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: no such file") as flag:
-        find_cluster_file(Path("missing.yaml"), {}, cwd, home)
-    assert "--cluster" in str(flag.value.hint)
-    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read") as variable:
-        find_cluster_file(None, {"UGRO_CLUSTER": "missing.yaml"}, cwd, home)
-    assert "UGRO_CLUSTER" in str(variable.value.hint)
-    with pytest.raises(ConfigError):
-        find_cluster_file(Path("nul\0.yaml"), {}, cwd, home)
-
-
-def test_a_link_that_leads_nowhere_is_not_passed_over(places: tuple[Path, Path]) -> None:
-    cwd, home = places
-    (home / "cluster.yaml").write_text("nodes: [a]")
-    os.symlink(cwd / "gone", cwd / "cluster.yaml")
-    found = find_cluster_file(None, {}, cwd, home)
-    assert found == cwd / "cluster.yaml"
-    with pytest.raises(ConfigError, match="no such file"):
-        load_config(found, {})

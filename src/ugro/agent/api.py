@@ -23,7 +23,15 @@ from ugro.core.node import NodeSpec
 from ugro.nodes.discovery import ssh_config_hosts
 from ugro.policy.selection import Choice
 
-_HTTP_STATUS = {"usage": 400, "config": 400, "unsatisfiable": 409, "not_found": 404, "not_allowed": 403, "timed_out": 504, "unreachable": 503}
+_HTTP_STATUS = {
+    "usage": 400,
+    "config": 400,
+    "not_allowed": 403,
+    "not_found": 404,
+    "unsatisfiable": 409,
+    "unreachable": 503,
+    "timed_out": 504,
+}
 Names = Annotated[list[str], Query(alias="node")]
 
 
@@ -69,6 +77,7 @@ def create_app(agent: Agent) -> FastAPI:
     app.exception_handler(RequestValidationError)(_answer_bad_request)
     _add_agent_routes(app, agent)
     _add_node_routes(app, agent)
+    _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
     return app
 
@@ -119,6 +128,8 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
     async def resume(name: str) -> None:
         await agent.resume(name)
 
+
+def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/nodes/{name}/hostkey", response_model=HostKey)
     async def host_key(name: str) -> Response:
         return _json(await agent.host_key(name))
@@ -189,11 +200,11 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _lines(values: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+async def _lines(batches: AsyncIterator[list[Any]]) -> AsyncIterator[bytes]:
     """One JSON document a line; an error after the start is the last line."""
     try:
-        async for value in values:
-            yield (dumps(value) + "\n").encode()
+        async for batch in batches:
+            yield "".join(f"{dumps(value)}\n" for value in batch).encode()
     except UgroError as error:
         yield (dumps({"error": error.to_wire()}) + "\n").encode()
 
@@ -203,7 +214,13 @@ def _spec(word: str, remote_root: str) -> NodeSpec:
     host, colon, port = host.partition(":")
     if not host or host.startswith("-") or user.startswith("-") or (colon and not port.isdigit()):
         raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
-    return NodeSpec(name=word, host=host, user=user if at else None, port=int(port) if colon else None, remote_root=remote_root)
+    return NodeSpec(
+        name=word,
+        host=host,
+        user=user if at else None,
+        port=int(port) if colon else None,
+        remote_root=remote_root,
+    )
 
 
 def _json(value: Any) -> Response:

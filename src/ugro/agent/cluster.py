@@ -60,7 +60,7 @@ class Cluster:
             if path is not None and self.path is not None:
                 raise NotAllowed(
                     f"this agent serves {self.path}, not {path}",
-                    hint=f"ugro agent stop, or give this cluster a state directory: UGRO_HOME=DIR ugro --cluster {path} …",
+                    hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
                 )
             config = await asyncio.to_thread(load_config, path, os.environ)
             self._stamp = _stamp(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ugro.core.codec import dumps
 from ugro.core.errors import UgroError
-from ugro.nodes.link import Stream
+from ugro.nodes.calls import Stream
 from ugro.nodes.node import Node
 from ugro.remote import wire
 

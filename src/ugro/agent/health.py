@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from ugro.agent.cluster import Cluster
 from ugro.core.codec import DecodeError, decode
-from ugro.core.errors import RemoteFailure, TimedOut, Unreachable, UgroError
+from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.node import Facts, NodeReport, Status
 from ugro.nodes.node import Node
 from ugro.policy.health import assess
@@ -23,16 +23,17 @@ class HealthCheck:
         self._store = store
         self._reports: dict[str, tuple[float, NodeReport]] = {}
 
-    async def reports(self, nodes: Iterable[Node]) -> AsyncIterator[NodeReport]:
-        """Each node's report as soon as it is there: a slow one delays nobody."""
+    async def reports(self, nodes: Iterable[Node]) -> AsyncIterator[list[NodeReport]]:
+        """The nodes' reports as soon as they are there, those of one moment together: a slow node delays nobody."""
         drained = await self._store.drained()
-        checks = [
+        checks = {
             asyncio.create_task(self._check(node, drained.get(node.spec.name)), name=f"check {node.spec.name}")
             for node in nodes
-        ]
+        }
         try:
-            for check in asyncio.as_completed(checks):
-                yield await check
+            while checks:
+                done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+                yield [check.result() for check in done]
         finally:
             for check in checks:
                 check.cancel()
@@ -62,7 +63,8 @@ class HealthCheck:
             facts = await _probe(node, timeout_s)
         except (Unreachable, TimedOut, RemoteFailure) as error:
             return _unreachable(node, error, drained)
-        verdict = assess(facts, node.quality)
+        quality = node.quality
+        verdict = assess(facts, quality)
         return NodeReport(
             name=spec.name,
             status=verdict.status,
@@ -75,7 +77,7 @@ class HealthCheck:
             target=spec.target,
             machine=node.machine,
             facts=facts,
-            link=node.quality,
+            link=quality,
         )
 
 

@@ -38,12 +38,16 @@ async def trust(spec: NodeSpec, options: SshOptions, fingerprints: tuple[str, ..
     """Writes the key to known_hosts, if it still is the one that was shown."""
     seen = await look_up(spec, options)
     if seen.fingerprints != fingerprints:
-        raise NotAllowed("the host key is another one than was shown", subject=spec.name, hint="look again before you accept it")
+        raise NotAllowed(
+            "the host key is another one than was shown", subject=spec.name, hint="look again before you accept it"
+        )
     if seen.is_trusted:
         return seen
     if seen.is_changed and not replace:
         raise NotAllowed(
-            "its host key has changed", subject=spec.name, hint=f"if that is right: ugro node trust {spec.name} --replace"
+            "its host key has changed",
+            subject=spec.name,
+            hint=f"if that is right: ugro node trust {spec.name} --replace",
         )
     file = Path(seen.known_hosts)
     if seen.is_changed:

@@ -137,7 +137,13 @@ class _Json:
     def ended(self, ended: Ended) -> None:
         error = ended.error.to_wire() if ended.error else None
         self._output.document(
-            {"node": ended.node, "code": ended.code, "signal": ended.signal, "exit_code": ended.exit_code, "error": error}
+            {
+                "node": ended.node,
+                "code": ended.code,
+                "signal": ended.signal,
+                "exit_code": ended.exit_code,
+                "error": error,
+            }
         )
 
 

@@ -21,13 +21,16 @@ SIGNS: dict[Status, tuple[str, Style]] = {
     Status.UNHEALTHY: ("✗", "bad"),
     Status.UNREACHABLE: ("?", "bad"),
 }
-_HEADER = ("", "NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK", "GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE")
+_HEADER = (
+    *("", "NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK"),
+    *("GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE"),
+)
 
 
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option("--watch", "-w", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks (2).")
 @json_option
 @pass_session
 def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: float) -> int:
@@ -95,7 +98,8 @@ def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: flo
             if output.is_json or not output.is_terminal:
                 show(output, reports)
             else:
-                _redraw([*output.table_lines(_HEADER, rows(reports)), "", summary(reports, elapsed_s) + "   Ctrl-C ends"])
+                footer = summary(reports, elapsed_s) + "   Ctrl-C ends"
+                _redraw([*output.table_lines(_HEADER, rows(reports)), "", footer])
             time.sleep(interval_s)
     except KeyboardInterrupt:
         return exit_code(reports)
@@ -129,7 +133,8 @@ def _system_cells(report: NodeReport) -> list[Cell]:
     if facts is None:
         return [_number("")] * 4
     disk = max((disk.used_ratio for disk in facts.disks), default=None)
-    return [_number(f"{facts.load[0]:.2f}"), _percent(facts.cpu_use_ratio), _percent(facts.memory_used_ratio), _percent(disk)]
+    load = _number(f"{facts.load[0]:.2f}")
+    return [load, _percent(facts.cpu_use_ratio), _percent(facts.memory_used_ratio), _percent(disk)]
 
 
 def _gpu_cells(gpu: Gpu) -> list[Cell]:
@@ -140,7 +145,8 @@ def _gpu_cells(gpu: Gpu) -> list[Cell]:
         vram = f"{gpu.memory_used_bytes / 2**30:.1f}/{format_size(gpu.memory_total_bytes)}"
     temperature = f"{gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
     power = f"{gpu.power_w:.0f} W" if gpu.power_w is not None else ""
-    return [Cell(f"{gpu.index} {gpu.name}"), _percent(gpu.use_ratio), _number(vram), _number(temperature), _number(power)]
+    name = Cell(f"{gpu.index} {gpu.name}")
+    return [name, _percent(gpu.use_ratio), _number(vram), _number(temperature), _number(power)]
 
 
 def _note(report: NodeReport) -> str:

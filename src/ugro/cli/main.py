@@ -86,10 +86,9 @@ def run(arguments: list[str]) -> int:
     except UgroError as error:
         output.error(error)
         return error.exit_code
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        output.usage_error(error)
+    except (click.exceptions.Exit, click.ClickException) as error:
+        if isinstance(error, click.ClickException):
+            output.usage_error(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from ugro.cli import health
@@ -56,7 +58,7 @@ def show(session: Session, name: str) -> int:
 @click.option("--label", "labels", multiple=True, help="May be repeated.")
 @click.option("--python", help="Path of the Python to use there.")
 @pass_session
-def add(session: Session, name: str, labels: tuple[str, ...], **fields: str | int | None) -> int:
+def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str | int | None) -> int:
     """Add a node to the cluster file and try to reach it. No restart, and no other link is touched."""
     given = {key: value for key, value in fields.items() if value is not None}
     client = session.client()
@@ -128,7 +130,7 @@ def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
     output.note("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     if yes:
         return
-    if not click.get_text_stream("stdin").isatty():
+    if not sys.stdin.isatty():
         raise UsageError("nobody can be asked here", hint="accept it without asking: --yes")
     click.confirm("Accept it?", abort=True, err=True)
 
@@ -190,7 +192,10 @@ def _measured(report: NodeReport) -> list[tuple[str, str]]:
         ("load", " ".join(f"{value:.2f}" for value in facts.load)),
         ("memory", f"{format_size(facts.memory_available_bytes)} free of {format_size(facts.memory_total_bytes)}"),
     ]
-    details += [("disk", f"{disk.mount}: {format_size(disk.free_bytes)} free of {format_size(disk.total_bytes)}") for disk in facts.disks]
+    details += [
+        ("disk", f"{disk.mount}: {format_size(disk.free_bytes)} free of {format_size(disk.total_bytes)}")
+        for disk in facts.disks
+    ]
     if link.rtt_s is not None:
         details.append(("link", f"{link.rtt_s * 1000:.2f} ms, {link.loss_ratio * 100:.0f} % late"))
     if link.clock_offset_s is not None:

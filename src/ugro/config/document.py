@@ -54,9 +54,7 @@ class Document:
 def read_document(text: str, file: str) -> Document:
     root = compose(text, file)
     if root is None:
-        raise ConfigError(
-            f"{file}:1: the file is empty", hint="name the nodes, for example: nodes: [gpu1, gpu2]"
-        )
+        raise ConfigError(f"{file}:1: the file is empty", hint="name the nodes, for example: nodes: [gpu1, gpu2]")
     walk = _Walk(file)
     walk.document.tree = walk.value(root, ())
     return walk.document
@@ -78,9 +76,7 @@ def compose(text: str, file: str) -> yaml.Node | None:
     # ValueError and OverflowError: the library does not check the numbers in escapes such as "\U99999999".
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         line = loader.line + 1 if loader else 1
-        raise ConfigError(
-            f"{file}:{line}: not valid YAML", hint="look for an escape that is wrong"
-        ) from error
+        raise ConfigError(f"{file}:{line}: not valid YAML", hint="look for an escape that is wrong") from error
 
 
 class _LimitError(yaml.MarkedYAMLError):

@@ -14,25 +14,22 @@ from pathlib import Path
 from ugro.config.document import Document, compose
 from ugro.config.kinds import NODE_NAME, BadValueError
 from ugro.config.layout import Layout
-from ugro.config.load import FILE_NAME, parse_config
+from ugro.config.load import parse_config
 from ugro.config.problems import Problem, nearest
 from ugro.config.schema import Config, NodeEntry
 from ugro.config.validate import validated
 from ugro.config.yamltext import flow
 from ugro.core.errors import ConfigError, NotFound, UsageError
 from ugro.core.node import NodeSpec, Role
+from ugro.core.statedir import CLUSTER_FILE
 
 
-def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = FILE_NAME) -> str:
+def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = CLUSTER_FILE) -> str:
     """``fields`` as in the file; one that is None is left out. A text without content gets its first node."""
     entry, needed = _checked(name, fields)
     if compose(text, file) is None:
         start = text if not text or text.endswith("\n") else f"{text}\n"
-        return (
-            f"{start}nodes:\n  {flow(name)}: {flow(needed)}\n"
-            if needed
-            else f"{start}nodes:\n  - {flow(name)}\n"
-        )
+        return f"{start}nodes:\n  {flow(name)}: {flow(needed)}\n" if needed else f"{start}nodes:\n  - {flow(name)}\n"
     before = parse_config(text, Path(file), {})
     _refuse_clash(before, name, entry)
     layout = Layout.of(text, file)
@@ -49,7 +46,7 @@ def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = 
     return edited
 
 
-def remove_node(text: str, name: str, *, file: str = FILE_NAME) -> str:
+def remove_node(text: str, name: str, *, file: str = CLUSTER_FILE) -> str:
     before = parse_config(text, Path(file), {})
     rest = _by_name(before)
     if name not in rest:
@@ -86,9 +83,7 @@ def _checked(name: str, fields: Mapping[str, object]) -> tuple[NodeEntry, dict[s
 
 def _refuse_clash(before: Config, name: str, entry: NodeEntry) -> None:
     if name in _by_name(before):
-        raise UsageError(
-            f"there is a node named {name} already", hint="choose another name, or remove it first"
-        )
+        raise UsageError(f"there is a node named {name} already", hint="choose another name, or remove it first")
     masters = [node.name for node in before.nodes if node.role == Role.MASTER]
     if masters and entry.role == Role.MASTER:
         raise UsageError(f"{masters[0]} is the master already", hint=f"add {name} as a worker")

@@ -182,6 +182,9 @@ class Text(Kind):
         return self.words
 
     def parse(self, value: object) -> str:
+        if isinstance(value, bool):
+            # What the file has may also be yes, no, on or off.
+            raise self.refuse(value, hint="put it in quotes")
         if isinstance(value, int | float):
             raise self.refuse(value, hint=f'put it in quotes: "{flow(value)}"')
         if not isinstance(value, str):
@@ -254,9 +257,7 @@ class Environment(Kind):
             if not isinstance(text, str):
                 raise BadValueError("expected a text", hint=f'put it in quotes: {name}: "…"', at=(name,))
             if not _survives_encoding(text):
-                raise BadValueError(
-                    "expected a text without characters that no program can be given", at=(name,)
-                )
+                raise BadValueError("expected a text without characters that no program can be given", at=(name,))
         return dict(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import stat
@@ -15,27 +14,15 @@ from ugro.config.kinds import NODE_NAME, BadValueError
 from ugro.config.problems import KeyPath, Problem, config_error
 from ugro.config.schema import Config, NodeEntry, Settings
 from ugro.config.validate import validated
-from ugro.config.yamltext import printable, shown
+from ugro.config.yamltext import escaped, shown
 from ugro.core.errors import ConfigError
 from ugro.core.node import NodeSpec, Role
+from ugro.core.statedir import CLUSTER_FILE
 
-FILE_NAME = "cluster.yaml"
-FILE_VARIABLE = "UGRO_CLUSTER"
 MAX_FILE_BYTES = 1024 * 1024
 
 _NODES_HINT = "for example: nodes: [gpu1, gpu2]"
 _MAP_HINT = "a node with fields goes into the map form: gpu1: {ip: 192.168.1.11, user: ann}"
-
-
-def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
-    """The file asked for, which must be there; else that of the working directory, of the home, or None."""
-    if explicit is not None:
-        return _existing(cwd / explicit, "check the path given with --cluster")
-    if env.get(FILE_VARIABLE):
-        named = cwd / os.path.expanduser(env[FILE_VARIABLE])
-        return _existing(named, f"check the variable {FILE_VARIABLE}, or unset it")
-    # A link that leads nowhere is found, and its error shown: another cluster would be a surprise.
-    return next((path for path in (cwd / FILE_NAME, home / FILE_NAME) if os.path.lexists(path)), None)
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
@@ -46,21 +33,20 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 
 def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
-    document = read_document(text, str(path))
+    file = escaped(str(path))
+    document = read_document(text, file)
     tree = document.tree
     if not isinstance(tree, dict):
         problem = Problem(1, "", f"expected a map of keys to values, got {shown(tree)}", _NODES_HINT)
-        raise config_error(str(path), [problem])
+        raise config_error(file, [problem])
     problems = list(document.problems)
     settings = validated(Settings, {k: v for k, v in tree.items() if k != "nodes"}, (), document, problems)
     # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
     entries = _entries(tree.get("nodes"), document, problems) if "nodes" in tree or not problems else {}
     if problems or settings is None:
-        raise config_error(str(path), problems)
+        raise config_error(file, problems)
     settings = with_environment(settings, env)
-    return _config(
-        settings, tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items()), path
-    )
+    return _config(settings, tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items()), path)
 
 
 def read_text(path: Path) -> str:
@@ -68,7 +54,7 @@ def read_text(path: Path) -> str:
     try:
         # Looked at before it is opened: opening a named pipe would wait for ever.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: not a file", hint=f"name the file itself, such as {path / FILE_NAME}")
+            raise ConfigError(f"{path}: not a file", hint=f"name the file itself, such as {path / CLUSTER_FILE}")
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -82,20 +68,10 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}:{line}: not UTF-8 text", hint="save the file as UTF-8") from error
 
 
-def _existing(path: Path, hint: str) -> Path:
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:
-        raise _cannot_read(path, error, hint) from error
-    return path
-
-
 def _cannot_read(path: Path, error: OSError | ValueError, hint: str | None = None) -> ConfigError:
     # A ValueError is a path with a NUL in it.
     reason = error.strerror if isinstance(error, OSError) else None
-    return ConfigError(
-        f"{printable(str(path))}: cannot be read: {(reason or 'not a path').lower()}", hint=hint
-    )
+    return ConfigError(f"{escaped(str(path))}: cannot be read: {(reason or 'not a path').lower()}", hint=hint)
 
 
 def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None) -> Config:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ugro.config.environment import variables
 from ugro.config.kinds import Kind, OrNull
-from ugro.config.load import FILE_VARIABLE
 from ugro.config.schema import NodeEntry, Section, Settings
 from ugro.config.yamltext import flow
+from ugro.core.statedir import CLUSTER_VARIABLE
 
 _BEGINNING = f"""\
 # Configuration
@@ -28,9 +28,12 @@ cluster is this machine alone, and everything still works.
 The first of these that is there is used:
 
 1. the file given with `--cluster FILE`;
-2. the file that the environment variable `{FILE_VARIABLE}` names;
+2. the file that the environment variable `{CLUSTER_VARIABLE}` names;
 3. `cluster.yaml` in the working directory;
-4. `cluster.yaml` in UGRO's state directory.
+4. `cluster.yaml` in UGRO's state directory, `~/.ugro` or the folder that `UGRO_HOME` names.
+
+While a lab is up (`ugro lab up`), its file comes before 3. The variables below are read when the agent starts:
+`ugro agent stop` and the next command takes new ones up.
 
 A file named by the flag or the variable must exist. A file is UTF-8 text of at most 1 MiB.
 
@@ -96,9 +99,7 @@ def render() -> str:
     parts = [_BEGINNING, _table(NodeEntry, None), _top_level()]
     for name, section in sections().items():
         parts.append(f"## {name}\n\n{section.__doc__}\n\n{_table(section, name)}")
-    parts.append(
-        f"## Full example\n\nEvery key; outside `nodes`, with its default.\n\n```yaml\n{example()}```\n"
-    )
+    parts.append(f"## Full example\n\nEvery key; outside `nodes`, with its default.\n\n```yaml\n{example()}```\n")
     return "\n".join(parts)
 
 
@@ -113,19 +114,13 @@ def example() -> str:
 
 def sections() -> dict[str, type[Section]]:
     annotations = {key: field.annotation for key, field in Settings.model_fields.items()}
-    return {
-        key: found
-        for key, found in annotations.items()
-        if isinstance(found, type) and issubclass(found, Section)
-    }
+    return {key: found for key, found in annotations.items() if isinstance(found, type) and issubclass(found, Section)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ugro.config.reference", description=__doc__)
     parser.add_argument("path", type=Path, help="the page")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when the page is out of date"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is out of date")
     options = parser.parse_args(arguments)
     path: Path = options.path
     if not options.check:
@@ -151,9 +146,7 @@ def _rows(section: type[Section], name: str | None, keys: Iterable[str]) -> str:
     for key in keys:
         variable = [f"`{names[name, key]}`"] if has_variables else []
         meaning = section.model_fields[key].description or ""
-        rows.append(
-            [f"`{key}`", _kind_in_words(section, key), f"`{_default(section, key)}`", *variable, meaning]
-        )
+        rows.append([f"`{key}`", _kind_in_words(section, key), f"`{_default(section, key)}`", *variable, meaning])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -92,9 +92,7 @@ class Section(BaseModel):
 class Ssh(Section):
     """How nodes are reached. Keys, jump hosts and host keys are OpenSSH's own affair."""
 
-    timeout: Seconds = Field(
-        10.0, description="Longest wait for the answer to one ordinary request, in seconds."
-    )
+    timeout: Seconds = Field(10.0, description="Longest wait for the answer to one ordinary request, in seconds.")
     connect_timeout: Seconds = Field(5.0, description="Longest wait for a connection to open, in seconds.")
     max_retries: Annotated[int, Whole(0, 100)] = Field(
         3,
@@ -171,9 +169,7 @@ class Ray(Section):
 class Cluster(Section):
     """The cluster as a whole."""
 
-    name: Annotated[str, _LABEL] = Field(
-        "default", description="What the cluster is called in reports and metrics."
-    )
+    name: Annotated[str, _LABEL] = Field("default", description="What the cluster is called in reports and metrics.")
     master_ip: HostOrNull = Field(
         None,
         description="The address at which ranks meet; null takes the first node's own address.",

@@ -16,9 +16,7 @@ from ugro.config.yamltext import flow
 S = TypeVar("S", bound=Section)
 
 
-def validated(
-    model: type[S], tree: object, base: KeyPath, document: Document, problems: list[Problem]
-) -> S | None:
+def validated(model: type[S], tree: object, base: KeyPath, document: Document, problems: list[Problem]) -> S | None:
     """None when something was wrong, which is then in ``problems``."""
     try:
         return model.model_validate(tree)

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 _LONGEST_SHOWN = 60
 # Plain only what no reader of YAML can take for anything but a text; everything else is quoted.
 _PLAIN = re.compile(r"[A-Za-z~/_.-][A-Za-z0-9~/_.+=-]*")
-_NOT_TEXT = re.compile(
-    r"~|null|true|false|yes|no|on|off|y|n|[-.]+|-?\.?[0-9].*|-?\.(?:inf|nan)", re.IGNORECASE
-)
+_NOT_TEXT = re.compile(r"~|null|true|false|yes|no|on|off|y|n|[-.]+|-?\.?[0-9].*|-?\.(?:inf|nan)", re.IGNORECASE)
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
 
 
@@ -45,5 +43,8 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    clipped = text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in clipped)
+    return escaped(text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…")
+
+
+def escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

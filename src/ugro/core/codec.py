@@ -25,17 +25,23 @@ class DecodeError(ValueError):
 
 def dumps(value: Any) -> str:
     """The JSON text of a dataclass, or of dicts and lists that hold some."""
-    return json.dumps(value, default=_shallow, separators=(",", ":"))
+    return _encoder.encode(value)
 
 
 def _shallow(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         raise TypeError(f"{type(value).__name__} has no JSON form")
-    return {name: getattr(value, name) for name in _names(type(value))}
+    cls: type = type(value)
+    return {name: getattr(value, name) for name in _names(cls)}
+
+
+# Kept: json.dumps with settings of its own makes a new one on every call.
+_encoder = json.JSONEncoder(default=_shallow, separators=(",", ":"))
 
 
 def decode(cls: type[T], value: Any) -> T:
-    result: T = _converter(cls)(value)
+    hint: Any = cls
+    result: T = _converter(hint)(value)
     return result
 
 

@@ -1,4 +1,4 @@
-"""A node: how it is reached (``NodeSpec``), what it is (``Machine``), what a probe found (``Facts``), and the verdict on it.
+"""A node: how it is reached (``NodeSpec``), what it is (``Machine``), what a probe found (``Facts``), the verdict.
 
 Names carry their units; ``None`` means "not known", never zero.
 """

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+CLUSTER_FILE = "cluster.yaml"
+CLUSTER_VARIABLE = "UGRO_CLUSTER"
+
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
@@ -38,4 +41,4 @@ class StateDir:
 
     @property
     def lab_cluster(self) -> Path:
-        return self.lab / "cluster.yaml"
+        return self.lab / CLUSTER_FILE

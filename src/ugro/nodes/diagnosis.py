@@ -150,7 +150,8 @@ def spoke_nonsense(spec: NodeSpec, detail: str) -> Unreachable:
 
 
 def stopped_answering(spec: NodeSpec, silent_s: float) -> Unreachable:
-    return _unreachable(spec, "hung", f"stopped answering {silent_s:.0f} s ago", "reconnecting by itself; try: ssh {ssh}")
+    message = f"stopped answering {silent_s:.0f} s ago"
+    return _unreachable(spec, "hung", message, "reconnecting by itself; try: ssh {ssh}")
 
 
 def transport_missing(spec: NodeSpec, program: str) -> Unreachable:

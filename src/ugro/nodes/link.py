@@ -16,12 +16,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
 from ugro.core.node import LinkQuality, NodeSpec
 from ugro.nodes import bootstrap, diagnosis
+from ugro.nodes.calls import Answer, Stream
 from ugro.nodes.keepalive import Keepalive
 from ugro.nodes.transport import SshOptions, link_command
 from ugro.remote import wire
@@ -37,17 +38,18 @@ class Link(asyncio.Protocol):
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
         self.machine: dict[str, Any] = {}
-        self.lost: asyncio.Future[Unreachable] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[Unreachable] = self._loop.create_future()
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = -1
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, Stream] = {}
+        self._calls: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
         self._receive: Callable[[bytes], None] = self._receive_greeting
         self._banner = bytearray()
         self._nonce = secrets.token_hex(8)
         self._decoder = wire.Decoder()
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
         self._keepalive = Keepalive(self._ping, self._fall_silent)
 
     @classmethod
@@ -68,25 +70,30 @@ class Link(asyncio.Protocol):
         return link
 
     async def call(self, method: str, params: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
-        stream = self.stream(method, params)
+        # The hot path: a timer of our own, since asyncio.timeout costs as much as the rest of the call.
+        answer = Answer(self, next(self._numbers), self._loop.create_future())
+        self._begin(answer, method, params)
+        timer = self._loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await stream.result()
-        except TimeoutError:
-            stream.cancel()
-            raise TimedOut(f"no answer to {method} within {timeout_s:g} s", subject=self.spec.name) from None
-        except asyncio.CancelledError:
-            stream.cancel()
-            raise
+            return await answer.future
+        finally:
+            timer.cancel()
+            answer.cancel()
 
     def stream(self, method: str, params: dict[str, Any] | None = None) -> Stream:
         """Starts a call whose output is read piece by piece."""
+        stream = Stream(self, next(self._numbers), self._loop.create_future())
+        self._begin(stream, method, params)
+        return stream
+
+    def _begin(self, call: Answer, method: str, params: dict[str, Any] | None) -> None:
         if self.lost.done():
             raise self.lost.result()
-        stream = Stream(self, next(self._numbers))
-        self._calls[stream.number] = stream
-        self._write(wire.message(wire.CALL, stream.number, {"method": method, "params": params or {}}))
-        return stream
+        self._calls[call.number] = call
+        self._write(wire.message(wire.CALL, call.number, {"method": method, "params": params or {}}))
+
+    def _give_up(self, call: Answer, method: str, timeout_s: float) -> None:
+        call.cancel(TimedOut(f"no answer to {method} within {timeout_s:g} s", subject=self.spec.name))
 
     @property
     def quality(self) -> LinkQuality:
@@ -102,9 +109,7 @@ class Link(asyncio.Protocol):
         # Read only after a failure; ssh and a login shell have no need to write more than a few lines.
         self._stderr = os.memfd_create("stderr")
         try:
-            self._process = subprocess.Popen(
-                argv, stdin=theirs, stdout=theirs, stderr=self._stderr, env=env, start_new_session=True
-            )
+            self._process = _popen(argv, theirs.fileno(), self._stderr, env)
         except OSError:
             ours.close()
             self._lose(diagnosis.transport_missing(self.spec, argv[0]))
@@ -112,7 +117,7 @@ class Link(asyncio.Protocol):
         finally:
             theirs.close()
         ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        await self._loop.create_unix_connection(lambda: self, sock=ours)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -126,7 +131,7 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
-            asyncio.get_running_loop().create_task(self._explain_end(), name=f"end of link {self.spec.name}")
+            self._loop.create_task(self._explain_end(), name=f"end of link {self.spec.name}")
 
     async def _explain_end(self) -> None:
         process = self._process
@@ -213,7 +218,7 @@ class Link(asyncio.Protocol):
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def _receive_for(self, stream: Stream, kind: int, payload: bytes) -> None:
+    def _receive_for(self, stream: Answer, kind: int, payload: bytes) -> None:
         if kind in (wire.OUT, wire.ERR):
             stream.feed(kind, payload)
             return
@@ -245,53 +250,8 @@ class Link(asyncio.Protocol):
         self._lose(diagnosis.stopped_answering(self.spec, silent_s))
 
 
-class Stream:
-    """One call's output as it comes, then its result. Reading grants the node more; not reading holds it back."""
-
-    def __init__(self, link: Link, number: int) -> None:
-        self.number = number
-        self._link = link
-        self._chunks: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
-        self._result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._unread = 0
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
-        while (chunk := await self._chunks.get()) is not None:
-            yield chunk
-            self._unread -= len(chunk[1])
-            self._link.send(wire.CREDIT, self.number, wire.AMOUNT.pack(len(chunk[1])))
-
-    async def result(self) -> dict[str, Any]:
-        return await self._result
-
-    def ask_to_stop(self) -> None:
-        if not self._result.done():
-            self._link.send(wire.CANCEL, self.number)
-
-    def cancel(self) -> None:
-        """Asks the node to stop it and no longer waits for it."""
-        if not self._result.done():
-            self.ask_to_stop()
-            self._link.forget(self.number)
-            self._result.cancel()
-            self._chunks.put_nowait(None)
-
-    def feed(self, kind: int, payload: bytes) -> None:
-        self._unread += len(payload)
-        if self._unread > wire.WINDOW:
-            raise wire.ProtocolError(f"call {self.number} sent more than it was granted")
-        self._chunks.put_nowait((kind, payload))
-
-    def finish(self, result: dict[str, Any]) -> None:
-        if not self._result.done():
-            self._result.set_result(result)
-            self._chunks.put_nowait(None)
-
-    def fail(self, error: Exception) -> None:
-        if not self._result.done():
-            self._result.set_exception(error)
-            self._result.exception()  # marked as seen: a stream may be dropped without asking for its result
-            self._chunks.put_nowait(None)
+def _popen(argv: list[str], talk: int, stderr: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(argv, stdin=talk, stdout=talk, stderr=stderr, env=env, start_new_session=True)
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ugro.core.codec import decode
 from ugro.core.errors import TimedOut, Unreachable
 from ugro.core.node import LinkQuality, Machine, NodeSpec
-from ugro.core.codec import decode
 from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
@@ -71,8 +71,8 @@ class Node:
 
     async def ready(self, timeout_s: float) -> Link:
         """The open link; if there is none, the outcome of an attempt made now."""
-        if self._link is not None:
-            return self._link
+        if (link := self.link) is not None:
+            return link
         self.wake()
         try:
             async with asyncio.timeout(timeout_s):
@@ -82,8 +82,8 @@ class Node:
                 raise TimedOut(
                     f"still connecting after {timeout_s:g} s", subject=self.spec.name, hint="try again in a moment"
                 ) from None
-        if self._link is not None:
-            return self._link
+        if (link := self.link) is not None:
+            return link
         assert self.error is not None
         raise self.error
 

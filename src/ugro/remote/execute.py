@@ -155,7 +155,7 @@ class _Guard:
 
     def _watch(self) -> None:
         os.setsid()
-        keep = sorted((self._control, self._status) + self._outputs)
+        keep = sorted((self._control, self._status, *self._outputs))
         close_all_but(keep)
         tree.become_subreaper()
         wake_read, wake_write = os.pipe()

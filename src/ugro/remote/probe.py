@@ -9,7 +9,10 @@ import os
 import pwd
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+
+TYPE_CHECKING = False  # see wire.py
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 _MIN_CPU_WINDOW_S = 0.2
 

@@ -11,11 +11,15 @@ import itertools
 import os
 import selectors
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ugro.remote import wire
 
-Callback = Callable[[], None]
+TYPE_CHECKING = False  # see wire.py
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+    Callback = Callable[[], None]
+    Method = Callable[["Call", Dict[str, Any]], None]
 
 
 class Refused(Exception):
@@ -27,15 +31,16 @@ class Refused(Exception):
 
 
 class Call:
-    """One request under way. A call that goes on after its start replaces the three hooks."""
+    """One request under way. A call that goes on after its start sets the three hooks."""
+
+    on_cancel: Optional[Callback] = None
+    on_credit: Optional[Callable[[int], None]] = None
+    on_input: Optional[Callable[[bytes], None]] = None
 
     def __init__(self, program: Program, number: int) -> None:
         self.program = program
         self.number = number
         self.is_done = False
-        self.on_cancel: Callback = lambda: None
-        self.on_credit: Callable[[int], None] = lambda amount: None
-        self.on_input: Callable[[bytes], None] = lambda payload: None
 
     def data(self, kind: int, payload: bytes) -> None:
         self.program.send(wire.frame(kind, self.number, payload))
@@ -51,9 +56,6 @@ class Call:
             self.is_done = True
             self.program.calls.pop(self.number, None)
             self.program.send(wire.message(kind, self.number, value))
-
-
-Method = Callable[[Call, Dict[str, Any]], None]
 
 
 class Program:
@@ -148,11 +150,14 @@ class Program:
         if call is None:  # it ended while this was on its way
             return
         if kind == wire.CANCEL:
-            call.on_cancel()
+            if call.on_cancel:
+                call.on_cancel()
         elif kind == wire.INPUT:
-            call.on_input(payload)
+            if call.on_input:
+                call.on_input(payload)
         elif kind == wire.CREDIT and len(payload) == wire.AMOUNT.size:
-            call.on_credit(wire.AMOUNT.unpack(payload)[0])
+            if call.on_credit:
+                call.on_credit(wire.AMOUNT.unpack(payload)[0])
         else:
             raise wire.ProtocolError("kind %d makes no sense towards a node" % kind)
 

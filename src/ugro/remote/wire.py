@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Dict, Iterator, Tuple
+
+# Not imported from typing: that module alone would take longer to load than the rest of the node program.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, Tuple
+
+    Frame = Tuple[int, int, bytes]
 
 CALL = 1  # agent → node: {"method", "params"}
 CANCEL = 2  # agent → node: stop this call; it still answers
@@ -31,7 +37,9 @@ MAX_PAYLOAD = 1 << 20
 CHUNK = 64 * 1024
 WINDOW = 512 * 1024  # bytes of one call that may be on their way
 
-Frame = Tuple[int, int, bytes]
+# Kept: json.dumps and json.loads make a new one, or guess an encoding, on every call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 class ProtocolError(Exception):
@@ -43,7 +51,7 @@ def frame(kind: int, call: int, payload: bytes = b"") -> bytes:
 
 
 def message(kind: int, call: int, value: Dict[str, Any]) -> bytes:
-    payload = json.dumps(value, separators=(",", ":")).encode()
+    payload = _encode(value).encode()
     if len(payload) > MAX_PAYLOAD:
         raise ProtocolError("a message of %d bytes is over the limit of %d" % (len(payload), MAX_PAYLOAD))
     return frame(kind, call, payload)
@@ -51,7 +59,7 @@ def message(kind: int, call: int, value: Dict[str, Any]) -> bytes:
 
 def parse(payload: bytes) -> Dict[str, Any]:
     try:
-        value = json.loads(payload)
+        value = _decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not JSON: %r" % payload[:80]) from error
     if not isinstance(value, dict):

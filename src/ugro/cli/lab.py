@@ -1,0 +1,141 @@
+"""``ugro lab``: unequal nodes on this machine, to try and to test things without a cluster."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ugro.cli import health
+from ugro.cli.output import Cell, Output
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.core.errors import UsageError
+from ugro.core.node import Status
+from ugro.core.statedir import StateDir
+from ugro.lab.lab import Lab, Outcome
+from ugro.lab.shape import Shape, Throttle, Wish, parse_speeds
+
+_HEADER = ("NODE", "SPEED", "THROTTLE", "PROCESSES", "HOME")
+_MEANS = {
+    Throttle.CGROUP: "slowed down by control groups",
+    Throttle.DUTY_CYCLE: "slowed down by stopping and continuing processes",
+}
+_OUTCOMES = {
+    Outcome.MADE: "the lab is up",
+    Outcome.CHANGED: "the lab has changed",
+    Outcome.WAS_UP: "the lab was up already",
+}
+
+
+@click.group()
+def lab() -> None:
+    """Unequal nodes on this machine, to try things.
+
+    While a lab is up, every ugro command of this UGRO_HOME talks to it.
+    """
+
+
+@lab.command()
+@click.option("--nodes", type=int, help="How many nodes, 1 to 64.  [default: one for each speed, else 3]")
+@click.option("--speeds", help="Parts of one core, such as 1,0.5,0.25 (the default); too few repeat the last.")
+@click.option("--gpus", type=int, help="Pretend GPUs on each node.  [default: 0]")
+@click.option("--no-cgroups", is_flag=True, help="Slow down by stopping and continuing processes instead.")
+@json_option
+@pass_session
+def up(session: Session, nodes: int | None, speeds: str | None, gpus: int | None, no_cgroups: bool) -> int:
+    """Make the lab, or change it to these numbers; what runs on a lab that changes is ended.
+
+    A node of speed 1 may use one whole core, 0.25 a quarter of one. Where this user may make no control groups,
+    nodes are slowed down by stopping and continuing their processes for that share of the time.
+    """
+    wish = Wish(nodes, parse_speeds(speeds) if speeds is not None else None, gpus, no_cgroups)
+    made = find_lab(session)
+    outcome = made.up(wish)
+    code = show_health(session.output, made)
+    _tell(session.output, outcome, made.shape())
+    return code
+
+
+@lab.command()
+@pass_session
+def down(session: Session) -> None:
+    """End every process of the lab and remove it. Also mends what a crash has left."""
+    was_there = find_lab(session).down()
+    session.output.note("the lab is down" if was_there else "no lab was up")
+
+
+@lab.command()
+@json_option
+@pass_session
+def status(session: Session) -> None:
+    """Show the lab's nodes, how they are slowed down, and their processes."""
+    found = find_lab(session)
+    shape = found.shape()
+    if session.output.is_json:
+        session.output.document({"lab": describe(found, shape)})
+    elif shape is not None:
+        session.output.table(_HEADER, _rows(found, shape))
+    else:
+        session.output.note("no lab is up; make one: ugro lab up")
+    if found.is_left_over():
+        session.output.warn("parts of a lab are left over", "remove them: ugro lab down")
+
+
+def find_lab(session: Session, home: StateDir | None = None) -> Lab:
+    if session.cluster is not None:
+        raise UsageError("a lab has a cluster file of its own", hint="leave --cluster out")
+    return Lab(
+        home or StateDir.find(os.environ), log_level=session.log_level, on_wait=session.output.progress
+    )
+
+
+def show_health(output: Output, lab: Lab) -> int:
+    """The lab's health table, or its document; the exit code tells of nodes that are not there."""
+    with lab.client() as client:
+        reports = sorted(client.iter_health(), key=health.by_name)
+    if output.is_json:
+        output.document({"lab": describe(lab, lab.shape())})
+    else:
+        health.show(output, reports)
+    return 5 if any(report.status is Status.UNREACHABLE for report in reports) else 0
+
+
+def describe(lab: Lab, shape: Shape | None) -> dict[str, object] | None:
+    if shape is None:
+        return None
+    homes = lab.processes()
+    nodes = [
+        {
+            "name": node.name,
+            "speed": node.speed,
+            "home": node.home,
+            "throttle": node.throttle,
+            "pids": sorted(pid for pid, home in homes.items() if home == node.home),
+        }
+        for node in shape.nodes
+    ]
+    return {"gpus": shape.gpus, "nodes": nodes}
+
+
+def _rows(lab: Lab, shape: Shape) -> list[list[Cell]]:
+    homes = list(lab.processes().values())
+    return [
+        [
+            Cell(node.name, "bold"),
+            Cell(f"{node.speed:g}", is_number=True),
+            Cell(node.throttle),
+            Cell(str(homes.count(node.home)), is_number=True),
+            Cell(node.home),
+        ]
+        for node in shape.nodes
+    ]
+
+
+def _tell(output: Output, outcome: Outcome, shape: Shape | None) -> None:
+    if shape is None:  # taken down by somebody else meanwhile
+        return
+    speeds = ", ".join(f"{speed:g}" for speed in shape.speeds)
+    output.note(f"{_OUTCOMES[outcome]}: nodes of speed {speeds}, {_MEANS[shape.nodes[0].throttle]}")
+    output.note("try: ugro health; ugro exec @all -- hostname; and in the end: ugro lab down")
+    if os.environ.get("UGRO_CLUSTER"):
+        output.warn("UGRO_CLUSTER names another cluster file", "to use the lab: unset UGRO_CLUSTER")

@@ -1,0 +1,201 @@
+"""CPU quotas for the nodes of a lab: control groups, version 1 or 2, where this user may make them.
+
+Speed 1 is one whole core, 0.25 a quarter of one, however many the machine has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Short, so that a slow node is slow evenly and does not stand still for long; the kernel wants a quota of 1 ms.
+_PERIOD_US = 20_000
+_LONGEST_PERIOD_US = 1_000_000
+_LEAST_QUOTA_US = 1_000
+_REMOVE_LIMIT_S = 2.0
+_JOIN = 'echo $$ > "$1/cgroup.procs"'
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where the CPU controller is mounted, and where this process is in it."""
+
+    version: int
+    mount: Path
+    own: tuple[str, ...]  # the names of our own group and those above it, below the mount
+
+    def places(self) -> Iterator[Path]:
+        """Where a group could be made, the highest first: that is the one other logins of this user find again."""
+        for depth in range(len(self.own) + 1):
+            yield self.mount.joinpath(*self.own[:depth])
+
+
+def create(hierarchy: Hierarchy, name: str, speeds: Mapping[str, float]) -> Path | None:
+    """A group ``name`` with a limited group for each node; None where this user may not make it."""
+    for place in hierarchy.places():
+        group = place / name
+        try:
+            _make(hierarchy.version, group, speeds)
+        except OSError:
+            remove(group)
+            continue
+        if all(_can_join(group / node) for node in speeds):
+            return group
+        remove(group)
+    return None
+
+
+def find(hierarchy: Hierarchy, name: str) -> list[Path]:
+    return [place / name for place in hierarchy.places() if (place / name).is_dir()]
+
+
+def members(group: Path) -> list[int]:
+    """The processes in a group and those below it."""
+    found: list[int] = []
+    for folder in _with_children(group):
+        with contextlib.suppress(OSError):
+            found += [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    return found
+
+
+def remove(group: Path) -> bool:
+    """False when a process keeps it."""
+    deadline = time.monotonic() + _REMOVE_LIMIT_S
+    for folder in reversed(_with_children(group)):
+        while not _is_removed(folder):
+            # What was killed leaves its group a moment after it is gone.
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
+def quota(speed: float) -> tuple[int, int]:
+    """Microseconds of CPU time, and the period they are for."""
+    period_us = min(_LONGEST_PERIOD_US, max(_PERIOD_US, round(_LEAST_QUOTA_US / speed)))
+    return max(_LEAST_QUOTA_US, round(period_us * speed)), period_us
+
+
+def limits(version: int, speed: float) -> list[tuple[str, str]]:
+    """Files and what to write into them, in this order."""
+    quota_us, period_us = quota(speed)
+    if version == 2:
+        return [("cpu.max", f"{quota_us} {period_us}"), _weight(version, speed)]
+    return [
+        # Without a quota any period goes; a quota of before might be too much for the new one.
+        ("cpu.cfs_quota_us", "-1"),
+        ("cpu.cfs_period_us", str(period_us)),
+        ("cpu.cfs_quota_us", str(quota_us)),
+        _weight(version, speed),
+    ]
+
+
+def cpu_hierarchy() -> Hierarchy | None:
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+        groups = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return None
+    found = [hierarchy for hierarchy in hierarchies(mounts, groups) if _has_cpu(hierarchy)]
+    return found[0] if found else None
+
+
+def hierarchies(mounts: str, groups: str) -> Iterator[Hierarchy]:
+    """Those that may have the CPU controller, from the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    own = _own_groups(groups)
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount = (_unescaped(field) for field in before.split()[3:5])
+        kind, _, options = after.split()[:3]
+        version = {"cgroup": 1, "cgroup2": 2}.get(kind)
+        if version is None or (version == 1 and "cpu" not in options.split(",")):
+            continue
+        path = own.get("cpu" if version == 1 else "", "/")
+        # In a container, only what is below the mount's root can be seen.
+        inside = path[len(root.rstrip("/")) :] if f"{path}/".startswith(f"{root.rstrip('/')}/") else ""
+        yield Hierarchy(version, Path(mount), tuple(name for name in inside.split("/") if name))
+
+
+def _own_groups(groups: str) -> dict[str, str]:
+    """Controller → our group; version 2 has the empty name."""
+    own: dict[str, str] = {}
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))
+    return own
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _has_cpu(hierarchy: Hierarchy) -> bool:
+    if hierarchy.version == 1:
+        return True
+    try:
+        return "cpu" in (hierarchy.mount / "cgroup.controllers").read_text().split()
+    except OSError:
+        return False
+
+
+def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
+    if version == 2:
+        _pass_cpu_on(group.parent)
+    group.mkdir(exist_ok=True)
+    if version == 2:
+        _pass_cpu_on(group)
+    _write_all(group, [_weight(version, sum(speeds.values()))])
+    for node, speed in speeds.items():
+        (group / node).mkdir(exist_ok=True)
+        _write_all(group / node, limits(version, speed))
+
+
+def _weight(version: int, speed: float) -> tuple[str, str]:
+    """Keeps the nodes as unequal as they should be when the machine has less to give than their quotas."""
+    return ("cpu.weight", str(max(1, round(100 * speed)))) if version == 2 else ("cpu.shares", str(round(1024 * speed)))
+
+
+def _pass_cpu_on(group: Path) -> None:
+    """Version 2: groups below have the CPU controller only if the one above says so."""
+    switches = group / "cgroup.subtree_control"
+    if "cpu" not in switches.read_text().split():
+        _write(switches, "+cpu")
+
+
+def _write_all(group: Path, settings: Iterable[tuple[str, str]]) -> None:
+    for name, text in settings:
+        _write(group / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)  # never created: these files are the kernel's
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _can_join(group: Path) -> bool:
+    """Version 2 also asks for rights above the group, so the only proof is a process that tries."""
+    argv = ["sh", "-c", _JOIN, "sh", str(group)]
+    return subprocess.run(argv, stderr=subprocess.DEVNULL, check=False, timeout=10).returncode == 0
+
+
+def _with_children(group: Path) -> list[Path]:
+    """The group, then those below it; empty when it is gone."""
+    return [Path(folder) for folder, _, _ in os.walk(group)]
+
+
+def _is_removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True

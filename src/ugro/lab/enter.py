@@ -1,0 +1,111 @@
+"""The transport of a lab node: ``python -m ugro.lab.enter --home DIR [options] COMMAND…`` becomes COMMAND on that node.
+
+Options: ``--cgroup PATH`` joins a CPU quota; ``--speed S`` starts a throttle instead; ``--env NAME=VALUE`` and
+``--path DIR`` (put first on PATH) as often as needed. It is run each time a link is opened: few imports, no work.
+It makes nothing: where the lab is down, there is nothing to enter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+# Carried by every process of a node. The value is the node's home, so labs of other state directories differ.
+MARK = "UGRO_LAB_NODE"
+# Known to the agent's user, and of no meaning on another machine, which a lab node plays.
+_NOT_OF_THE_NODE = ("UGRO_HOME", "UGRO_CLUSTER")
+
+
+class Entry:  # no dataclass: importing those takes longer than all the rest
+    def __init__(self) -> None:
+        self.home = ""
+        self.cgroup = ""
+        self.speed = 1.0
+        self.env: dict[str, str] = {}
+        self.paths: list[str] = []
+        self.command: list[str] = []
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    entry = parse(arguments)
+    if not os.path.isfile(os.path.join(os.path.dirname(entry.home), "cluster.yaml")):
+        _refuse(f"the lab of {entry.home} is down")
+    try:
+        os.chdir(entry.home)
+        if entry.cgroup:
+            _join(entry.cgroup)
+        elif entry.speed < 1:
+            _start_throttle(entry)
+        os.execvpe(entry.command[0], entry.command, environment(entry, os.environ))
+    except OSError as error:
+        _refuse(f"{error.filename or entry.command[0]}: {error.strerror}")
+
+
+def parse(arguments: Sequence[str]) -> Entry:
+    entry = Entry()
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--"):
+            entry.command = [word, *words]
+            break
+        _set(entry, word, next(words, ""))
+    if not entry.home or not entry.command:
+        _refuse("usage: python -m ugro.lab.enter --home DIR [--cgroup PATH | --speed S] COMMAND…")
+    return entry
+
+
+def environment(entry: Entry, ours: Mapping[str, str]) -> dict[str, str]:
+    env = {name: value for name, value in ours.items() if name not in _NOT_OF_THE_NODE}
+    env.update(entry.env)
+    env["HOME"] = env[MARK] = entry.home
+    env["PATH"] = os.pathsep.join([*entry.paths, ours.get("PATH", os.defpath)])
+    return env
+
+
+def _set(entry: Entry, option: str, value: str) -> None:
+    if option == "--home":
+        entry.home = value
+    elif option == "--cgroup":
+        entry.cgroup = value
+    elif option == "--speed":
+        entry.speed = float(value)
+    elif option == "--env":
+        name, _, text = value.partition("=")
+        entry.env[name] = text
+    elif option == "--path":
+        entry.paths.append(value)
+    else:
+        _refuse(f"no option {option}")
+
+
+def _join(cgroup: str) -> None:
+    descriptor = os.open(os.path.join(cgroup, "cgroup.procs"), os.O_WRONLY)
+    os.write(descriptor, str(os.getpid()).encode())
+    os.close(descriptor)
+
+
+def _start_throttle(entry: Entry) -> None:
+    """Beside this process, which is about to become the node program; it holds nothing of the link open."""
+    argv = [sys.executable, "-m", "ugro.lab.throttle", entry.home, str(entry.speed), str(os.getpid())]
+    # Our own environment otherwise: with the node's home, Python might not find its packages.
+    env = {**os.environ, MARK: entry.home}
+    if os.fork() == 0:
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):
+                os.dup2(null, descriptor)
+            os.execve(sys.executable, argv, env)
+        finally:
+            os._exit(1)
+
+
+def _refuse(why: str) -> NoReturn:
+    os.write(2, f"{why}\n".encode("utf-8", "replace"))
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,181 @@
+"""A lab: unequal nodes on this machine, served by the agent of one state directory, made and taken away as a whole.
+
+Each node is a home directory, a share of a core and, when asked for, pretend GPUs. Everything a lab starts carries
+its mark, so that it can be ended without the agent, and after any crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from ugro.client import Client
+from ugro.core.errors import NotAllowed, UgroError, Unreachable
+from ugro.core.statedir import StateDir
+from ugro.lab import cgroups, files, processes
+from ugro.lab.shape import LabNode, Shape, Throttle, Wish
+
+
+class Outcome(StrEnum):
+    MADE = "made"
+    CHANGED = "changed"
+    WAS_UP = "was up"
+
+
+class Lab:
+    def __init__(
+        self, home: StateDir, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        self.home = home
+        # Resolved: the processes of a lab are known by this path, however its user spells it.
+        self.root = Path(os.path.realpath(home.lab))
+        self._group = f"ugro-lab-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
+        self._log_level = log_level
+        self._on_wait = on_wait or (lambda text: None)
+
+    def shape(self) -> Shape | None:
+        return files.remembered(self.root)
+
+    def is_left_over(self) -> bool:
+        """Something of a lab is there, and not enough to use it."""
+        return self.home.lab.exists() and self.shape() is None
+
+    def processes(self) -> dict[int, str]:
+        """pid → home of its node."""
+        return processes.of_lab(self.root)
+
+    def client(self) -> Client:
+        return Client(
+            home=self.home.path, cluster=self.home.lab_cluster, log_level=self._log_level, on_wait=self._on_wait
+        )
+
+    def up(self, wish: Wish) -> Outcome:
+        """Also mends a lab that is up in part, for example after a restart of the machine."""
+        speeds, gpus = wish.wanted_speeds(), wish.wanted_gpus()
+        with _os_errors("the lab cannot be made"), self._alone():
+            self._refuse_another_cluster()
+            found = self.shape()
+            if found is not None and wish.is_granted_by(found):
+                has_cgroups = any(node.cgroup for node in found.nodes)
+                self._serve(self._plan(found.speeds, found.gpus, without_cgroups=not has_cgroups))
+                return Outcome.WAS_UP
+            was_there = self._take_down()
+            self._serve(self._plan(speeds, gpus, without_cgroups=wish.without_cgroups))
+            return Outcome.CHANGED if was_there else Outcome.MADE
+
+    def down(self, *, with_agent: bool = False) -> bool:
+        """Ends and removes all of it; False when there was nothing. Needs no agent, and no whole lab.
+
+        The agent then serves this machine, or is ended with the lab.
+        """
+        if not self.home.path.is_dir():
+            return False
+        with _os_errors("the lab cannot be removed"), self._alone():
+            return self._take_down(with_agent=with_agent)
+
+    # --- up ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, speeds: tuple[float, ...], gpus: int, *, without_cgroups: bool) -> Shape:
+        self._on_wait("making the nodes")
+        names = {f"lab{number}": speed for number, speed in enumerate(speeds, start=1)}
+        hierarchy = None if without_cgroups else cgroups.cpu_hierarchy()
+        group = cgroups.create(hierarchy, self._group, names) if hierarchy else None
+        throttle = Throttle.CGROUP if group else Throttle.DUTY_CYCLE
+        nodes = [
+            LabNode(name, speed, str(self.root / name), throttle, str(group / name) if group else None)
+            for name, speed in names.items()
+        ]
+        return Shape(tuple(nodes), gpus)
+
+    def _serve(self, shape: Shape) -> None:
+        files.write(self.root, shape, self.home.lab_cluster)
+        self._on_wait("connecting")
+        try:
+            with self.client() as client:
+                client.use_cluster(self.home.lab_cluster)
+                client.reload_cluster()
+        except NotAllowed:
+            self._take_down()
+            raise
+
+    def _refuse_another_cluster(self) -> None:
+        agent = Client(home=self.home.path).running_agent()
+        if agent is not None and agent.cluster_file and not self._is_ours(agent.cluster_file):
+            raise NotAllowed(
+                f"the agent of {self.home.path} serves {agent.cluster_file}",
+                hint="give the lab an agent of its own: UGRO_HOME=~/.ugro-lab ugro lab up",
+            )
+
+    def _is_ours(self, cluster_file: str) -> bool:
+        return os.path.realpath(cluster_file) == str(self.root / self.home.lab_cluster.name)
+
+    # --- down --------------------------------------------------------------------------------------------------
+
+    def _take_down(self, *, with_agent: bool = False) -> bool:
+        was_there = self._release_agent(with_agent) or self.home.lab.exists()
+        groups = self._groups()
+        # From here on, nothing can enter any more.
+        self.home.lab_cluster.unlink(missing_ok=True)
+        left = processes.end(lambda: {*self.processes(), *(pid for group in groups for pid in cgroups.members(group))})
+        if left:
+            raise UgroError(f"processes of the lab do not end: {', '.join(map(str, left))}", hint="try it again")
+        for group in groups:
+            if not cgroups.remove(group):
+                raise UgroError(f"{group} cannot be removed", hint="try it again")
+        if self.root.exists():
+            shutil.rmtree(self.root)
+        return was_there or bool(groups)
+
+    def _release_agent(self, is_to_end: bool) -> bool:
+        """One that is dead or hangs is left alone: it finds no lab to dial."""
+        plain = Client(home=self.home.path)
+        try:
+            agent = plain.running_agent()
+            if agent is None or not agent.cluster_file or not self._is_ours(agent.cluster_file):
+                return False
+            self._on_wait("closing the links")
+            if is_to_end or not self.home.lab_cluster.is_file():
+                plain.stop_agent()
+            else:
+                with self.client() as client:
+                    client.use_cluster(None)
+        except Unreachable:
+            return False
+        return True
+
+    def _groups(self) -> list[Path]:
+        """As remembered, and where a lab that remembers nothing would have made them."""
+        shape = self.shape()
+        found = {Path(node.cgroup).parent for node in shape.nodes if node.cgroup} if shape else set()
+        hierarchy = cgroups.cpu_hierarchy()
+        found.update(cgroups.find(hierarchy, self._group) if hierarchy else [])
+        return [group for group in found if group.name == self._group and group.is_dir()]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One lab command at a time for a state directory; the kernel lets go when this process ends."""
+        self.home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(self.home.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(folder)
+            raise NotAllowed("another lab command is at work here", hint="try again when it has ended") from error
+        try:
+            yield
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UgroError(f"{what}: {error}", hint="UGRO_HOME=DIR chooses another place for it") from error

@@ -1,0 +1,86 @@
+"""Slows a lab node down where control groups may not be used: its work runs for a share of each period and stands
+still for the rest. It is no cap on cores: each process of a node at half speed runs half of the time.
+
+The node program and what it forked to watch and to probe are never stopped: a slow node answers. It ends with the
+node program, leaving nothing stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+from ugro.lab.processes import home_of, pids, read
+
+PERIOD_S = 0.1
+_OWN_NAME = b"ugro.lab.throttle"
+
+
+def main(home: str, speed: float, program: int) -> None:
+    signal.signal(signal.SIGTERM, lambda signum, stack: sys.exit(0))
+    work = Work(home, program)
+    try:
+        _alternate(work, speed)
+    finally:
+        _signal(work.pids(), signal.SIGCONT)
+
+
+class Work:
+    """What runs on a node, apart from the node program and its forks, which share its command line."""
+
+    def __init__(self, home: str, program: int) -> None:
+        self.program = program
+        self._home = home
+        # Reading every process's environment in every period would cost more than a slow node may use.
+        self._is_work: dict[int, bool] = {}
+        self._blank: set[int] = set()
+
+    def pids(self) -> list[int]:
+        present = set(pids())
+        self._is_work = {pid: known for pid, known in self._is_work.items() if pid in present}
+        blank_before, self._blank = self._blank, set()
+        command_line = read(self.program, "cmdline")
+        for pid in present - self._is_work.keys():
+            environment = read(pid, "environ")
+            if not environment and pid not in blank_before:
+                self._blank.add(pid)  # perhaps in the middle of an exec: one more look decides
+            elif home_of(environment) != self._home:
+                self._is_work[pid] = False
+            elif not self._is_machinery(pid, command_line):
+                self._is_work[pid] = True
+            # else: a fork of the node program may be about to become work, so it is looked at again.
+        return [pid for pid, is_work in self._is_work.items() if is_work]
+
+    def _is_machinery(self, pid: int, command_line: bytes) -> bool:
+        own = read(pid, "cmdline")
+        return pid == self.program or own == command_line or _OWN_NAME in own
+
+
+def _alternate(work: Work, speed: float) -> None:
+    begin = time.monotonic()
+    while os.getppid() == work.program:
+        _sleep_until(begin + PERIOD_S * speed)
+        stopped = work.pids()
+        _signal(stopped, signal.SIGSTOP)
+        _sleep_until(begin + PERIOD_S)
+        _signal(stopped, signal.SIGCONT)
+        # After a delay of this very process, the lost periods are not made up for.
+        begin = max(begin + PERIOD_S, time.monotonic() - PERIOD_S)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _signal(targets: Iterable[int], number: signal.Signals) -> None:
+    for pid in targets:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,154 @@
+"""What ``ugro doctor`` looks at in a node's system: UGRO's folder, installed packages, what a logout ends.
+
+All of it may block; ``remote.check`` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+from ugro.remote import tree
+from ugro.remote.check_net import user_name
+
+_BLOCK = b"\0" * 4096
+_CONFIG_FOLDERS = ("usr/lib", "usr/local/lib", "run", "etc")  # the last one wins
+
+# Runs in the user's Python as a job would see it, hence apart from this one, which sees no packages. Importing torch
+# takes seconds and may touch the GPUs; its files say as much.
+_LIST_PACKAGES = r"""
+import json, re, sys
+from importlib import metadata
+
+def version(*names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+
+def built_with(key):
+    try:
+        file = metadata.distribution("torch").locate_file("torch/version.py")
+        with open(str(file), encoding="utf-8") as source:
+            found = re.search(r"^%s\b[^=\n]*=\s*['\"](.+?)['\"]" % key, source.read(), re.MULTILINE)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return found.group(1) if found else None
+
+sys.stdout.write("\n" + json.dumps({
+    "python": "%d.%d.%d" % sys.version_info[:3],
+    "torch": built_with("__version__") or version("torch"),
+    "torch_cuda": built_with("cuda"),
+    "cuda_runtime": version("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
+    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+}))
+"""
+
+
+def root(path: str) -> Dict[str, Any]:
+    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None}
+    try:
+        usage = os.statvfs(path)
+        answer["free_bytes"] = usage.f_bavail * usage.f_frsize
+        answer["filesystem"] = _filesystem(os.path.realpath(path))
+        _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
+    except OSError as error:
+        answer["error"] = error.strerror or str(error)
+    return answer
+
+
+def packages() -> Dict[str, Any]:
+    # Ended by our own end, should our time run out while it hangs.
+    found = subprocess.run(
+        [sys.executable or "python3", "-c", _LIST_PACKAGES],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        preexec_fn=tree.die_with_parent,
+        check=False,
+    )
+    # What a site's own start-up files print comes before our line.
+    last = found.stdout.decode("utf-8", "replace").rpartition("\n")[2]
+    if found.returncode != 0 or not last.startswith("{"):
+        complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise OSError("%s cannot list its packages: %s" % (sys.executable, complaint[:200]))
+    answer: Dict[str, Any] = json.loads(last)
+    return answer
+
+
+def survival(prefix: str = "/") -> Dict[str, Any]:
+    """Whether logind ends what a user left running; ``prefix`` is where the system's files are."""
+    user = user_name(os.getuid())
+    settings = _logind_settings(prefix)
+    is_listed = not settings.get("KillOnlyUsers", "").split() or user in settings["KillOnlyUsers"].split()
+    is_excluded = user in settings.get("KillExcludeUsers", "root").split()
+    is_on = settings.get("KillUserProcesses", "no").lower() in ("yes", "y", "true", "t", "on", "1")
+    return {
+        "user": user,
+        "has_logind": os.path.isdir(os.path.join(prefix, "run/systemd/system")),
+        "kills_processes": is_on and is_listed and not is_excluded,
+        "lingers": os.path.exists(os.path.join(prefix, "var/lib/systemd/linger", user)),
+    }
+
+
+def _write_and_remove(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # A full disk or an exhausted quota may take the file and only refuse its contents, and that late.
+        os.write(descriptor, _BLOCK)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+
+
+def _filesystem(path: str) -> Optional[str]:
+    """The kind of the mount that holds ``path``, as the kernel calls it: ext4, nfs4, cifs, …"""
+    best, kind = "", None
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            _, mount, filesystem = line.split(" ", 3)[:3]
+            mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount)
+            # Of two at the same place the later hides the earlier.
+            if len(mount) >= len(best) and (path + "/").startswith(mount.rstrip("/") + "/"):
+                best, kind = mount, filesystem
+    return kind
+
+
+def _logind_settings(prefix: str) -> Dict[str, str]:
+    settings: Dict[str, str] = {}
+    for path in _logind_files(prefix):
+        section = ""
+        for line in _lines(path):
+            line = line.strip()
+            if line.startswith("["):
+                section = line
+            elif section == "[Login]" and "=" in line and line[0] not in "#;":
+                key, _, value = line.partition("=")
+                settings[key.strip()] = value.strip()
+    return settings
+
+
+def _logind_files(prefix: str) -> List[str]:
+    """In the order in which later ones win: one main file, then the drop-ins by name, wherever they are."""
+    folders = [os.path.join(prefix, folder, "systemd") for folder in _CONFIG_FOLDERS]
+    mains = [path for path in (os.path.join(folder, "logind.conf") for folder in folders) if os.path.exists(path)]
+    drop_ins: Dict[str, str] = {}
+    for folder in (os.path.join(folder, "logind.conf.d") for folder in folders):
+        if os.path.isdir(folder):
+            drop_ins.update((name, os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".conf"))
+    return mains[-1:] + [drop_ins[name] for name in sorted(drop_ins)]
+
+
+def _lines(path: str) -> List[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(64 * 1024).splitlines()
+    except OSError:
+        return []
