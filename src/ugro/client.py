@@ -1,35 +1,37 @@
 """``ugro.Client``: the typed Python API, and the only way the CLI talks to the agent.
 
 It starts an agent when there is none, replaces one of another version, and raises the same errors the agent did.
+What only some calls need is imported by them: the import of this module is most of what a warm command costs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.clusterfile import find_cluster_file
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
 from ugro.core.errors import NotAllowed, UgroError, Unreachable, error_from_wire
-from ugro.core.finding import Finding
-from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport
 from ugro.core.statedir import StateDir
-from ugro.http import AgentGone, Connection, chunks, lines
-from ugro.launcher import start_agent
-from ugro.policy.selection import Choice
+from ugro.http import AgentGone, Connection, lines
+from ugro.launcher import START_LIMIT_S, is_locked, start_agent
 from ugro.remote import wire
 
+if TYPE_CHECKING:
+    from ugro.core.finding import Finding
+    from ugro.core.hostkey import HostKey
+    from ugro.policy.selection import Choice
+
+_STATUS_S = 20.0  # an agent that takes longer to say who it is hangs
 _ANSWER_S = 60.0
 _END_S = 15.0
 
@@ -51,6 +53,7 @@ class Ended:
     code: int | None = None
     signal: int | None = None
     error: UgroError | None = None
+    unkillable: tuple[int, ...] = ()  # processes of the command that even SIGKILL did not end
 
     @property
     def exit_code(self) -> int:
@@ -65,15 +68,16 @@ class Client:
         *,
         home: Path | None = None,
         cluster: Path | None = None,
+        any_cluster: bool = False,  # takes the agent as it is, whatever it serves
         log_level: str = "info",
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        self.home = StateDir(home) if home else StateDir.find(os.environ)
-        self._wanted = find_cluster_file(cluster, os.environ, Path.cwd(), self.home)
+        self.home = StateDir(home.absolute()) if home else StateDir.find(os.environ)
+        self._cluster = cluster
+        self._any_cluster = any_cluster
         self._log_level = log_level
         self._on_wait = on_wait
-        self._connection: Connection | None = None
-        self._agent: AgentStatus | None = None
+        self._connection = Connection(self.home.socket)
 
     def __enter__(self) -> Client:
         return self
@@ -84,101 +88,117 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Nothing is lost: the next call connects again."""
+        self._connection.close()
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def agent(self) -> AgentStatus:
-        """The running agent, started if need be."""
-        self._connected()
-        assert self._agent is not None
-        return self._agent
+        """The running agent, started if need be: of our version, and serving the cluster we were asked for."""
+        deadline = time.monotonic() + START_LIMIT_S
+        wanted, is_asked_for = self._wanted()
+        has_started_it = False
+        while time.monotonic() < deadline:
+            agent = self.running_agent()
+            if agent is None:
+                has_started_it = self._start_agent(wanted)
+            elif agent.version != ugro.__version__ and has_started_it:
+                raise NotAllowed(
+                    f"ugro was changed from {ugro.__version__} to {agent.version} while this program ran",
+                    hint="start this program again",
+                )
+            elif agent.version != ugro.__version__:
+                self._replace(agent)
+            elif wanted is None or _is_served(wanted, agent, is_asked_for=is_asked_for):
+                return agent
+            else:
+                self._switch(wanted, agent)
+        raise Unreachable(
+            f"no agent answers within {START_LIMIT_S:g} s", hint=f"{_holder(self.home)}; see: ugro agent logs"
+        )
 
     def running_agent(self) -> AgentStatus | None:
         """The running agent of whatever version, or None; never starts one."""
-        connection = Connection(self.home.socket, _ANSWER_S)
         try:
-            return decode(AgentStatus, connection.ask("GET", "/v1/agent", headers=_headers()))
+            answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers())
         except AgentGone:
             return None
-        finally:
-            connection.close()
+        return decode(AgentStatus, answer)
 
     def stop_agent(self, *, only_if_idle: bool = False) -> bool:
         """Ends the agent and waits until it is gone; False when there was none. Jobs are not touched."""
-        self.close()
-        connection = Connection(self.home.socket, _ANSWER_S)
-        try:
-            connection.ask("POST", f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}")
-        except AgentGone:
-            return False
-        finally:
-            connection.close()
+        was_asked = False
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
-            if not self.home.socket.exists() and not _is_locked(self.home):
-                return True
+            if not was_asked:
+                was_asked = self._ask_to_stop(only_if_idle=only_if_idle)
+            if not is_locked(self.home):
+                self.close()
+                return was_asked
             time.sleep(0.02)
-        raise Unreachable("the agent does not end", hint=f"its pid is in {self.home.lock}")
+        raise Unreachable("the agent does not end", hint=_holder(self.home))
 
     def use_cluster(self, path: Path | None) -> None:
-        self._ask("PUT", "/v1/cluster", {"path": str(path.absolute()) if path else None})
+        self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
 
     def reload_cluster(self) -> AgentStatus:
         """Takes up an edit of the cluster file now, not within the second."""
         self._ask("POST", "/v1/cluster/reload")
-        self._agent = decode(AgentStatus, self._ask("GET", "/v1/agent"))
-        return self._agent
+        return decode(AgentStatus, self._ask("GET", "/v1/agent"))
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
-        """Probes the nodes now, all at once; in the cluster's order."""
-        return sorted(self.iter_health(nodes), key=lambda report: report.name)
+        """Probes the nodes now, all at once; ordered by name."""
+        return sorted(self.iter_health(nodes), key=by_name)
 
     def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
         """Each node's report as soon as it is there."""
-        for document in lines(self._start("GET", f"/v1/health{_query(nodes)}")):
+        for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
             yield decode(NodeReport, document)
 
     def best_node(self) -> Choice:
+        from ugro.policy.selection import Choice
+
         return decode(Choice, self._ask("GET", "/v1/best"))
 
     def add_node(self, name: str, **fields: Any) -> None:
         self._ask("POST", "/v1/nodes", {"name": name, "fields": fields})
 
     def remove_node(self, name: str) -> None:
-        self._ask("DELETE", f"/v1/nodes/{quote(name, safe='')}")
+        self._ask("DELETE", f"/v1/nodes/{_quoted(name)}")
 
     def drain(self, name: str, reason: str = "") -> None:
-        self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/drain", {"reason": reason})
+        self._ask("POST", f"/v1/nodes/{_quoted(name)}/drain", {"reason": reason})
 
     def resume(self, name: str) -> None:
-        self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/resume")
+        self._ask("POST", f"/v1/nodes/{_quoted(name)}/resume")
 
     def host_key(self, name: str) -> HostKey:
-        return decode(HostKey, self._ask("GET", f"/v1/nodes/{quote(name, safe='')}/hostkey"))
+        from ugro.core.hostkey import HostKey
+
+        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey"))
 
     def trust(self, key: HostKey, *, replace: bool = False) -> HostKey:
         """Accepts exactly the key that was looked at."""
         body = {"fingerprints": list(key.fingerprints), "replace": replace}
-        return decode(HostKey, self._ask("POST", f"/v1/nodes/{quote(key.node, safe='')}/hostkey", body))
+        return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
 
     def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:
-        for document in lines(self._start("GET", f"/v1/doctor{_query(nodes)}")):
+        from ugro.core.finding import Finding
+
+        for document in lines(self._stream("GET", "/v1/doctor" + _query("node", nodes))):
             yield decode(Finding, document)
 
     def ssh_hosts(self, ssh_config: str | None = None) -> list[str]:
         """The machines that the user's ssh configuration names."""
-        found = self._ask("GET", "/v1/ssh-hosts" + (f"?{urlencode({'ssh_config': ssh_config})}" if ssh_config else ""))
+        found = self._ask("GET", "/v1/ssh-hosts" + _query("ssh_config", [ssh_config] if ssh_config else []))
         return [str(host) for host in found]
 
     def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
         """Tries hosts that need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
-        for document in lines(self._start("POST", "/v1/examine", body)):
+        for document in lines(self._stream("POST", "/v1/examine", body)):
             yield decode(NodeReport, document)
 
     # --- commands ----------------------------------------------------------------------------------------------
@@ -191,93 +211,143 @@ class Client:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         key: str | None = None,
-    ) -> Iterator[Output | Ended]:
+    ) -> Generator[Output | Ended, None, None]:
         """Runs a command on nodes at once (names, ``@all``, ``@label``): output as it comes, then how each ended.
 
         Closing the iterator, or this process ending, ends the command everywhere. ``key`` lets ``cancel`` name it.
         """
         body = {
-            "key": key or secrets.token_hex(8),
+            "key": key or os.urandom(8).hex(),
             "nodes": list(nodes),
             "argv": list(argv),
             "cwd": cwd,
             "env": dict(env or {}),
         }
-        response = self._start("POST", "/v1/exec", body)
         decoder = wire.Decoder()
         names: list[str] = []
-        try:
-            for chunk in chunks(response):
-                for kind, index, payload in decoder.feed(chunk):
-                    if kind == wire.CALL:
-                        names = list(wire.parse(payload)["nodes"])
-                    else:
-                        yield _event(names[index], kind, payload)
-        finally:
-            self.close()
+        # No limit to the silence: a command may have nothing to say for hours.
+        for piece in self._stream("POST", "/v1/exec", body, timeout_s=None):
+            for kind, index, payload in decoder.feed(piece):
+                if kind == wire.CALL:
+                    names = list(wire.parse(payload)["nodes"])
+                else:
+                    yield _event(names[index], kind, payload)
 
     def cancel(self, key: str) -> None:
         """Ends a running ``exec``; its iterator then reports how each node ended it."""
-        with contextlib.closing(Connection(self.home.socket, _ANSWER_S)) as connection:
-            connection.ask("DELETE", f"/v1/exec/{quote(key, safe='')}")
+        connection = Connection(self.home.socket)
+        try:
+            connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
+        finally:
+            connection.close()
 
     # --- the connection ----------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return self._connected().ask(method, path, body)
+        if not self._connection.is_usable:
+            self.agent()
+        return self._connection.ask(method, path, body, timeout_s=_ANSWER_S)
 
-    def _start(self, method: str, path: str, body: Any = None) -> Any:
-        return self._connected().start(method, path, body)
+    def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
+        """An answer that comes bit by bit has a connection of its own, so that other calls can be made meanwhile."""
+        if not self._connection.is_usable:
+            self.agent()
+        connection = Connection(self.home.socket)
+        try:
+            yield from connection.start(method, path, body, timeout_s=timeout_s)
+        finally:
+            connection.close()
 
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._agent = self._find_agent()
-            connection = Connection(self.home.socket)
-            connection.connect()
-            self._connection = connection
-        return self._connection
+    def _wanted(self) -> tuple[Path | None, bool]:
+        if self._any_cluster:
+            return None, False
+        found = find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
+        return _absolute(found.path) if found.path else None, found.is_asked_for
 
-    def _find_agent(self) -> AgentStatus:
-        """An agent of our version that serves the cluster we were asked for."""
-        agent = self.running_agent()
-        if agent is not None and agent.version != ugro.__version__:
-            self._wait(f"replacing the agent of version {agent.version}")
+    def _start_agent(self, cluster: Path | None) -> bool:
+        if is_locked(self.home):  # by one that is about to open its socket, or has closed it
+            self._wait("waiting for the agent")
+            time.sleep(0.02)
+            return False
+        return start_agent(self.home, cluster, log_level=self._log_level, on_wait=self._on_wait)
+
+    def _replace(self, agent: AgentStatus) -> None:
+        self._wait(f"replacing the agent of version {agent.version}")
+        try:
             self.stop_agent(only_if_idle=True)
-            agent = None
-        if agent is None:
-            start_agent(self.home, self._wanted.path, log_level=self._log_level, on_wait=self._on_wait)
-            agent = self.running_agent()
-        if agent is None:
-            raise Unreachable("the agent ended right after its start", hint="see: ugro agent logs")
-        return self._agree_on_cluster(agent)
+        except NotAllowed as error:
+            raise NotAllowed(
+                f"the agent is of version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
+            ) from error
 
-    def _agree_on_cluster(self, agent: AgentStatus) -> AgentStatus:
-        wanted = self._wanted
-        serves = Path(agent.cluster_file) if agent.cluster_file else None
-        if wanted.path is None or wanted.path == serves or (serves is not None and not wanted.is_asked_for):
-            return agent
-        if serves is None:
-            with contextlib.closing(Connection(self.home.socket, _ANSWER_S)) as connection:
-                connection.ask("PUT", "/v1/cluster", {"path": str(wanted.path)})
-            return self.running_agent() or agent
-        raise NotAllowed(
-            f"the agent of {self.home.path} serves {serves}, not {wanted.path}",
-            hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
-        )
+    def _switch(self, wanted: Path, agent: AgentStatus) -> None:
+        if agent.cluster_file is not None:
+            raise NotAllowed(
+                f"the agent of {self.home.path} serves {agent.cluster_file}, not {wanted}",
+                hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
+            )
+        self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
+
+    def _ask_to_stop(self, *, only_if_idle: bool) -> bool:
+        path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}"
+        try:
+            self._connection.ask("POST", path, timeout_s=_STATUS_S)
+        except AgentGone:
+            return False
+        except Unreachable as error:
+            raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home)) from error
+        return True
 
     def _wait(self, what: str) -> None:
         if self._on_wait:
             self._on_wait(what)
 
 
+def by_name(report: NodeReport) -> list[tuple[int, int, str]]:
+    """gpu2 before gpu10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", report.name) if part]
+
+
+def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:
+    if agent.cluster_file is None:
+        return False
+    if not is_asked_for or str(wanted) == agent.cluster_file:
+        return True
+    try:
+        return os.path.samefile(wanted, agent.cluster_file)
+    except OSError:
+        return False
+
+
+def _absolute(path: Path) -> Path:
+    """Without dots and linked folders, but a link that is the file itself stays: it may be made to point elsewhere."""
+    return path.parent.resolve() / path.name
+
+
+def _holder(home: StateDir) -> str:
+    import json
+
+    try:
+        pid = int(json.loads(home.lock.read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"who holds {home.lock}?"
+    return f"its pid is {pid}; if it hangs: kill -9 {pid}"
+
+
 def _headers() -> dict[str, str]:
     # The agent outlives the login it was started in; the newest ssh-agent is the one that works.
-    socket = os.environ.get("SSH_AUTH_SOCK")
-    return {"ugro-ssh-auth-sock": socket} if socket else {}
+    socket = os.environ.get("SSH_AUTH_SOCK", "")
+    return {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
 
 
-def _query(nodes: Sequence[str]) -> str:
-    return "?" + urlencode([("node", name) for name in nodes]) if nodes else ""
+def _query(key: str, values: Sequence[str]) -> str:
+    return "?" + "&".join(f"{key}={_quoted(value)}" for value in values) if values else ""
+
+
+def _quoted(text: str) -> str:
+    """For a part of a URL."""
+    plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
+    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
 def _event(node: str, kind: int, payload: bytes) -> Output | Ended:
@@ -286,20 +356,5 @@ def _event(node: str, kind: int, payload: bytes) -> Output | Ended:
     value = wire.parse(payload)
     if kind == wire.ERROR:
         return Ended(node, error=error_from_wire(value))
-    return Ended(node, code=value.get("code"), signal=value.get("signal"))
-
-
-def _is_locked(home: StateDir) -> bool:
-    import fcntl
-
-    try:
-        descriptor = os.open(home.lock, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    left = tuple(int(pid) for pid in value.get("unkillable", ()))
+    return Ended(node, code=value.get("code"), signal=value.get("signal"), unkillable=left)

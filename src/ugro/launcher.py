@@ -1,67 +1,95 @@
-"""Finding the agent of a state directory, and starting one where there is none."""
+"""Starting the agent of a state directory, and seeing whether one holds it."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ugro.core.errors import Unreachable, error_from_wire
 from ugro.core.statedir import StateDir
 
+if TYPE_CHECKING:
+    import subprocess
+
 START_LIMIT_S = 30.0
+_END_S = 5.0
 
 
 def start_agent(
     home: StateDir, cluster: Path | None, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
-) -> None:
-    """Returns when an agent answers: the one started here, or another command's that was quicker."""
-    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ready, theirs = os.pipe()
+) -> bool:
+    """True when the agent started here is ready; False when another process was quicker and holds the lock."""
+    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
+    if cluster is not None:
+        command += ["--cluster", str(cluster)]
     try:
-        process = subprocess.Popen(
-            _command(home, cluster, log_level, theirs),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=_stderr(home),
-            pass_fds=[theirs],
-            start_new_session=True,
-            cwd="/",
-        )
-    finally:
-        os.close(theirs)
+        home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process, ready = _spawn(home, command)
+    except OSError as error:
+        raise home.unusable(error) from error
     try:
         answer = _read(ready, on_wait)
     finally:
         os.close(ready)
+        # Not waited for when this command ends: the agent lives on.
+        process.returncode = 0
     state = answer.get("state")
+    if state == "ready":
+        return True
+    if state is None:
+        raise Unreachable("the agent did not start", hint=f"see {home.errors} and: ugro agent logs")
+    _reap(process.pid)
     if state == "failed":
-        process.wait(5)
         raise error_from_wire(answer["error"])
-    if state == "taken":
-        process.wait(5)
-    elif state != "ready":
-        raise Unreachable("the agent did not start", hint=f"see {home.path / 'agent.err'} and: ugro agent logs")
-    # Not our child to wait for: it lives on when this command has ended.
-    process.returncode = process.returncode or 0
+    return False
 
 
-def _command(home: StateDir, cluster: Path | None, log_level: str, ready_fd: int) -> list[str]:
-    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
-    if cluster is not None:
-        command += ["--cluster", str(cluster)]
-    return [*command, "--ready-fd", str(ready_fd)]
+def is_locked(home: StateDir) -> bool:
+    """Whether an agent runs, starts or ends there."""
+    try:
+        descriptor = os.open(home.lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
-def _stderr(home: StateDir) -> int:
+def _spawn(home: StateDir, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and where it says that it is ready."""
+    import subprocess  # most commands find an agent and need none of it
+
     # A crash before logging is set up must leave a trace somewhere.
-    return os.open(home.path / "agent.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    errors = os.open(home.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    ready, theirs = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[theirs],
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError:
+        os.close(ready)
+        raise
+    finally:
+        os.close(theirs)
+        os.close(errors)
+    return process, ready
 
 
 def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
@@ -78,3 +106,10 @@ def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
         if not part or text.endswith(b"\n"):
             break
     return dict(json.loads(text)) if text.endswith(b"\n") else {}
+
+
+def _reap(pid: int) -> None:
+    """It has said why it ends, and a client may live long: no zombie is left."""
+    deadline = time.monotonic() + _END_S
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+        time.sleep(0.005)

@@ -5,23 +5,40 @@ After each test the agent is stopped, and nothing that it started may be left: n
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
 from tests.rig import netns
 from tests.rig.netns import NetnsFarm
-from tests.rig.sshd import Farm, SshdFarm
-from tests.rig.waiting import end_all_with_variable, processes_with_variable, wait_until
+from tests.rig.sshd import Farm, SshdFarm, SshdNode
+from tests.rig.waiting import (
+    descendants,
+    end_all_with_variable,
+    processes_with_variable,
+    wait_until,
+    wait_until_dead,
+)
+from ugro.core.node import NodeSpec
+from ugro.nodes.bootstrap import LOCAL_COMMAND, first_lines, node_program
+from ugro.nodes.link import Link
+from ugro.nodes.node import Dialling, Node
+from ugro.nodes.transport import SshOptions
+from ugro.remote import wire
 
+P = ParamSpec("P")
 FarmT = TypeVar("FarmT", bound=Farm[Any])
 Completed = subprocess.CompletedProcess[str]
 _STOP_TIMEOUT_S = 30
@@ -143,6 +160,139 @@ def cluster(farm_of: Farms, ugro: Ugro) -> SshdFarm:
     farm = farm_of(3)
     ugro.cluster = farm.cluster_yaml()
     return farm
+
+
+def in_loop(scenario: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Makes a test of a coroutine."""
+
+    @functools.wraps(scenario)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(scenario(*args, **kwargs))
+
+    return test
+
+
+async def until(predicate: Callable[[], object], timeout_s: float, what: str) -> None:
+    """As ``wait_until``, for what happens in this loop."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not (seen := predicate()):
+        assert asyncio.get_running_loop().time() < deadline, f"waited {timeout_s:g} s for {what}; last seen: {seen!r}"
+        await asyncio.sleep(0.02)
+
+
+def spec_of(node: SshdNode, **fields: Any) -> NodeSpec:
+    return NodeSpec(node.name, **{"remote_root": str(node.home / "grid_workspace"), **fields})
+
+
+async def open_link(
+    spec: NodeSpec, farm: Farm[Any] | None = None, *, ssh_config: Path | None = None, timeout_s: float = 20
+) -> Link:
+    config_file = ssh_config or (farm.ssh_config if farm else None)
+    options = SshOptions(5.0, config_file=str(config_file) if config_file else None)
+    return await Link.open(spec, options, timeout_s=timeout_s, env=dict(os.environ))
+
+
+@asynccontextmanager
+async def link_to(farm: Farm[Any], node: SshdNode, **fields: Any) -> AsyncIterator[Link]:
+    """An open link, closed together with its process."""
+    link = await open_link(spec_of(node, **fields), farm)
+    try:
+        yield link
+    finally:
+        link.close()
+        await link.wait_closed()
+
+
+@asynccontextmanager
+async def kept_nodes(farm: Farm[Any], *specs: NodeSpec, pool_size: int = 10) -> AsyncIterator[list[Node]]:
+    """Nodes as an agent keeps them: dialled at once, and again whenever their link is lost."""
+    options = SshOptions(5.0, config_file=str(farm.ssh_config))
+    dialling = Dialling(options, 3, asyncio.Semaphore(pool_size), dict)
+    nodes = [Node(spec, dialling) for spec in specs or [spec_of(node) for node in farm.nodes]]
+    try:
+        yield nodes
+    finally:
+        await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def run_command(link: Link, *argv: str, **params: Any) -> tuple[dict[str, Any], bytes]:
+    """How a command ended, and its output, both streams together."""
+    stream = link.stream("exec", {"argv": argv, "marker": "test", **params})
+    output = b"".join([payload async for _, payload in stream])
+    return await stream.result(), output
+
+
+class RawProgram:
+    """A node program on this machine, and nobody but the test to talk to it."""
+
+    def __init__(self, root: Path, silence_s: float = 30.0, env: tuple[tuple[str, str], ...] = ()) -> None:
+        self.process = subprocess.Popen(LOCAL_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._decoder = wire.Decoder()
+        self._frames: list[wire.Frame] = []
+        self.write(first_lines(NodeSpec("here", remote_root=str(root), env=env), "nonce", silence_s))
+        if (said := self._line()) == b"UGRO1 nonce want\n":
+            self.write(node_program().content)
+            said = self._line()
+        assert said == b"UGRO1 nonce ready\n"
+        assert self.frame()[:2] == (wire.RESULT, 0)
+
+    def __enter__(self) -> RawProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It ends when its input does, and takes everything it started along."""
+        started = descendants([self.process.pid])
+        self._pipe(self.process.stdin).close()
+        self._pipe(self.process.stdout).close()
+        try:
+            self.process.wait(_END_TIMEOUT_S)
+            wait_until_dead(started)
+        finally:
+            self.process.kill()
+            self.process.wait(_END_TIMEOUT_S)
+
+    @property
+    def memory_bytes(self) -> int:
+        return memory_bytes(self.process.pid)
+
+    def write(self, data: bytes) -> None:
+        pipe = self._pipe(self.process.stdin)
+        while data:
+            data = data[pipe.write(data) :]
+
+    def call(self, number: int, method: object, params: object) -> None:
+        self.write(wire.message(wire.CALL, number, {"method": method, "params": params}))
+
+    def frame(self, timeout_s: float = 10) -> wire.Frame:
+        """The next one; an ``EOFError`` when it has ended."""
+        pipe = self._pipe(self.process.stdout)
+        deadline = time.monotonic() + timeout_s
+        while not self._frames:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no frame within {timeout_s:g} s"
+            if not (data := pipe.read(1 << 20)):
+                raise EOFError
+            self._frames += self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def frames(self) -> Iterator[wire.Frame]:
+        """All, until it ends."""
+        with suppress(EOFError):
+            while True:
+                yield self.frame()
+
+    def _line(self) -> bytes:
+        return bytes(self._pipe(self.process.stdout).readline())
+
+    @staticmethod
+    def _pipe(pipe: Any) -> Any:
+        assert pipe is not None
+        return pipe
+
+
+def memory_bytes(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) * 1024
 
 
 def _expect_nothing_left(processes: Callable[[], list[int]]) -> None:

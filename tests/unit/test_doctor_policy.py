@@ -30,7 +30,7 @@ def machine(name: str = "gpu1", *, python: str = "3.11.4", boot_id: str = "") ->
     return Machine(
         name, "Debian", "6.1", "x86_64", boot_id or f"boot-{name}", "ann", "/home/ann/ws", python, "/usr/bin/python3",
         8, "CPU", 16 * GIB,
-    )  # fmt: skip
+    )
 
 
 def node(name: str = "gpu1", **changes: Any) -> Examination:
@@ -69,7 +69,7 @@ def test_a_healthy_node_has_one_good_line_for_each_check_and_no_remedies() -> No
     found = judge_node(node())
     assert [finding.check for finding in found] == [
         "reach", "host key", "python", "root", "clock", "ports", "gpu", "logout",
-    ]  # fmt: skip
+    ]
     assert {finding.grade for finding in found} == {Grade.OK}
     assert {finding.subject for finding in found} == {"gpu1"}
     assert {finding.remedy for finding in found} == {None}
@@ -264,7 +264,7 @@ def test_cuda_is_what_torch_was_built_for(packages: Packages, cuda: str | None) 
 
 def test_nodes_that_agree_get_one_line() -> None:
     nodes = [node(name, packages=torch("2.9.0+cu128", "12.8", "2.27.3")) for name in ("gpu1", "gpu2")]
-    expected = "the same wherever installed: Python 3.11, torch 2.9.0, CUDA 12.8, NCCL 2.27.3"
+    expected = "nodes agree on Python 3.11, torch 2.9.0, CUDA 12.8, NCCL 2.27.3"
     assert versions(*nodes) == [(Grade.OK, expected)]
 
 
@@ -312,7 +312,7 @@ def test_drivers_are_compared_where_there_are_gpus() -> None:
 def test_torch_that_is_nowhere_is_no_fault() -> None:
     assert versions(node("gpu1"), node("gpu2")) == [
         (Grade.OK, "torch is not installed on gpu1, gpu2"),
-        (Grade.OK, "the same wherever installed: Python 3.11"),
+        (Grade.OK, "nodes agree on Python 3.11"),
     ]
 
 
@@ -347,7 +347,7 @@ def test_few_nodes_try_all_ordered_pairs() -> None:
     assert pairs_to_try(specs(1)) == []
     assert set(pairs_to_try(specs(3))) == {
         ("n0", "n1"), ("n0", "n2"), ("n1", "n0"), ("n1", "n2"), ("n2", "n0"), ("n2", "n1"),
-    }  # fmt: skip
+    }
     assert len(pairs_to_try(specs(12))) == 12 * 11
 
 
@@ -369,7 +369,7 @@ def test_an_address_of_its_own_comes_before_the_dialled_one_and_loopback_is_for_
     neighbour = node("a", machine=machine("a", boot_id="boot-b"))
     assert addresses_to_try(neighbour, listener) == [
         "10.0.0.2", "192.168.1.2", "203.0.113.9", "127.0.1.2", "127.0.0.1",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("host", ["", "gpu1.lan", "fd00::2", "10.0.0.1"])

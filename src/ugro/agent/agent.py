@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,6 @@ from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, NodeSpec
 from ugro.core.statedir import StateDir
 from ugro.nodes.node import Node
-from ugro.nodes.transport import SshOptions
 from ugro.policy.selection import Choice
 from ugro.store.database import Store
 
@@ -46,8 +46,7 @@ class Agent:
         await self.cluster.start()
 
     async def close(self) -> None:
-        for execution in self._executions.values():
-            execution.cancel()
+        self.cancel_all()
         await self.cluster.inventory.close()
         await self.store.close()
 
@@ -79,7 +78,7 @@ class Agent:
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
-    def reports(self, words: Sequence[str]) -> AsyncIterator[list[NodeReport]]:
+    def reports(self, words: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
         return self.health.reports(self.cluster.inventory.select(words))
 
     async def best(self) -> Choice:
@@ -109,45 +108,54 @@ class Agent:
         await self.store.resume(name)
 
     async def host_key(self, name: str) -> HostKey:
-        return await hostkeys.look_up(self._ssh_spec(name), self._ssh_options())
+        return await hostkeys.look_up(self._way(name))
 
     async def trust(self, name: str, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
-        key = await hostkeys.trust(self._ssh_spec(name), self._ssh_options(), fingerprints, replace=replace)
+        key = await hostkeys.trust(self._way(name), fingerprints, replace=replace)
         self.cluster.inventory.get(name).wake()
         return key
 
     # --- commands ----------------------------------------------------------------------------------------------
 
-    async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncIterator[bytes]:
+    async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncGenerator[bytes]:
         nodes = self.cluster.inventory.select(words)
         # A node that is being dialled for the first time gets the time a connection may take.
         timeout_s = 2 * self.cluster.config.ssh.connect_timeout
         execution = self._executions[key] = Execution(nodes, command, timeout_s)
         try:
-            async for frame in execution.frames():
-                yield frame
+            async with contextlib.aclosing(execution.frames()) as frames:
+                async for frame in frames:
+                    yield frame
         finally:
-            self._executions.pop(key, None)
+            if self._executions.get(key) is execution:
+                del self._executions[key]
 
     def cancel(self, key: str) -> None:
         if (execution := self._executions.get(key)) is None:
             raise NotFound("this command has ended already")
         execution.cancel()
 
-    async def diagnose(self, words: Sequence[str]) -> AsyncIterator[list[Finding]]:
+    def cancel_all(self) -> None:
+        for execution in self._executions.values():
+            execution.cancel()
+
+    async def diagnose(self, words: Sequence[str]) -> AsyncGenerator[list[Finding]]:
         doctor = Doctor(self.cluster, self.health)
         async for finding in doctor.findings(self.cluster.inventory.select(words)):
             yield [finding]
 
-    async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncIterator[list[NodeReport]]:
+    async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncGenerator[list[NodeReport]]:
         """Tries hosts that are not (yet) part of the cluster."""
         dialling = self.cluster.inventory.dialling(self.cluster.config)
         if ssh_config:
             dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
         nodes = [Node(spec, dialling) for spec in specs]
         try:
-            async for reports in self.health.reports(nodes):
-                yield reports
+            # Dialled for the first time, which may take longer than a probe over an open link.
+            timeout_s = 2 * self.cluster.config.ssh.connect_timeout + self.cluster.config.health_check.timeout
+            async with contextlib.aclosing(self.health.reports(nodes, timeout_s=timeout_s)) as batches:
+                async for reports in batches:
+                    yield reports
         finally:
             await asyncio.gather(*(node.close() for node in nodes))
 
@@ -171,11 +179,9 @@ class Agent:
             await self.cluster.look_again()
             raise error
 
-    def _ssh_spec(self, name: str) -> NodeSpec:
+    def _way(self, name: str) -> hostkeys.Way:
         spec = self.cluster.inventory.get(name).spec
         if spec.transport != "ssh":
             raise NotAllowed("is not reached by ssh and has no host key", subject=name)
-        return spec
-
-    def _ssh_options(self) -> SshOptions:
-        return self.cluster.inventory.dialling(self.cluster.config).options
+        dialling = self.cluster.inventory.dialling(self.cluster.config)
+        return hostkeys.Way(spec, dialling.options, dialling.environment())

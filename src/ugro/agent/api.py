@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,10 @@ from starlette.types import Receive, Scope, Send
 import ugro
 from ugro.agent.agent import Agent
 from ugro.agent.execution import Command
+from ugro.config.kinds import is_host, is_user
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import dumps
+from ugro.core.destination import Destination
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeSpec
@@ -116,25 +119,25 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
     async def add(body: NodeBody) -> None:
         await agent.add_node(body.name, body.fields)
 
-    @app.delete("/v1/nodes/{name}", status_code=204)
+    @app.delete("/v1/nodes/{name:path}", status_code=204)
     async def remove(name: str) -> None:
         await agent.remove_node(name)
 
-    @app.post("/v1/nodes/{name}/drain", status_code=204)
+    @app.post("/v1/nodes/{name:path}/drain", status_code=204)
     async def drain(name: str, body: DrainBody) -> None:
         await agent.drain(name, body.reason)
 
-    @app.post("/v1/nodes/{name}/resume", status_code=204)
+    @app.post("/v1/nodes/{name:path}/resume", status_code=204)
     async def resume(name: str) -> None:
         await agent.resume(name)
 
 
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
-    @app.get("/v1/nodes/{name}/hostkey", response_model=HostKey)
+    @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def host_key(name: str) -> Response:
         return _json(await agent.host_key(name))
 
-    @app.post("/v1/nodes/{name}/hostkey", response_model=HostKey)
+    @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
         return _json(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
 
@@ -168,7 +171,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 class LiveResponse(Response):
     """A stream that ends at once when the client leaves, also while there is nothing to send."""
 
-    def __init__(self, chunks: AsyncIterable[bytes], media_type: str) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes], media_type: str) -> None:
         self._chunks = chunks
         self.media_type = media_type
         self.status_code = 200
@@ -190,8 +193,10 @@ class LiveResponse(Response):
             stream.result()
 
     async def _send(self, send: Send) -> None:
-        async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        # Closed here and now: what it holds (a command, a dialled node) must not wait for the garbage collector.
+        async with contextlib.aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -200,27 +205,21 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _lines(batches: AsyncIterator[list[Any]]) -> AsyncIterator[bytes]:
+async def _lines(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
     """One JSON document a line; an error after the start is the last line."""
     try:
-        async for batch in batches:
-            yield "".join(f"{dumps(value)}\n" for value in batch).encode()
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                yield "".join(f"{dumps(value)}\n" for value in batch).encode()
     except UgroError as error:
         yield (dumps({"error": error.to_wire()}) + "\n").encode()
 
 
 def _spec(word: str, remote_root: str) -> NodeSpec:
-    user, at, host = word.rpartition("@")
-    host, colon, port = host.partition(":")
-    if not host or host.startswith("-") or user.startswith("-") or (colon and not port.isdigit()):
+    to = Destination.parse(word)
+    if not is_host(to.host) or (to.user and not is_user(to.user)):
         raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
-    return NodeSpec(
-        name=word,
-        host=host,
-        user=user if at else None,
-        port=int(port) if colon else None,
-        remote_root=remote_root,
-    )
+    return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
 
 
 def _json(value: Any) -> Response:

@@ -114,8 +114,8 @@ class Doctor:
             self._check(link, Packages, "packages"),
             self._survival(link),
         )
-        machine = node.machine
-        assert machine is not None  # known since its link first opened
+        machine = link.machine
+        assert machine is not None  # the link is open
         return Examination(
             node.spec, machine, link.quality, facts, ssh, root, network, port_keys, survival, packages
         )

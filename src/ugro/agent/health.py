@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
+from weakref import WeakKeyDictionary
 
 from ugro.agent.cluster import Cluster
 from ugro.core.codec import DecodeError, decode
@@ -21,13 +23,17 @@ class HealthCheck:
     def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
         self._store = store
-        self._reports: dict[str, tuple[float, NodeReport]] = {}
+        # By node and not by name: a node that was changed, or only examined, leaves nothing behind.
+        self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
 
-    async def reports(self, nodes: Iterable[Node]) -> AsyncIterator[list[NodeReport]]:
+    async def reports(
+        self, nodes: Iterable[Node], *, timeout_s: float | None = None
+    ) -> AsyncGenerator[list[NodeReport]]:
         """The nodes' reports as soon as they are there, those of one moment together: a slow node delays nobody."""
         drained = await self._store.drained()
+        limit_s = timeout_s or self._cluster.config.health_check.timeout
         checks = {
-            asyncio.create_task(self._check(node, drained.get(node.spec.name)), name=f"check {node.spec.name}")
+            asyncio.create_task(self._check(node, drained.get(node.spec.name), limit_s), name=f"check {node.spec.name}")
             for node in nodes
         }
         try:
@@ -40,24 +46,34 @@ class HealthCheck:
 
     async def best(self, *, max_age_s: float) -> Choice | None:
         """The node with the lowest cost, from reports no older than ``max_age_s``."""
-        now = time.monotonic()
-        nodes = list(self._cluster.inventory)
-        stale = [node for node in nodes if now - self._reports.get(node.spec.name, (-1e9, None))[0] > max_age_s]
-        async for _ in self.reports(stale):
-            pass
-        candidates = [
-            Candidate.of(self._reports[node.spec.name][1]) for node in nodes if node.spec.name in self._reports
-        ]
+        candidates = [Candidate.of(report) for report in await self.recent(max_age_s=max_age_s)]
         settings = self._cluster.config.health_check
         return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
 
-    async def _check(self, node: Node, drained: str | None) -> NodeReport:
-        report = await self._report(node, drained)
-        self._reports[node.spec.name] = (time.monotonic(), report)
+    async def recent(self, *, max_age_s: float) -> list[NodeReport]:
+        """A report of every node, asked again where the last one is older."""
+        nodes = list(self._cluster.inventory)
+        async for _ in self.reports(node for node in nodes if not self._is_fresh(node, max_age_s)):
+            pass
+        drained = await self._store.drained()
+        # A drain counts at once, however old the report is.
+        return [
+            replace(report, drained=drained.get(report.name))
+            for _, report in (self._reports[node] for node in nodes if node in self._reports)
+        ]
+
+    def _is_fresh(self, node: Node, max_age_s: float) -> bool:
+        """A node whose link broke since is asked again."""
+        checked_at, report = self._reports.get(node, (float("-inf"), None))
+        has_changed = report is not None and (node.link is None) != (report.status is Status.UNREACHABLE)
+        return not has_changed and time.monotonic() - checked_at <= max_age_s
+
+    async def _check(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
+        report = await self._report(node, drained, timeout_s)
+        self._reports[node] = (time.monotonic(), report)
         return report
 
-    async def _report(self, node: Node, drained: str | None) -> NodeReport:
-        timeout_s = self._cluster.config.health_check.timeout
+    async def _report(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
         spec = node.spec
         try:
             facts = await _probe(node, timeout_s)
@@ -103,7 +119,7 @@ def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeRepor
         since=node.since.isoformat(timespec="seconds") if node.since else None,
         error=error.message,
         hint=error.hint,
-        cause=error.cause if isinstance(error, Unreachable) else error.kind,
+        cause=error.cause if isinstance(error, Unreachable) else error.kind.replace("_", "-"),
         drained=drained,
         role=spec.role,
         labels=spec.labels,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError
@@ -15,100 +18,142 @@ from ugro.nodes import diagnosis
 from ugro.nodes.transport import SshOptions, ssh_command
 
 
-async def look_up(spec: NodeSpec, options: SshOptions) -> HostKey:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How ssh is called for a node."""
+
+    spec: NodeSpec
+    options: SshOptions
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    key: HostKey
+    lines: tuple[str, ...]  # of known_hosts, as ssh would write them for the key
+
+
+async def look_up(way: Way) -> HostKey:
     """Asks the node for its key, and known_hosts for what it held. Nothing is changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        offered = await _offered(spec, options, Path(folder) / "known_hosts")
-        settings = await _settings(spec, options)
-        files = [Path(name).expanduser() for name in settings.get("userknownhostsfile", "").split()]
-        target = files[0] if files else Path("~/.ssh/known_hosts").expanduser()
-        address = _address(spec, settings)
-        known = [line for file in files for line in await _find(address, file)]
-        return HostKey(
-            node=spec.name,
-            address=address,
-            fingerprints=await _fingerprints(offered, Path(folder)),
-            known_fingerprints=await _fingerprints(known, Path(folder)),
-            is_trusted=any(_key(line) in {_key(other) for other in known} for line in offered),
-            known_hosts=str(target),
-        )
+    return (await _look(way)).key
 
 
-async def trust(spec: NodeSpec, options: SshOptions, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
+async def trust(way: Way, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
     """Writes the key to known_hosts, if it still is the one that was shown."""
-    seen = await look_up(spec, options)
-    if seen.fingerprints != fingerprints:
+    look = await _look(way)
+    key, name = look.key, way.spec.name
+    if key.fingerprints != fingerprints:
         raise NotAllowed(
-            "the host key is another one than was shown", subject=spec.name, hint="look again before you accept it"
+            "the host key is another one than was shown", subject=name, hint="look again before you accept it"
         )
-    if seen.is_trusted:
-        return seen
-    if seen.is_changed and not replace:
+    if key.is_trusted:
+        return key
+    if key.is_changed and not replace:
         raise NotAllowed(
-            "its host key has changed",
-            subject=spec.name,
-            hint=f"if that is right: ugro node trust {spec.name} --replace",
+            "its host key has changed", subject=name, hint=f"if that is right: ugro node trust {name} --replace"
         )
-    file = Path(seen.known_hosts)
-    if seen.is_changed:
-        await _run("ssh-keygen", "-R", seen.address, "-f", str(file))
+    file = Path(key.known_hosts)
+    if key.is_changed and file.exists():
+        await _run(way, "ssh-keygen", "-R", key.address, "-f", str(file))
+    try:
+        # These lines and no fresh ones: the node may show another key now than the one that was compared.
+        await asyncio.to_thread(_append, file, look.lines)
+    except OSError as error:
+        raise UgroError(f"{file} cannot be written: {error.strerror}", subject=name) from error
+    return await look_up(way)
+
+
+async def _look(way: Way) -> _Look:
     with tempfile.TemporaryDirectory() as folder:
-        lines = await _offered(spec, options, Path(folder) / "known_hosts")
-    await asyncio.to_thread(_append, file, lines)
-    return await look_up(spec, options)
+        settings = await ssh_settings(way.spec, way.options)
+        offered = await _offered(way, settings, Path(folder) / "known_hosts")
+        files = _files(settings.get("userknownhostsfile", ""))
+        if not files:
+            raise NotAllowed("ssh is told to keep no host keys", subject=way.spec.name, hint="see: UserKnownHostsFile")
+        address = _address(way.spec, settings)
+        everywhere = [*files, *_files(settings.get("globalknownhostsfile", ""))]
+        known = [line for file in everywhere for line in await _find(way, address, file)]
+        if any(line.startswith("@revoked") and _key(line) in map(_key, offered) for line in known):
+            raise NotAllowed("its host key is revoked", subject=way.spec.name, hint=f"see {files[0]}")
+        key = HostKey(
+            node=way.spec.name,
+            address=address,
+            fingerprints=await _fingerprints(way, offered, Path(folder)),
+            known_fingerprints=await _fingerprints(way, known, Path(folder)),
+            is_trusted=any(_key(line) in map(_key, known) for line in offered),
+            known_hosts=str(files[0]),
+        )
+        return _Look(key, tuple(offered))
 
 
-def _append(file: Path, lines: list[str]) -> None:
+def _append(file: Path, lines: tuple[str, ...]) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write("".join(f"{line}\n" for line in lines))
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as stream:
+        size = os.fstat(descriptor).st_size
+        starts_a_line = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+        stream.write(b"".join(f"{line}\n".encode() for line in ([] if starts_a_line else [""]) + list(lines)))
 
 
-async def _offered(spec: NodeSpec, options: SshOptions, file: Path) -> list[str]:
+async def _offered(way: Way, settings: Mapping[str, str], file: Path) -> list[str]:
     """The node's key as ssh itself would note it: it connects, notes, and is not allowed to log in."""
     command = ssh_command(
-        spec,
-        options,
+        way.spec,
+        way.options,
         StrictHostKeyChecking="accept-new",
         UserKnownHostsFile=str(file),
         GlobalKnownHostsFile="/dev/null",
-        HashKnownHosts="no",
         PreferredAuthentications="none",
     )
-    code, _, stderr = await _run(*command, "true", timeout_s=2 * options.connect_timeout_s)
+    code, _, stderr = await _run(way, *command, "true", timeout_s=2 * way.options.connect_timeout_s)
     lines = file.read_text().splitlines() if file.exists() else []
-    if not lines:
-        raise diagnosis.from_ssh(spec, code, stderr)
-    return lines
+    if lines:
+        return lines
+    error = diagnosis.from_ssh(way.spec, code, stderr)
+    if error.cause.startswith("host-key-"):
+        # Its own key would have been noted: it is the key of a machine on the way.
+        jump = settings.get("proxyjump") or "the jump host"
+        message = f"the host key of {jump}, on the way to it, is not known or has changed"
+        raise Unreachable(message, subject=way.spec.name, cause=error.cause, hint=f"try: ssh {jump} true")
+    raise error
 
 
-async def _settings(spec: NodeSpec, options: SshOptions) -> dict[str, str]:
+async def ssh_settings(spec: NodeSpec, options: SshOptions) -> dict[str, str]:
+    """What ssh makes of its configuration for this node; keys in lower case."""
     words = ssh_command(spec, options)
-    _, stdout, _ = await _run(words[0], "-G", *words[1:])
+    _, stdout, _ = await _run(Way(spec, options, {}), words[0], "-G", *words[1:])
     pairs = (line.partition(" ") for line in stdout.splitlines())
     return {key.lower(): value for key, _, value in pairs}
 
 
-def _address(spec: NodeSpec, settings: dict[str, str]) -> str:
+_settings = ssh_settings
+
+
+def _files(words: str) -> list[Path]:
+    """ssh prints them without quotes, but each begins at the root: a blank may be part of a name."""
+    files = [Path(word).expanduser() for word in re.split(r" (?=[/~])", words) if word not in ("", "none")]
+    return [file for file in files if str(file) != os.devnull]
+
+
+def _address(spec: NodeSpec, settings: Mapping[str, str]) -> str:
     host = settings.get("hostkeyalias") or settings.get("hostname") or spec.host or spec.name
     port = settings.get("port", "22")
     return host if port == "22" or settings.get("hostkeyalias") else f"[{host}]:{port}"
 
 
-async def _find(address: str, file: Path) -> list[str]:
+async def _find(way: Way, address: str, file: Path) -> list[str]:
     if not file.is_file():
         return []
-    _, stdout, _ = await _run("ssh-keygen", "-F", address, "-f", str(file))
+    _, stdout, _ = await _run(way, "ssh-keygen", "-F", address, "-f", str(file))
     return [line for line in stdout.splitlines() if line and not line.startswith("#")]
 
 
-async def _fingerprints(lines: list[str], folder: Path) -> tuple[str, ...]:
+async def _fingerprints(way: Way, lines: list[str], folder: Path) -> tuple[str, ...]:
     if not lines:
         return ()
     file = folder / "keys"
     file.write_text("".join(f"{line}\n" for line in lines))
-    _, stdout, _ = await _run("ssh-keygen", "-l", "-f", str(file))
+    _, stdout, _ = await _run(way, "ssh-keygen", "-l", "-f", str(file))
     # "256 SHA256:… name (ED25519)": what people compare is the hash and the kind.
     words = [line.split() for line in stdout.splitlines()]
     return tuple(f"{word[1]} {word[-1]}" for word in words if len(word) > 2)
@@ -119,21 +164,27 @@ def _key(line: str) -> tuple[str, ...]:
     return tuple(words[2:4] if words and words[0].startswith("@") else words[1:3])
 
 
-async def _run(*argv: str, timeout_s: float = 10.0) -> tuple[int, str, str]:
+async def _run(way: Way, *argv: str, timeout_s: float = 10.0) -> tuple[int, str, str]:
     if shutil.which(argv[0]) is None:
         raise UsageError(f"{argv[0]}: no such program", hint="install OpenSSH's client: apt-get install openssh-client")
     process = await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **way.environment},
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr = await process.communicate()
     except TimeoutError:
-        raise Unreachable(f"{argv[0]} did not end within {timeout_s:g} s", cause="timed-out") from None
+        message = f"{argv[0]} did not end within {timeout_s:g} s"
+        raise Unreachable(message, subject=way.spec.name, cause="timed-out") from None
     finally:
         if process.returncode is None:
-            process.kill()
+            # With what it started to get there: a jump would outlive it, and hold its pipes.
+            os.killpg(process.pid, 9)
             await process.wait()
-    if process.returncode is None:
-        raise UgroError(f"{argv[0]} has no exit code")
+    assert process.returncode is not None
     return process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")

@@ -27,8 +27,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def configure(path: Path, level: str) -> None:
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
+def configure(path: Path, level: str, *, max_bytes: int = _MAX_BYTES) -> None:
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=max_bytes, backupCount=_KEPT_FILES, encoding="utf-8")
     path.chmod(0o600)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

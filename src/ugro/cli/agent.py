@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+from typing import BinaryIO
 
 import click
 
 from ugro.cli.output import Output
-from ugro.cli.session import Session, json_option, pass_session
+from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotFound
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def agent() -> None:
     """Start, stop and look at the agent."""
 
@@ -22,14 +25,17 @@ def agent() -> None:
 @pass_session
 def start(session: Session) -> None:
     """Start the agent, if it does not run yet."""
-    _show(session.output, session.client().agent())
+    _show(session.output, session.new_client().agent())
 
 
 @agent.command()
+@json_option
 @pass_session
 def stop(session: Session) -> None:
     """End the agent. Jobs on the nodes go on."""
     was_running = session.new_client().stop_agent()
+    if session.output.is_json:
+        session.output.document({"stopped": was_running})
     session.output.note("the agent has ended" if was_running else "no agent was running")
 
 
@@ -51,18 +57,30 @@ def status(session: Session) -> int:
 @agent.command()
 @click.option("-n", "--tail", type=click.IntRange(0), default=50, show_default=True, help="How many lines.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines are written, until Ctrl-C.")
+@json_option
 @pass_session
 def logs(session: Session, tail: int, follow: bool) -> None:
     """Print the agent's log: one JSON object a line. Works also when no agent runs."""
     path = session.new_client().home.log
-    if not path.exists():
-        raise NotFound(f"there is no log at {path}", hint="it begins with the first agent: ugro agent start")
-    with path.open("rb") as log:
-        lines = log.read().splitlines(keepends=True)
-        session.output.raw(b"".join(lines[-tail:] if tail else []))
-        while follow:
-            session.output.raw(log.read())
-            time.sleep(0.2)
+    try:
+        log = path.open("rb")
+    except OSError as error:
+        raise NotFound(f"there is no log at {path}", hint="it begins with the first agent: ugro agent start") from error
+    lines = log.read().splitlines(keepends=True)
+    session.output.raw(b"".join(lines[-tail:] if tail else []))
+    while follow:
+        time.sleep(0.2)
+        session.output.raw(log.read())
+        if _is_replaced(log, path):
+            session.output.raw(log.read())  # written between our look and the change
+            log.close()
+            log = path.open("rb")
+    log.close()
+
+
+def _is_replaced(log: BinaryIO, path: Path) -> bool:
+    """A full log is renamed, and a new one begun."""
+    return path.exists() and path.stat().st_ino != os.fstat(log.fileno()).st_ino
 
 
 def _show(output: Output, status: AgentStatus) -> None:

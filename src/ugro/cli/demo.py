@@ -67,7 +67,7 @@ def _make_nodes(output: Output, lab: Lab) -> None:
 def _show_health(output: Output, lab: Lab) -> None:
     output.note("\nHow they do, as `ugro health` shows it:\n")
     with lab.client() as client:
-        reports = sorted(client.iter_health(), key=health.by_name)
+        reports = client.health()
     if not output.is_json:
         health.show(output, reports)
     if unreachable := [report for report in reports if report.facts is None]:
@@ -109,6 +109,9 @@ def _passing_lab(session: Session) -> Iterator[Lab]:
     os.environ[MARK] = str(lab.root / "agent")
     try:
         yield lab
+    except UgroError:
+        _quote_agent(session.output, home)
+        raise
     finally:
         _ignore_ends()
         session.output.progress("taking the nodes down")
@@ -119,6 +122,12 @@ def _passing_lab(session: Session) -> Iterator[Lab]:
             shutil.rmtree(home.path, ignore_errors=True)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _quote_agent(output: Output, home: StateDir) -> None:
+    """Its files are gone by the time anybody could read them."""
+    if home.errors.exists() and (lines := home.errors.read_text(errors="replace").strip().splitlines()):
+        output.note(f"the agent's last words: {lines[-1]}")
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import signal
-import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -18,29 +17,43 @@ from ugro.client import Output as Piece
 from ugro.core.errors import NotFound, Unreachable, UsageError
 
 _LONGEST_LINE = 64 * 1024
+_EXAMPLE = "for example: ugro exec @all -- nvidia-smi"
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class ExecCommand(click.Command):
+    """Cut at the ``--`` before click sees it: options stand anywhere before it, and all behind it is the command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["argv"] = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command("exec", cls=ExecCommand)
 @click.option("--cwd", help="Where to run it on the node; default: the home folder.")
 @click.option("--env", "-e", multiple=True, metavar="KEY=VALUE", help="Add to its environment; may be repeated.")
 @click.option("--no-prefix", is_flag=True, help="Leave out the nodes' names: the bytes as they are.")
 @json_option
-@click.argument("words", nargs=-1, metavar="@all|NODE... -- COMMAND...")
+@click.argument("nodes", nargs=-1, metavar="@all|NODE... -- COMMAND...")
 @pass_session
-def exec_(session: Session, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], no_prefix: bool) -> int:
+@click.pass_context
+def exec_(
+    ctx: click.Context, session: Session, nodes: tuple[str, ...], cwd: str | None, env: tuple[str, ...], no_prefix: bool
+) -> int:
     """Run COMMAND on nodes at once and show its output as it comes.
 
     Nodes are names, @all or @label. The command gets no stdin and ends, with all it started, when it is done or on
     Ctrl-C. Exit code: the command's own for one node; for several 0 if all were 0, otherwise 1, or 5 if a node
     could not be reached.
     """
-    nodes, argv = _split(words)
+    argv = _command(nodes, ctx.meta["argv"])
+    environment = _environment(env)
     client = session.client()
     printer = _Json(session.output) if session.output.is_json else _Lines(session.output, has_prefix=not no_prefix)
     ended: list[Ended] = []
-    key = secrets.token_hex(8)
+    key = os.urandom(8).hex()
     with _cancel_on_interrupt(client, key, session.output) as interrupted:
-        for event in client.exec(nodes, argv, cwd=cwd, env=_environment(env), key=key):
+        for event in client.exec(nodes, argv, cwd=cwd, env=environment, key=key):
             if isinstance(event, Piece):
                 printer.piece(event)
             else:
@@ -50,19 +63,14 @@ def exec_(session: Session, words: tuple[str, ...], cwd: str | None, env: tuple[
     return 130 if interrupted else _exit_code(ended)
 
 
-def _split(words: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    hint = "ugro exec @all -- nvidia-smi"
-    if "--" not in words:
-        # click swallows the first "--" when nothing but arguments stands before it.
-        raw = sys.argv[sys.argv.index("exec") + 1 :] if "exec" in sys.argv else []
-        if "--" in raw and tuple(raw[raw.index("--") + 1 :]) == words:
-            return ["@all"], list(words)
-        raise UsageError("say where the command begins with --", hint=hint)
-    at = words.index("--")
-    nodes, argv = list(words[:at]), list(words[at + 1 :])
-    if not nodes or not argv:
-        raise UsageError("nodes and a command are needed", hint=hint)
-    return nodes, argv
+def _command(nodes: tuple[str, ...], argv: list[str] | None) -> list[str]:
+    if argv is None:
+        raise UsageError("say where the command begins with --", hint=_EXAMPLE)
+    if not nodes:
+        raise UsageError("say on which nodes, before the --", hint=_EXAMPLE)
+    if not argv:
+        raise UsageError("there is no command after the --", hint=_EXAMPLE)
+    return argv
 
 
 def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -82,8 +90,11 @@ def _cancel_on_interrupt(client: Client, key: str, output: Output) -> Iterator[l
             raise KeyboardInterrupt
         interrupted.append(signum)
         output.note("ending it on the nodes (Ctrl-C again leaves at once)")
-        with contextlib.suppress(NotFound, Unreachable):
+        try:
             client.cancel(key)
+        except (NotFound, Unreachable):
+            # It has not begun or has just ended, or nobody can tell: hanging up ends whatever there is.
+            raise KeyboardInterrupt from None
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
@@ -143,12 +154,18 @@ class _Json:
                 "signal": ended.signal,
                 "exit_code": ended.exit_code,
                 "error": error,
+                "unkillable": ended.unkillable,
             }
         )
 
 
 def _summarise(output: Output, ended: list[Ended]) -> None:
-    failed = [end for end in ended if end.exit_code]
+    for end in ended:
+        if end.unkillable:
+            pids = ", ".join(map(str, end.unkillable))
+            hint = "they wait for a disk or a driver; see: ps -l there"
+            output.warn(f"{end.node}: even SIGKILL did not end {pids}", hint)
+    failed = sorted((end for end in ended if end.exit_code), key=lambda end: end.node)
     for end in failed:
         if end.error is not None:
             output.warn(str(end.error), end.error.hint)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Sequence
 
@@ -12,6 +10,7 @@ import click
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
+from ugro.client import by_name as by_name
 from ugro.core.node import Gpu, NodeReport, Status
 from ugro.core.quantity import format_duration, format_size
 
@@ -25,6 +24,7 @@ _HEADER = (
     *("", "NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK"),
     *("GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE"),
 )
+_SPARE = ("RTT", "DISK", "POWER", "CPU", "LOAD", "MEM", "SCORE", "TEMP", "USE", "VRAM", "GPU", "STATUS")
 
 
 @click.command()
@@ -39,6 +39,7 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
     Exit code: 0 all healthy, 1 some not, 5 some unreachable.
     """
     client = session.client()
+    session.output.progress("asking the nodes")
     if watch:
         return _watch(session.output, client, nodes, interval)
     reports, elapsed_s = _check(session.output, client, nodes)
@@ -51,7 +52,7 @@ def show(output: Output, reports: Sequence[NodeReport]) -> None:
     if output.is_json:
         output.document({"nodes": reports})
         return
-    output.table(_HEADER, rows(reports))
+    output.table(_HEADER, rows(reports), spare=_SPARE)
     for report in reports:
         if report.status is Status.UNREACHABLE and report.hint:
             output.note(f"{report.name}: {report.hint}")
@@ -74,19 +75,13 @@ def exit_code(reports: Sequence[NodeReport]) -> int:
     return 0 if statuses <= {Status.HEALTHY} else 1
 
 
-def by_name(report: NodeReport) -> list[tuple[int, int, str]]:
-    """gpu2 before gpu10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", report.name) if part]
-
-
 def _check(output: Output, client: Client, nodes: Sequence[str]) -> tuple[list[NodeReport], float]:
+    total = f" of {client.agent().nodes}" if output.shows_progress and not nodes else ""
     started = time.monotonic()
-    total = client.agent().nodes if not nodes else len(nodes)
     reports = []
     for report in client.iter_health(nodes):
         reports.append(report)
-        if len(reports) < total and time.monotonic() - started > 0.3:
-            output.progress(f"{len(reports)} of {total} nodes answered")
+        output.progress(f"{len(reports)}{total} nodes have answered")
     return sorted(reports, key=by_name), time.monotonic() - started
 
 
@@ -98,17 +93,13 @@ def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: flo
             if output.is_json or not output.is_terminal:
                 show(output, reports)
             else:
-                footer = summary(reports, elapsed_s) + "   Ctrl-C ends"
-                _redraw([*output.table_lines(_HEADER, rows(reports)), "", footer])
+                footer = f"{summary(reports, elapsed_s)}   Ctrl-C ends"
+                output.redraw(output.table_lines(_HEADER, rows(reports), spare=_SPARE), footer)
             time.sleep(interval_s)
     except KeyboardInterrupt:
+        if output.is_terminal:
+            output.text("")  # what comes next stands below the ^C
         return exit_code(reports)
-
-
-def _redraw(lines: Sequence[str]) -> None:
-    # Home, each line cleared to its end, then whatever was below: no flicker.
-    sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-    sys.stdout.flush()
 
 
 def _rows(report: NodeReport) -> list[list[Cell]]:
@@ -139,13 +130,13 @@ def _system_cells(report: NodeReport) -> list[Cell]:
 
 def _gpu_cells(gpu: Gpu) -> list[Cell]:
     if gpu.error:
-        return [Cell(f"{gpu.index} {gpu.name}", "bad"), *[_number("")] * 4]
+        return [Cell(f"{gpu.index} {gpu.model}", "bad"), *[_number("")] * 4]
     vram = ""
     if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
         vram = f"{gpu.memory_used_bytes / 2**30:.1f}/{format_size(gpu.memory_total_bytes)}"
     temperature = f"{gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
     power = f"{gpu.power_w:.0f} W" if gpu.power_w is not None else ""
-    name = Cell(f"{gpu.index} {gpu.name}")
+    name = Cell(f"{gpu.index} {gpu.model}")
     return [name, _percent(gpu.use_ratio), _number(vram), _number(temperature), _number(power)]
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 import click
 
 from ugro.cli import health
+from ugro.cli.output import clean
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.errors import NotFound, UsageError
+from ugro.core.destination import Destination
+from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.node import NodeReport, Status
 from ugro.core.quantity import format_size
+from ugro.core.statedir import CLUSTER_FILE, CLUSTER_VARIABLE
 
 
 @click.command()
@@ -33,67 +36,81 @@ def init(
     All are tried at once. From ~/.ssh/config only those that answer become nodes, the others are noted as comments;
     HOSTS you name are all written.
     """
-    path = output or session.cluster or Path("cluster.yaml")
-    if path.exists() and not force:
+    path = output or session.cluster or Path(os.environ.get(CLUSTER_VARIABLE) or CLUSTER_FILE)
+    if os.path.lexists(path) and not force:
         raise UsageError(f"{path} is there already", hint="edit it, or write over it: ugro init --force")
-    session.cluster = None  # it need not exist yet
-    ssh_config = str(Path(ssh_config).expanduser().absolute()) if ssh_config else None
-    client = session.client()
-    wanted = list(dict.fromkeys(hosts)) or client.ssh_hosts(ssh_config)
-    if not wanted and not local:
-        raise NotFound("no hosts in ~/.ssh/config", hint="name some: ugro init gpu1 me@10.0.0.7")
-    reports = []
-    for report in client.examine(wanted, ssh_config):
-        reports.append(report)
-        session.output.progress(f"tried {len(reports)} of {len(wanted)} hosts")
-    reports.sort(key=lambda report: wanted.index(report.name))
-    path.write_text(_render(reports, ssh_config, has_local=local, is_explicit=bool(hosts)))
+    ssh_config = os.path.abspath(os.path.expanduser(ssh_config)) if ssh_config else None
+    reports = _examine(session, hosts, ssh_config)
+    if not reports and not local:
+        raise NotFound(f"no hosts in {ssh_config or '~/.ssh/config'}", hint="name some: ugro init gpu1 me@10.0.0.7")
+    _write(path, _render(reports, ssh_config, has_local=local, is_explicit=bool(hosts)))
     health.show(session.output, reports)
     session.output.note(f"wrote {path}; next: ugro health")
     return 0
 
 
+def _examine(session: Session, hosts: tuple[str, ...], ssh_config: str | None) -> list[NodeReport]:
+    # Whatever the agent serves: the file to be written may not be there yet, or be a broken one.
+    client = session.new_client(any_cluster=True)
+    wanted = list(dict.fromkeys(hosts)) or client.ssh_hosts(ssh_config)
+    reports: list[NodeReport] = []
+    session.output.progress(f"trying {len(wanted)} hosts")
+    for report in client.examine(wanted, ssh_config):
+        reports.append(report)
+        session.output.progress(f"tried {len(reports)} of {len(wanted)} hosts")
+    return sorted(reports, key=lambda report: wanted.index(report.name))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UgroError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from error
+
+
 def _render(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool, is_explicit: bool) -> str:
-    lines = ["# The machines of this cluster. Edit it at any time: the agent takes changes up by itself.", "nodes:"]
     names: set[str] = set()
-    if has_local:
+    answering = [report for report in reports if is_explicit or report.status is not Status.UNREACHABLE]
+    lines = ["# The machines of this cluster. Edit it at any time: the agent takes changes up by itself.", "nodes:"]
+    if has_local or not answering:
         name = _unique(os.uname().nodename, names)
         lines.append(f"  {name}: {{transport: local, role: master}}  # this machine")
-    for report in reports:
-        is_node = is_explicit or report.status is not Status.UNREACHABLE
-        lines.append(("  " if is_node else "  # ") + _entry(report, names))
-    if len(lines) == 2:
-        lines.append(f"  {_unique(os.uname().nodename, names)}: {{transport: local, role: master}}  # this machine")
+    lines += [("  " if report in answering else "  # ") + _entry(report, names) for report in reports]
     if ssh_config:
         lines += ["ssh:", f"  config_file: {json.dumps(ssh_config)}"]
     return "\n".join(lines) + "\n"
 
 
 def _entry(report: NodeReport, names: set[str]) -> str:
-    user, _, rest = report.name.rpartition("@")
-    host, _, port = rest.partition(":")
-    name = _unique(host, names)
-    fields = {}
-    if name != host:
-        fields["host"] = host
-    if user:
-        fields["user"] = user
-    if port:
-        fields["port"] = port
-    text = ", ".join(f"{key}: {json.dumps(value) if key != 'port' else value}" for key, value in fields.items())
+    destination = Destination.parse(report.name)
+    name = _unique(destination.host, names)
+    fields = {
+        "host": json.dumps(destination.host) if name != destination.host else None,
+        "user": json.dumps(destination.user) if destination.user else None,
+        "port": str(destination.port) if destination.port else None,
+    }
+    text = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
     return f"{name}:" + (f" {{{text}}}" if text else "") + f"  # {_remark(report)}"
 
 
 def _remark(report: NodeReport) -> str:
-    if report.status is Status.UNREACHABLE or report.facts is None or report.machine is None:
-        return re.sub(r"\s+", " ", f"{report.error}")
-    gpus = ", ".join(gpu.name for gpu in report.facts.gpus) or "no GPU"
-    return f"{gpus}; {report.machine.cores} cores, {format_size(report.machine.memory_total_bytes)}"
+    if report.facts is None or report.machine is None:
+        return _on_one_line(str(report.error))
+    gpus = ", ".join(gpu.model for gpu in report.facts.gpus) or "no GPU"
+    size = format_size(report.machine.memory_total_bytes)
+    return _on_one_line(f"{gpus}; {report.machine.cores} cores, {size}")
+
+
+def _on_one_line(text: str) -> str:
+    """A comment ends with its line, and YAML takes no control characters, not even there."""
+    return re.sub(r"\s+", " ", clean(text))
 
 
 def _unique(host: str, names: set[str]) -> str:
     """A node name made of a host name: an address becomes a word, and no name is taken twice."""
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:60] or "node"
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:50] or "node"
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", base):  # a number to other readers of YAML
+        base = f"node-{base}"
     name, number = base, 2
     while name in names:
         name, number = f"{base}-{number}", number + 1

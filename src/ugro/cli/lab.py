@@ -92,7 +92,7 @@ def find_lab(session: Session, home: StateDir | None = None) -> Lab:
 def show_health(output: Output, lab: Lab) -> int:
     """The lab's health table, or its document; the exit code tells of nodes that are not there."""
     with lab.client() as client:
-        reports = sorted(client.iter_health(), key=health.by_name)
+        reports = client.health()
     if output.is_json:
         output.document({"lab": describe(lab, lab.shape())})
     else:
@@ -134,8 +134,13 @@ def _rows(lab: Lab, shape: Shape) -> list[list[Cell]]:
 def _tell(output: Output, outcome: Outcome, shape: Shape | None) -> None:
     if shape is None:  # taken down by somebody else meanwhile
         return
-    speeds = ", ".join(f"{speed:g}" for speed in shape.speeds)
-    output.note(f"{_OUTCOMES[outcome]}: nodes of speed {speeds}, {_MEANS[shape.nodes[0].throttle]}")
+    output.note(f"{_OUTCOMES[outcome]}: {_speeds(shape)}, {_MEANS[shape.nodes[0].throttle]}")
     output.note("try: ugro health; ugro exec @all -- hostname; and in the end: ugro lab down")
     if os.environ.get("UGRO_CLUSTER"):
         output.warn("UGRO_CLUSTER names another cluster file", "to use the lab: unset UGRO_CLUSTER")
+
+
+def _speeds(shape: Shape) -> str:
+    if len(shape.nodes) > 8:
+        return f"{len(shape.nodes)} nodes of speeds from {min(shape.speeds):g} to {max(shape.speeds):g}"
+    return f"nodes of speed {', '.join(f'{speed:g}' for speed in shape.speeds)}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 import ugro
 from ugro.cli.output import Output
-from ugro.cli.session import Session
+from ugro.cli.session import CommandGroup, Session
 from ugro.core.errors import UgroError
 
 # name → module:attribute and the one line that `ugro --help` shows.
@@ -28,7 +28,7 @@ _COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -43,21 +43,19 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            import difflib
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderLeft from error  # click would make it a failure
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f"did you mean: ugro {near[0]}?" if near else "see: ugro --help"
-            raise click.UsageError(f"no such command: {args[0]}\nhint:  {hint}", ctx) from error
+
+class _ReaderLeft(Exception):
+    """Whoever read our output has seen enough."""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--cluster", type=click.Path(path_type=Path), help="The cluster file to use.")
+@click.option("--cluster", type=click.Path(), help="The cluster file to use.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (NDJSON for streams).")
 @click.option("-q", "--quiet", is_flag=True, help="Only results, no talk on stderr.")
 @click.option(
@@ -68,33 +66,60 @@ class LazyGroup(click.Group):
 )
 @click.version_option(ugro.__version__, prog_name="ugro", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, cluster: Path | None, as_json: bool, quiet: bool, log_level: str) -> None:
+def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log_level: str) -> None:
     """UGRO turns a handful of unequal machines reached by SSH into one training cluster."""
-    ctx.obj = Session(cluster, log_level, Output(is_json=as_json, is_quiet=quiet))
+    from pathlib import Path  # `ugro --help` does without
+
+    output = ctx.obj if isinstance(ctx.obj, Output) else Output()
+    output.is_json, output.is_quiet = output.is_json or as_json, quiet
+    ctx.obj = Session(Path(cluster) if cluster else None, log_level, output)
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    _mend_streams()
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_streams()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    output = Output(is_json="--json" in arguments)
+    # What follows "--" is another program's.
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    output = Output(is_json="--json" in ours)
     try:
-        result: Any = cli.main(arguments, prog_name="ugro", standalone_mode=False)
-        sys.stdout.flush()
+        result: Any = cli.main(arguments or ["--help"], prog_name="ugro", standalone_mode=False, obj=output)
         return result if isinstance(result, int) else 0
     except UgroError as error:
         output.error(error)
         return error.exit_code
-    except (click.exceptions.Exit, click.ClickException) as error:
-        if isinstance(error, click.ClickException):
-            output.usage_error(error)
+    except click.ClickException as error:
+        output.usage_error(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not complain while it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _ReaderLeft:
+        _drop_streams()
         return 0
     except Exception as error:  # noqa: BLE001  # the last stop: a user gets one clear line and never a traceback
         return output.crash(error)
+    finally:
+        output.end_progress()
+
+
+def _mend_streams() -> None:
+    """A stream that was closed before us is read by nobody; a letter that a terminal does not know is no failure."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # for as long as we live
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_streams() -> None:
+    """The interpreter must not complain that nobody reads while it closes them."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())

@@ -8,14 +8,14 @@ import click
 
 from ugro.cli import health
 from ugro.cli.output import Cell, Output
-from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.errors import UsageError
+from ugro.cli.session import CommandGroup, Session, json_option, pass_session
+from ugro.core.errors import NotAllowed, UsageError
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, Status
 from ugro.core.quantity import format_duration, format_size
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def node() -> None:
     """List, show, add, remove, trust, drain and resume nodes."""
 
@@ -42,6 +42,8 @@ def ls(session: Session) -> int:
 @pass_session
 def show(session: Session, name: str) -> int:
     """Show all that is known of one node."""
+    if name.startswith("@"):
+        raise UsageError(f"{name} is no single node", hint=f"for several: ugro health {name}")
     report = next(session.client().iter_health([name]))
     if session.output.is_json:
         session.output.document({"node": report})
@@ -57,6 +59,7 @@ def show(session: Session, name: str) -> int:
 @click.option("--port", type=click.IntRange(1, 65535))
 @click.option("--label", "labels", multiple=True, help="May be repeated.")
 @click.option("--python", help="Path of the Python to use there.")
+@json_option
 @pass_session
 def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str | int | None) -> int:
     """Add a node to the cluster file and try to reach it. No restart, and no other link is touched."""
@@ -72,29 +75,38 @@ def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str |
 
 @node.command()
 @click.argument("name")
+@json_option
 @pass_session
 def rm(session: Session, name: str) -> None:
     """Remove a node from the cluster file. Nothing is done on the node itself."""
     session.client().remove_node(name)
+    if session.output.is_json:
+        session.output.document({"removed": name})
     session.output.note(f"{name} is no longer part of the cluster")
 
 
 @node.command()
 @click.argument("name")
 @click.option("--reason", default="", help="Why; shown wherever the node is.")
+@json_option
 @pass_session
 def drain(session: Session, name: str, reason: str) -> None:
     """Give a node no new work. What runs on it goes on."""
     session.client().drain(name, reason)
+    if session.output.is_json:
+        session.output.document({"node": {"name": name, "drained": reason}})
     session.output.note(f"{name} takes no new work; undo with: ugro node resume {name}")
 
 
 @node.command()
 @click.argument("name")
+@json_option
 @pass_session
 def resume(session: Session, name: str) -> None:
     """Let a drained node take work again."""
     session.client().resume(name)
+    if session.output.is_json:
+        session.output.document({"node": {"name": name, "drained": None}})
     session.output.note(f"{name} takes work again")
 
 
@@ -117,28 +129,30 @@ def trust(session: Session, name: str, yes: bool, replace: bool) -> None:
 
 
 def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
-    output.note(f"{key.node} ({key.address}) shows the host key")
-    for fingerprint in key.fingerprints:
-        output.note(f"    {fingerprint}")
+    if key.is_changed and not replace:
+        raise NotAllowed(
+            f"its host key has changed: it shows {', '.join(key.fingerprints)}, "
+            f"and {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}",
+            subject=key.node,
+            hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
+        )
+    facts = [f"{key.node} ({key.address}) shows the host key", *(f"    {shown}" for shown in key.fingerprints)]
     if key.is_changed:
-        output.note(f"but {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}")
-        if not replace:
-            raise UsageError(
-                "its host key has changed", subject=key.node,
-                hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
-            )
-    output.note("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
-    if yes:
+        facts.append(f"but {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}")
+    facts.append("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        output.confirm(facts, "Accept it?")
         return
-    if not sys.stdin.isatty():
+    for fact in facts:
+        output.note(fact)
+    if not yes:
         raise UsageError("nobody can be asked here", hint="accept it without asking: --yes")
-    click.confirm("Accept it?", abort=True, err=True)
 
 
 def _row(report: NodeReport) -> list[Cell]:
     sign, style = health.SIGNS[report.status]
     machine = report.machine
-    gpus = [gpu.name for gpu in report.facts.gpus] if report.facts else []
+    gpus = [gpu.model for gpu in report.facts.gpus] if report.facts else []
     note = report.error or ""
     if report.drained is not None:
         note = f"drained: {report.drained}" if report.drained else "drained"

@@ -5,23 +5,25 @@ A table on a terminal is drawn for people; elsewhere it is tab-separated, whole 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 
-from ugro.core.codec import dumps
 from ugro.core.errors import UgroError, UsageError
-from ugro.core.statedir import StateDir
 
-# What may not reach a terminal from a node's text: escape sequences and other controls, but for tab and newline.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What may not reach a terminal from a node's text: escape sequences and other controls but for tab and newline, and
+# the characters that turn the direction of what follows.
+_CONTROLS = (*range(9), *range(11, 32), *range(127, 160))
+_TURNS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), "�")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
+_GAP = 2
+_NARROWEST = 8  # what a column of text may be cut to
 Style = Literal["good", "warn", "bad", "dim", "bold", "id", ""]
 
 
@@ -34,7 +36,7 @@ class Cell:
 
 def clean(text: str) -> str:
     """Text from elsewhere, harmless on a terminal."""
-    return _CONTROLS.sub("�", text)
+    return text.translate(_HARMLESS)
 
 
 class Output:
@@ -50,68 +52,100 @@ class Output:
     # --- results -----------------------------------------------------------------------------------------------
 
     def document(self, value: Any) -> None:
-        self._end_progress()
-        sys.stdout.write(dumps(value) + "\n")
-        sys.stdout.flush()
+        from ugro.core.codec import dumps  # `ugro --help` and tables do without
+
+        self._print(dumps(value) + "\n")
 
     def text(self, line: str) -> None:
-        self._end_progress()
-        sys.stdout.write(clean(line) + "\n")
+        self._print(clean(line) + "\n")
 
     def raw(self, content: bytes, *, to_stderr: bool = False) -> None:
+        self.end_progress()
         stream = sys.stderr if to_stderr else sys.stdout
-        stream.buffer.write(content)
-        stream.flush()
+        with _writing():
+            stream.flush()  # what was written as text comes first
+            stream.buffer.write(content)
+            stream.buffer.flush()
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        self._end_progress()
-        lines = self.table_lines(header, rows) if self.is_terminal else _tsv(header, rows)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
+        """On a narrow terminal the ``spare`` columns are left out, the first of them first."""
+        lines = self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows)
+        self._print("".join(f"{line}\n" for line in lines))
 
-    def table_lines(self, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-        """As for a terminal: aligned, columns that are empty everywhere left out, the last one cut to the width."""
-        shown = [i for i, name in enumerate(header) if not name or any(row[i].text for row in rows)]
-        widths = {i: max(len(header[i]), *(len(row[i].text) for row in rows), 0) for i in shown}
-        left = shutil.get_terminal_size((100, 24)).columns - sum(widths[i] + 2 for i in shown[:-1])
-        widths[shown[-1]] = max(len(header[shown[-1]]), left)
-        title = [Cell(header[i], "dim", any(row[i].is_number for row in rows)) for i in shown]
-        body = [[row[i] for i in shown] for row in rows]
-        return [self._row(cells, [widths[i] for i in shown]) for cells in [title, *body]]
+    def table_lines(
+        self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()
+    ) -> list[str]:
+        """As for a terminal: aligned, within its width, without columns and lines in which there is nothing."""
+        title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
+        table = [title, *([_on_one_line(cell) for cell in row] for row in rows)]
+        shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
+        widths = {i: max(_width(row[i].text) for row in table) for i in shown or range(len(header))}
+        fixed = {i for i in widths if title[i].is_number}
+        widths = _fitted(widths, fixed, [header.index(name) for name in spare], _terminal_size()[0])
+        lines = [[(row[i], width) for i, width in widths.items()] for row in table]
+        return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
 
-    def _row(self, cells: Sequence[Cell], widths: Sequence[int]) -> str:
+    def redraw(self, lines: Sequence[str], footer: str) -> None:
+        """Over what was drawn before, from the top; what does not fit is counted."""
+        room = max(1, _terminal_size()[1] - 2)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
+        # Home, each line cleared to its end, then whatever was below: no flicker.
+        self._print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in [*lines, clean(footer)]) + "\x1b[J")
+
+    def _print(self, text: str) -> None:
+        self.end_progress()
+        with _writing():
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def _row(self, cells: Sequence[tuple[Cell, int]]) -> str:
         parts = []
-        for cell, width in zip(cells, widths, strict=True):
-            text = clean(cell.text).replace("\n", " ")
-            text = text if len(text) <= width else text[: width - 1] + "…"
-            padded = text.rjust(width) if cell.is_number else text.ljust(width)
-            parts.append(self.styled(padded, cell.style))
-        return "  ".join(parts).rstrip()
+        for cell, width in cells:
+            text = _cut(cell.text, width)
+            blank = " " * (width - _width(text))
+            styled = self.styled(text, cell.style) if text else ""
+            parts.append(blank + styled if cell.is_number else styled + blank)
+        return (" " * _GAP).join(parts).rstrip()
 
     # --- talk --------------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         if not self.is_quiet and not self.is_json:
-            self._end_progress()
-            sys.stderr.write(clean(text) + "\n")
+            self._say(text)
+
+    def confirm(self, facts: Sequence[str], question: str) -> None:
+        """Shows what is to be decided, also where talk is not wanted, and raises unless the answer is yes."""
+        for fact in facts:
+            self._say(fact)
+        click.confirm(question, abort=True, err=True)
+
+    @property
+    def shows_progress(self) -> bool:
+        return not self.is_quiet and sys.stderr.isatty()
 
     def progress(self, text: str) -> None:
         """What is waited for, in place, on a terminal."""
-        if self.is_quiet or not sys.stderr.isatty():
+        if not self.shows_progress:
             return
-        width = shutil.get_terminal_size((100, 24)).columns - 1
-        sys.stderr.write("\r\x1b[K" + self.styled(clean(text)[:width], "dim", sys.stderr))
+        text = _cut(clean(text).replace("\n", " "), _terminal_size()[0] - 1)
+        sys.stderr.write("\r\x1b[K" + self.styled(text, "dim", sys.stderr))
         sys.stderr.flush()
         self._has_progress = True
 
+    def end_progress(self) -> None:
+        if self._has_progress:
+            self._has_progress = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
     def warn(self, text: str, hint: str | None = None) -> None:
-        self._end_progress()
         self._labelled("warning", "warn", text, hint)
 
     def error(self, error: UgroError) -> None:
         if self.is_json:
-            self.document({"error": error.to_wire()})
-        self._end_progress()
+            with contextlib.suppress(UgroError):  # when this is the very error: nothing can be written there
+                self.document({"error": error.to_wire()})
         self._labelled("error", "bad", str(error), error.hint)
 
     def usage_error(self, error: click.ClickException) -> None:
@@ -124,6 +158,8 @@ class Output:
     def crash(self, error: Exception) -> int:
         """A bug of ours: the traceback goes to a file, the person gets one line."""
         import traceback
+
+        from ugro.core.statedir import StateDir
 
         if os.environ.get("UGRO_DEBUG"):
             raise error
@@ -138,21 +174,30 @@ class Output:
         self.error(UgroError(f"internal error: {type(error).__name__}: {error}", hint=hint))
         return 70
 
+    def _say(self, text: str) -> None:
+        self.end_progress()
+        sys.stderr.write(clean(text) + "\n")
+
     def _labelled(self, label: str, style: Style, text: str, hint: str | None) -> None:
+        self.end_progress()
         sys.stderr.write(f"{self.styled(label + ':', style, sys.stderr)} {clean(text)}\n")
         if hint:
             sys.stderr.write(f"{self.styled('hint:', 'dim', sys.stderr)}  {clean(hint)}\n")
-
-    def _end_progress(self) -> None:
-        if self._has_progress:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._has_progress = False
 
     def styled(self, text: str, style: Style, stream: Any = None) -> str:
         if not style or not _has_colour(stream or sys.stdout):
             return text
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # a reader that has seen enough is no failure
+        raise
+    except OSError as error:
+        raise UgroError(f"the output cannot be written: {(error.strerror or str(error)).lower()}") from error
 
 
 def _has_colour(stream: Any) -> bool:
@@ -161,8 +206,62 @@ def _has_colour(stream: Any) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or bool(stream.isatty())
 
 
+def _terminal_size() -> tuple[int, int]:
+    """Columns and lines, of whichever stream is a terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            size = os.get_terminal_size(stream.fileno())
+        except (OSError, ValueError):
+            continue
+        if size.columns and size.lines:
+            return size.columns, size.lines
+    return 100, 24
+
+
+def _fitted(widths: dict[int, int], fixed: set[int], spare: Sequence[int], room: int) -> dict[int, int]:
+    """The widest texts are cut, then spare columns go, then texts are cut again; the last column gets what is left."""
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - room
+
+    def cut(narrowest: int) -> None:
+        while excess() > 0 and (texts := [i for i in widths if i not in fixed and widths[i] > narrowest]):
+            widths[max(texts, key=lambda i: widths[i])] -= 1
+
+    wanted, widths = widths, dict(widths)
+    cut(2 * _NARROWEST)
+    for column in spare:
+        if excess() > 0:
+            widths.pop(column, None)
+    cut(_NARROWEST)
+    last = max(widths)
+    return {**widths, last: min(wanted[last], widths[last] + max(0, -excess()))}
+
+
+def _on_one_line(cell: Cell) -> Cell:
+    return Cell(clean(cell.text).replace("\t", " ").replace("\n", " "), cell.style, cell.is_number)
+
+
+def _width(text: str) -> int:
+    """In columns of a terminal: most letters of East Asia take two, accents that stand alone none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(letter)) for letter in text)
+
+
+def _cut(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while text and _width(text) > width - 1:
+        text = text[:-1]
+    return text + "…" if width > 0 else ""
+
+
 def _tsv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     shown = [i for i, name in enumerate(header) if name]
     lines = [[header[i].lower() for i in shown]]
-    lines += [[re.sub(r"[\t\r\n]+", " ", row[i].text) for i in shown] for row in rows]
+    lines += [[_on_one_line(row[i]).text for i in shown] for row in rows]
     return ["\t".join(line) for line in lines]

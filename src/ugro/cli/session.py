@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,6 +11,8 @@ import click
 from ugro.cli.output import Output
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ugro.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,13 +32,33 @@ class Session:
             self.output.warn(f"{agent.config_error} (the last good configuration stays in force)", agent.config_hint)
         return client
 
-    def new_client(self) -> Client:
+    def new_client(self, *, any_cluster: bool = False) -> Client:
         from ugro.client import Client
 
-        return Client(cluster=self.cluster, log_level=self.log_level, on_wait=self.output.progress)
+        return Client(
+            cluster=self.cluster, any_cluster=any_cluster, log_level=self.log_level, on_wait=self.output.progress
+        )
 
 
 pass_session = click.make_pass_decorator(Session)
+
+
+class CommandGroup(click.Group):
+    """Says which command was probably meant."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"no_args_is_help": False, **settings})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is not None or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        import difflib
+
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        hint = f"did you mean: {ctx.command_path} {near[0]}?" if near else f"see: {ctx.command_path} --help"
+        raise click.UsageError(f"no such command: {args[0]}\nhint:  {hint}", ctx)
 
 
 def json_option(command: F) -> F:

@@ -105,8 +105,11 @@ def _list(value: Any) -> list[Any]:
 
 
 def _record(cls: Any) -> Converter:
-    hints = typing.get_type_hints(cls)
-    fields = [(name, _converter(hints[name])) for name in _names(cls)]
+    @functools.cache
+    def fields() -> list[tuple[str, Converter]]:
+        # Not before the first value: a class may hold values of its own kind.
+        hints = typing.get_type_hints(cls)
+        return [(name, _converter(hints[name])) for name in _names(cls)]
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -114,7 +117,7 @@ def _record(cls: Any) -> Converter:
         arguments = {}
         name = ""
         try:
-            for name, converter in fields:
+            for name, converter in fields():
                 if name in value:
                     arguments[name] = converter(value[name])
             return cls(**arguments)

@@ -90,6 +90,11 @@ class Gpu:
     error: str | None = None
 
     @property
+    def model(self) -> str:
+        """What people call it: the vendor's own words left out."""
+        return self.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" Laptop GPU")
+
+    @property
     def memory_ratio(self) -> float | None:
         if not self.memory_total_bytes or self.memory_used_bytes is None:
             return None

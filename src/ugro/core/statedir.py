@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ugro.core.errors import UgroError
 
 CLUSTER_FILE = "cluster.yaml"
 CLUSTER_VARIABLE = "UGRO_CLUSTER"
@@ -16,8 +19,15 @@ class StateDir:
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> StateDir:
-        chosen = env.get("UGRO_HOME")
-        return cls(Path(chosen).expanduser().absolute() if chosen else Path.home() / ".ugro")
+        # Not Path.expanduser, which fails for a user nobody knows: such a folder is only not there.
+        chosen = env.get("UGRO_HOME") or os.path.join(env.get("HOME") or "~", ".ugro")
+        return cls(Path(os.path.abspath(os.path.expanduser(chosen))))
+
+    def unusable(self, error: OSError) -> UgroError:
+        return UgroError(
+            f"{self.path} cannot be used: {(error.strerror or str(error)).lower()}",
+            hint="UGRO keeps its state there; UGRO_HOME=DIR chooses another folder",
+        )
 
     @property
     def socket(self) -> Path:
@@ -30,6 +40,11 @@ class StateDir:
     @property
     def log(self) -> Path:
         return self.path / "agent.log"
+
+    @property
+    def errors(self) -> Path:
+        """What an agent said before it had a log."""
+        return self.path / "agent.err"
 
     @property
     def database(self) -> Path:

@@ -35,7 +35,7 @@ class Lab:
         self.home = home
         # Resolved: the processes of a lab are known by this path, however its user spells it.
         self.root = Path(os.path.realpath(home.lab))
-        self._group = f"ugro-lab-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
+        self.group_name = f"ugro-lab-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
         self._log_level = log_level
         self._on_wait = on_wait or (lambda text: None)
 
@@ -66,7 +66,11 @@ class Lab:
                 self._serve(self._plan(found.speeds, found.gpus, without_cgroups=not has_cgroups))
                 return Outcome.WAS_UP
             was_there = self._take_down()
-            self._serve(self._plan(speeds, gpus, without_cgroups=wish.without_cgroups))
+            try:
+                self._serve(self._plan(speeds, gpus, without_cgroups=wish.without_cgroups))
+            except UgroError:
+                self._take_down()
+                raise
             return Outcome.CHANGED if was_there else Outcome.MADE
 
     def down(self, *, with_agent: bool = False) -> bool:
@@ -85,7 +89,7 @@ class Lab:
         self._on_wait("making the nodes")
         names = {f"lab{number}": speed for number, speed in enumerate(speeds, start=1)}
         hierarchy = None if without_cgroups else cgroups.cpu_hierarchy()
-        group = cgroups.create(hierarchy, self._group, names) if hierarchy else None
+        group = cgroups.create(hierarchy, self.group_name, names) if hierarchy else None
         throttle = Throttle.CGROUP if group else Throttle.DUTY_CYCLE
         nodes = [
             LabNode(name, speed, str(self.root / name), throttle, str(group / name) if group else None)
@@ -96,16 +100,13 @@ class Lab:
     def _serve(self, shape: Shape) -> None:
         files.write(self.root, shape, self.home.lab_cluster)
         self._on_wait("connecting")
-        try:
-            with self.client() as client:
-                client.use_cluster(self.home.lab_cluster)
-                client.reload_cluster()
-        except NotAllowed:
-            self._take_down()
-            raise
+        with self.client() as client:
+            client.use_cluster(self.home.lab_cluster)
+            client.reload_cluster()
 
     def _refuse_another_cluster(self) -> None:
-        agent = Client(home=self.home.path).running_agent()
+        with Client(home=self.home.path, any_cluster=True) as client:
+            agent = client.running_agent()
         if agent is not None and agent.cluster_file and not self._is_ours(agent.cluster_file):
             raise NotAllowed(
                 f"the agent of {self.home.path} serves {agent.cluster_file}",
@@ -134,16 +135,15 @@ class Lab:
 
     def _release_agent(self, is_to_end: bool) -> bool:
         """One that is dead or hangs is left alone: it finds no lab to dial."""
-        plain = Client(home=self.home.path)
         try:
-            agent = plain.running_agent()
-            if agent is None or not agent.cluster_file or not self._is_ours(agent.cluster_file):
-                return False
-            self._on_wait("closing the links")
-            if is_to_end or not self.home.lab_cluster.is_file():
-                plain.stop_agent()
-            else:
-                with self.client() as client:
+            with Client(home=self.home.path, any_cluster=True) as client:
+                agent = client.running_agent()
+                if agent is None or not agent.cluster_file or not self._is_ours(agent.cluster_file):
+                    return False
+                self._on_wait("closing the links")
+                if is_to_end:
+                    client.stop_agent()
+                else:
                     client.use_cluster(None)
         except Unreachable:
             return False
@@ -154,8 +154,8 @@ class Lab:
         shape = self.shape()
         found = {Path(node.cgroup).parent for node in shape.nodes if node.cgroup} if shape else set()
         hierarchy = cgroups.cpu_hierarchy()
-        found.update(cgroups.find(hierarchy, self._group) if hierarchy else [])
-        return [group for group in found if group.name == self._group and group.is_dir()]
+        found.update(cgroups.find(hierarchy, self.group_name) if hierarchy else [])
+        return [group for group in found if group.name == self.group_name and group.is_dir()]
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

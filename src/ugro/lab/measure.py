@@ -32,7 +32,7 @@ class Pace:
 
 
 def measure(client: Client, nodes: Sequence[str] = ("@all",), *, seconds: float = 3.0) -> list[Pace]:
-    """In the order of the cluster file."""
+    """In the order of the names: lab2 before lab10."""
     begin = time.time() + _LEAD_S
     argv = [sys.executable, "-I", "-S", "-c", _WORK, f"{begin:.6f}", f"{seconds:g}"]
     written: dict[str, bytes] = {}
@@ -42,7 +42,8 @@ def measure(client: Client, nodes: Sequence[str] = ("@all",), *, seconds: float 
             written[event.node] = written.get(event.node, b"") + event.content
         else:
             ends[event.node] = event
-    return sorted((_pace(end, written.get(node, b"")) for node, end in ends.items()), key=lambda pace: pace.node)
+    names = sorted(ends, key=lambda name: (len(name), name))
+    return [_pace(ends[name], written.get(name, b"")) for name in names]
 
 
 def _pace(end: Ended, written: bytes) -> Pace:

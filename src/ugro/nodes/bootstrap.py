@@ -9,23 +9,27 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ugro import remote
 from ugro.core.node import NodeSpec
+from ugro.remote import wire
 
 MARKER = b"UGRO1 "
-OLDEST_PYTHON = (3, 9)
+MAX_BANNER = 64 * 1024
+_NO_PYTHON = b"none no-python"  # all that the shell ever says; it knows no nonce
+_MAX_LINE = 8 * 1024
 
-# Reads the candidates for Python, one line, colon-separated; starts the first that is there.
+# Reads the candidates for Python, one line, colon-separated; starts the first that is there. What -I would do on
+# Python 3 is spelled out, so that Python 2 comes as far as saying that it is too old.
 SCRIPT = (
     "IFS=:; read -r all; for p in $all; do "
     'case $p in "~/"*) p=$HOME/${p#??};; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -I -S -c "import sys;exec(sys.stdin.readline())"; '
-    "done; echo UGRO1 none no-python; exit 127"
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -s -S -c "import sys;del sys.path[0];exec(sys.stdin.readline())"; '
+    f"done; echo {(MARKER + _NO_PYTHON).decode()}; exit 127"
 )
 SHELL_COMMAND = f"exec sh -c '{SCRIPT}'"
 LOCAL_COMMAND = ("sh", "-c", SCRIPT)
@@ -34,15 +38,18 @@ _CANDIDATES = ("python3", *(f"python3.{minor}" for minor in range(14, 8, -1)), "
 
 # Runs on the node before the program does; must parse on Python 2.7, to say what is wrong there.
 _STAGE = r"""
-import os, sys
+import os, signal, sys
 def say(text): os.write(1, ("UGRO1 " + A["nonce"] + " " + text + "\n").encode("ascii", "replace"))
 def newer():
     for minor in range(14, 8, -1):
         for folder in os.environ.get("PATH", "").split(":"):
             path = os.path.join(folder, "python3.%d" % minor)
             if os.access(path, os.X_OK): return path
-def unpack(home):
-    import hashlib, io, zipfile
+def is_whole(home):
+    try: return set(A["files"]) <= set(os.listdir(os.path.join(home, "ugro", "remote")))
+    except OSError: return False
+def receive():
+    import hashlib
     say("want")
     data = b""
     while len(data) < A["size"]:
@@ -51,38 +58,103 @@ def unpack(home):
         data += part
     if hashlib.sha256(data).hexdigest() != A["digest"]:
         say("damaged"); os._exit(1)
-    os.makedirs(os.path.dirname(home), 0o700, exist_ok=True)
-    fresh = "%s.%d" % (home, os.getpid())
+    return data
+def write(data, folder):
+    import io, zipfile
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist():
-            path = os.path.join(fresh, name)
+            path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             with open(path, "wb") as file:
                 file.write(archive.read(name)); file.flush(); os.fsync(file.fileno())
-    try: os.rename(fresh, home)
+def unpack(home):
+    import shutil
+    data = receive()
+    fresh = home + "." + A["nonce"]
+    try:
+        write(data, fresh)
+        # What is there is not whole: some cleaner of old files has been at it.
+        if os.path.isdir(home): os.rename(home, fresh + ".old")
+        os.rename(fresh, home)
     except OSError:
-        import shutil
+        if not is_whole(home): raise
+    finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        if not os.path.isdir(home): raise
+        shutil.rmtree(fresh + ".old", ignore_errors=True)
+        clean(os.path.dirname(home))
+def clean(folder):
+    # By age, not by whether somebody is still at it: the folder may be shared with other machines.
+    import shutil, time
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        try: is_left = "." in name and time.time() - os.stat(path).st_mtime > A["leftover_s"]
+        except OSError: continue
+        if is_left: shutil.rmtree(path, ignore_errors=True)
 def start():
     root = os.path.expanduser(A["root"])
     home = os.path.join(root, ".ugro", "program", A["digest"][:16])
     try:
-        if not os.path.isdir(home): unpack(home)
+        if not is_whole(home):
+            os.makedirs(os.path.dirname(home), 0o700, exist_ok=True)
+            unpack(home)
     except OSError as error:
         say("os-error %d %s" % (error.errno or 0, root)); os._exit(1)
     os.environ.update(A["env"])
     sys.path.insert(0, home)
     from ugro.remote.main import main
+    signal.alarm(0)
     main(root, A["nonce"], A["silence_s"])
+# Nobody is left to hear of it when an agent goes away without a word in the middle of this.
+signal.alarm(60)
 if sys.version_info >= (3, 9): start()
-elif newer() and "-again" not in A:
-    A["-again"] = 1
+elif newer() and "again" not in A:
+    A["again"] = 1
     path = newer()
-    os.execv(path, [path, "-I", "-S", "-c", "S = %r\nA = %r\nexec(S)" % (S, A)])
+    # In the environment, which others cannot read: A may hold secrets of the node's own env.
+    os.environ["UGRO_STAGE"] = "S = %r\nA = %r\nexec(S)" % (S, A)
+    code = "import sys; del sys.path[0]; import os; exec(os.environ.pop('UGRO_STAGE'))"
+    os.execv(path, [path, "-E", "-s", "-S", "-c", code])
 else:
     say("old-python %d.%d %s" % (sys.version_info[0], sys.version_info[1], sys.executable)); os._exit(1)
 """
+_LEFTOVER_S = 600
+
+
+class Greeting:
+    """Finds what the first stage says among all that rc files print before it."""
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce.encode()
+        self._buffer = bytearray()
+        self._heard_bytes = 0
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the last thing said."""
+        return bytes(self._buffer)
+
+    @property
+    def last_line(self) -> str:
+        lines = [line for line in self._buffer[-_MAX_LINE:].splitlines() if line.strip()]
+        return lines[-1].decode("utf-8", "replace") if lines else ""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        self._buffer += data
+        self._heard_bytes += len(data)
+        while (start := self._buffer.find(MARKER)) >= 0:
+            begin = start + len(MARKER)
+            end = self._buffer.find(b"\n", begin, begin + _MAX_LINE)
+            if end < 0 and len(self._buffer) < begin + _MAX_LINE:
+                break
+            line = bytes(self._buffer[begin : max(begin, end)])
+            nonce, _, said = line.partition(b" ")
+            is_ours = nonce == self._nonce or line == _NO_PYTHON
+            # Of another's line only the marker goes: ours may begin in the middle of it.
+            del self._buffer[: end + 1 if is_ours else begin]
+            if is_ours:
+                yield said.decode("utf-8", "replace").strip()
+        if self._heard_bytes > MAX_BANNER:
+            raise wire.ProtocolError(f"more than {MAX_BANNER // 1024} KiB came before its greeting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +163,19 @@ class Archive:
 
     content: bytes
     digest: str
+    files: tuple[str, ...]
 
 
 @functools.cache
 def node_program() -> Archive:
-    folder = Path(remote.__file__).parent
+    paths = sorted(Path(remote.__file__).parent.glob("*.py"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("ugro/__init__.py"), "")
-        for path in sorted(folder.glob("*.py")):
+        for path in paths:
             archive.writestr(_entry(f"ugro/remote/{path.name}"), path.read_bytes())
     content = buffer.getvalue()
-    return Archive(content, hashlib.sha256(content).hexdigest())
+    return Archive(content, hashlib.sha256(content).hexdigest(), tuple(path.name for path in paths))
 
 
 def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
@@ -114,12 +187,12 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
         "root": spec.remote_root,
         "digest": program.digest,
         "size": len(program.content),
+        "files": program.files,
+        "leftover_s": _LEFTOVER_S,
         "silence_s": silence_s,
         "env": dict(spec.env),
     }
-    # JSON is also a Python literal here: no true, false or null among the values, and ASCII only.
-    stage = f"S={_STAGE!r};A={json.dumps(arguments)};exec(S)"
-    return f"{':'.join(candidates)}\n{stage}\n".encode("ascii")
+    return f"{':'.join(candidates)}\n".encode() + f"S={_STAGE!a};A={arguments!a};exec(S)\n".encode("ascii")
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

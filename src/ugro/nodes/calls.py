@@ -76,7 +76,8 @@ class Stream(Answer):
 
     def feed(self, kind: int, payload: bytes) -> None:
         self._unread += len(payload)
-        if self._unread > wire.WINDOW:
+        # An empty piece costs no credit, and would cost memory without end.
+        if self._unread > wire.WINDOW or not payload:
             raise wire.ProtocolError(f"call {self.number} sent more than it was granted")
         self._chunks.put_nowait((kind, payload))
 

@@ -24,10 +24,20 @@ LASTING_CAUSES = frozenset(
         "home-not-writable",
         "disk-full",
         "ssh-missing",
+        "transport-missing",
         "ssh-config",
         "protocol",
     }
 )
+
+
+# ssh keeps this one for its own failures; any other is what the command on the node ended with.
+_SSH_FAILED = 255
+# Said by ssh (before version 8 with another beginning) of a peer that hung up before a word was spoken. After another
+# complaint, it is of a jump host's ssh, which complained and ended.
+_HUNG_UP = "_exchange_identification"
+_MAX_MESSAGE = 400
+_TRY = "try: ssh {ssh}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,11 @@ class _Sign:
 
 
 _SIGNS = (
+    # Before all that a jump host may have met on its way to the node.
+    _Sign("administratively prohibited", "jump-failed", "the jump host does not pass the connection on", (
+        "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
+    )),
+    _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", _TRY),
     _Sign(
         "remote host identification has changed",
         "host-key-changed",
@@ -69,37 +84,43 @@ _SIGNS = (
     _Sign("timed out", "timed-out", "connecting timed out", (
         "is it switched on and in this network? try: ssh {ssh}   (ssh.connect_timeout sets the limit)"
     )),
-    _Sign("timeout, server", "timed-out", "it stopped answering", "try: ssh {ssh}"),
+    _Sign("timeout, server", "timed-out", "it stopped answering", _TRY),
     _Sign("bad configuration option", "ssh-config", "ssh cannot read its configuration", "try: ssh -G {ssh}"),
     _Sign("terminating, ", "ssh-config", "ssh cannot read its configuration", "try: ssh -G {ssh}"),
-    _Sign("kex_exchange_identification", "closed", "the SSH server closed the connection at once", (
+    _Sign(_HUNG_UP, "closed", "the SSH server closed the connection at once", (
         "it may be overloaded (MaxStartups) or have banned this address; try: ssh {ssh}"
     )),
-    _Sign("connection closed by", "closed", "the SSH server closed the connection", "try: ssh {ssh}"),
-    _Sign("connection reset", "closed", "the connection was reset", "try: ssh {ssh}"),
-    _Sign("administratively prohibited", "jump-failed", "the jump host does not pass the connection on", (
-        "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
-    )),
-    _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", "try: ssh {ssh}"),
+    _Sign("connection closed by", "closed", "the SSH server closed the connection", _TRY),
+    _Sign("connection reset", "closed", "the connection was reset", _TRY),
     _Sign("no such identity", "login-denied", "the key file does not exist", _LOGIN),
 )
 
 
-def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str) -> Unreachable:
-    """For a connection that ended before the node program spoke."""
-    folded = " ".join(stderr.lower().split())
-    for sign in _SIGNS:
-        if sign.text in folded:
-            return _unreachable(spec, sign.cause, sign.message, sign.hint)
+def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str, stdout_end: str = "") -> Unreachable:
+    """For a connection that ended before the node program spoke; ``stdout_end`` is the last line it printed."""
+    if exit_code in (_SSH_FAILED, None):
+        folded = " ".join(stderr.lower().split())
+        for sign in _SIGNS:
+            if sign.text in folded:
+                return _from_sign(spec, sign, is_on_the_way=folded.find(sign.text) < folded.find(_HUNG_UP))
     if exit_code == 127:
         return python_missing(spec)
-    last = _last_line(stderr)
+    if exit_code == 126:
+        return _python_unusable(spec, stderr)
+    # A login that is not meant for commands says so on stdout, and nothing else does.
+    last = _last_line(stderr) or _last_line(stdout_end)
     return _unreachable(
         spec,
         "unknown",
-        f"the connection ended (exit code {exit_code})" + (f": {last}" if last else ""),
-        "try: ssh {ssh}" if spec.transport == "ssh" else "run its transport command by hand",
+        f"the connection ended ({_exit_words(exit_code)})" + (f": {last}" if last else ""),
+        _TRY,
     )
+
+
+def _from_sign(spec: NodeSpec, sign: _Sign, *, is_on_the_way: bool) -> Unreachable:
+    if is_on_the_way and sign.cause not in ("jump-failed", "closed"):
+        return _unreachable(spec, sign.cause, f"on the way to it (its jump host or proxy): {sign.message}", _TRY)
+    return _unreachable(spec, sign.cause, sign.message, sign.hint)
 
 
 def from_stage(spec: NodeSpec, said: str) -> Unreachable:
@@ -134,6 +155,20 @@ def python_missing(spec: NodeSpec) -> Unreachable:
     )
 
 
+def _python_unusable(spec: NodeSpec, stderr: str) -> Unreachable:
+    last = _last_line(stderr)
+    return _unreachable(
+        spec,
+        "python-missing",
+        f"{spec.python or 'its python3'} cannot be run" + (f": {last}" if last else ""),
+        "name another: python: /path/to/python3 under {name} in cluster.yaml",
+    )
+
+
+def still_connecting(spec: NodeSpec, limit_s: float) -> Unreachable:
+    return _unreachable(spec, "timed-out", f"still connecting after {limit_s:g} s", "try again in a moment")
+
+
 def connect_timed_out(spec: NodeSpec, limit_s: float) -> Unreachable:
     return _unreachable(
         spec,
@@ -154,9 +189,32 @@ def stopped_answering(spec: NodeSpec, silent_s: float) -> Unreachable:
     return _unreachable(spec, "hung", message, "reconnecting by itself; try: ssh {ssh}")
 
 
-def transport_missing(spec: NodeSpec, program: str) -> Unreachable:
-    hint = "install OpenSSH's client: apt-get install openssh-client" if program == "ssh" else "check its transport:"
-    return _unreachable(spec, "ssh-missing", f"{program}: no such program on this machine", hint)
+def not_kept(spec: NodeSpec, why: str) -> Unreachable:
+    return _unreachable(spec, "closed", f"its link is not kept open any more: {why}", "try again; see: ugro agent logs")
+
+
+def link_broke(spec: NodeSpec, stderr: str) -> Unreachable:
+    last = _last_line(stderr)
+    return _unreachable(
+        spec, "link-lost", "the link broke" + (f": {last}" if last else ""), "reconnecting by itself"
+    )
+
+
+def cannot_start(spec: NodeSpec, program: str, error: OSError) -> Unreachable:
+    """For a transport's command that this machine could not run."""
+    if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+        return _unreachable(
+            spec,
+            "out-of-resources",
+            f"{program} cannot be started on this machine: {error.strerror}",
+            "it may be out of memory, processes or open files: see ulimit -a",
+        )
+    if program == "ssh":
+        hint = "install OpenSSH's client: apt-get install openssh-client"
+        return _unreachable(spec, "ssh-missing", "ssh: no such program on this machine", hint)
+    return _unreachable(
+        spec, "transport-missing", f"{program}: {error.strerror}", "correct transport: under {name} in cluster.yaml"
+    )
 
 
 def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
@@ -178,7 +236,21 @@ def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
 
 def _unreachable(spec: NodeSpec, cause: str, message: str, hint: str) -> Unreachable:
     target = f"-p {spec.port} {spec.target}" if spec.port else spec.target
-    return Unreachable(message, subject=spec.name, cause=cause, hint=hint.format(name=spec.name, ssh=target))
+    if spec.transport != "ssh" and "{ssh}" in hint:
+        hint = "run its transport command by hand, and see what it says"
+    return Unreachable(
+        # Part of it may be another machine's words: one line of bounded length, whatever it said.
+        " ".join(message[:_MAX_MESSAGE].split()),
+        subject=spec.name,
+        cause=cause,
+        hint=hint.format(name=spec.name, ssh=target),
+    )
+
+
+def _exit_words(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "without an exit code"
+    return f"killed by signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _last_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def _settings(path: Path, depth: int) -> Iterator[tuple[str, list[str]]]:
         key = words[0].lower()
         if key == "include" and depth:
             for pattern in words[1:]:
-                for file in _included(pattern, path):
+                for file in _included(pattern):
                     yield from _settings(file, depth - 1)
         else:
             yield key, words[1:]
@@ -53,9 +54,7 @@ def _words(line: str) -> list[str]:
         return []
 
 
-def _included(pattern: str, includer: Path) -> list[Path]:
-    # As ssh does: relative to ~/.ssh for a user's file.
-    base = Path(pattern).expanduser()
-    if not base.is_absolute():
-        base = includer.expanduser().parent / base
-    return sorted(base.parent.glob(base.name)) if base.parent.is_dir() else []
+def _included(pattern: str) -> list[Path]:
+    # As ssh does: relative to ~/.ssh, wherever the user's file itself is.
+    whole = Path("~/.ssh").expanduser() / Path(pattern).expanduser()
+    return [Path(name) for name in sorted(glob.glob(str(whole)))]

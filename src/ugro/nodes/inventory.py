@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ugro.config.schema import Config
 from ugro.core.errors import NotFound
-from ugro.core.node import NodeSpec
+from ugro.core.node import NodeSpec, Role
 from ugro.nodes.node import Dialling, Node
 from ugro.nodes.transport import SshOptions
 
@@ -44,11 +44,13 @@ class Inventory:
         kept = {
             name: node
             for name, node in self._nodes.items()
-            if node.spec == specs.get(name) and (same_way or node.spec.transport != "ssh")
+            if name in specs and _reach(node.spec) == _reach(specs[name]) and (same_way or node.spec.transport != "ssh")
         }
         gone = [node for name, node in self._nodes.items() if name not in kept]
         old = set(self._nodes)
         self._dialling = dialling
+        for name, node in kept.items():
+            node.spec, node.dialling = specs[name], dialling
         await asyncio.gather(*(node.close() for node in gone))
         self._nodes = {name: kept.get(name) or Node(spec, dialling) for name, spec in specs.items()}
         return Change(
@@ -100,6 +102,11 @@ class Inventory:
     async def close(self) -> None:
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
         self._nodes = {}
+
+
+def _reach(spec: NodeSpec) -> NodeSpec:
+    """All that a link depends on: another label is no reason to end what runs over it."""
+    return replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=())
 
 
 def _groups(spec: NodeSpec) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugro.core.node import LinkQuality
+from ugro.remote import wire
 
 INTERVAL_S = 2.0
 # Together with one tick of checking this notices a hung node within 10 s.
@@ -28,17 +30,24 @@ class _Ping:
 
 
 class Keepalive:
-    def __init__(self, send: Callable[[int], None], on_silence: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[int], None],
+        on_silence: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._send = send
         self._on_silence = on_silence
+        self._clock = clock
         self._pings: deque[_Ping] = deque(maxlen=_REMEMBERED)
         self._count = 0
-        self._heard_at = time.monotonic()
+        self._last_answered = 0
+        self._heard_at = self._clock()
         self._tick_at = self._heard_at
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         self._ping()
         self._schedule()
 
@@ -48,14 +57,18 @@ class Keepalive:
             self._timer = None
 
     def heard(self) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
 
     def answered(self, number: int, node_clock: float | None) -> None:
-        now = time.monotonic()
+        """Each ping is answered at most once, and in order."""
+        if not self._last_answered < number <= self._count:
+            raise wire.ProtocolError(f"an answer to ping {number}, which was not to be answered")
+        self._last_answered = number
+        now = self._clock()
         for ping in reversed(self._pings):
-            if ping.number == number and ping.rtt_s is None:
+            if ping.number == number:
                 ping.rtt_s = now - ping.sent
-                if node_clock is not None:
+                if node_clock is not None and math.isfinite(node_clock):
                     ping.offset_s = node_clock - (time.time() - ping.rtt_s / 2)
                 return
 
@@ -63,7 +76,7 @@ class Keepalive:
         answered = [ping for ping in self._pings if ping.rtt_s is not None]
         if not answered:
             return LinkQuality()
-        now = time.monotonic()
+        now = self._clock()
         due = [ping for ping in self._pings if ping.rtt_s is not None or now - ping.sent > ANSWER_IN_TIME_S]
         late = sum(1 for ping in due if ping.rtt_s is None or ping.rtt_s > ANSWER_IN_TIME_S)
         # The quickest answer bounds the clock's error best.
@@ -72,16 +85,16 @@ class Keepalive:
         return LinkQuality(statistics.median(rtts), late / len(due), best.offset_s)
 
     def _ping(self) -> None:
-        self._count = (self._count + 1) & 0xFFFFFFFF
-        self._pings.append(_Ping(self._count, time.monotonic()))
+        self._count += 1
+        self._pings.append(_Ping(self._count, self._clock()))
         self._send(self._count)
 
     def _schedule(self) -> None:
-        self._tick_at = time.monotonic() + _TICK_S
+        self._tick_at = self._clock() + _TICK_S
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._tick_at > INTERVAL_S:
             # We were the ones who slept (suspended, or stopped): the peer gets its time anew.
             self._heard_at = now

@@ -7,47 +7,41 @@ silent; then every call under way fails with the same ``Unreachable``. Opening i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
-import os
 import secrets
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
-from ugro.core.node import LinkQuality, NodeSpec
+from ugro.core.codec import DecodeError, decode
+from ugro.core.errors import RemoteFailure, TimedOut, Unreachable, UsageError
+from ugro.core.node import LinkQuality, Machine, NodeSpec
 from ugro.nodes import bootstrap, diagnosis
 from ugro.nodes.calls import Answer, Stream
 from ugro.nodes.keepalive import Keepalive
+from ugro.nodes.process import MAX_STDERR, LinkProcess
 from ugro.nodes.transport import SshOptions, link_command
 from ugro.remote import wire
 
-log = logging.getLogger(__name__)
-
-MAX_BANNER = 64 * 1024
 # A node program that hears nothing for so long ends itself, and what it runs: its agent is gone.
 NODE_SILENCE_S = 30.0
+_EXIT_S = 2.0  # how long a process that closed its output may take to say how it ended
+_LOOK_S = 0.005
+_MAX_MESSAGE = 2000
 
 
 class Link(asyncio.Protocol):
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
-        self.machine: dict[str, Any] = {}
+        self.machine: Machine | None = None  # known once it is open
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[Unreachable] = self._loop.create_future()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = -1
+        self._process: LinkProcess | None = None
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, Answer] = {}
-        self._numbers = itertools.count(1)
+        self._last_number = 0
         self._receive: Callable[[bytes], None] = self._receive_greeting
-        self._banner = bytearray()
         self._nonce = secrets.token_hex(8)
+        self._greeting = bootstrap.Greeting(self._nonce)
+        self._was_program_sent = False
         self._decoder = wire.Decoder()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._keepalive = Keepalive(self._ping, self._fall_silent)
@@ -55,23 +49,27 @@ class Link(asyncio.Protocol):
     @classmethod
     async def open(cls, spec: NodeSpec, options: SshOptions, *, timeout_s: float, env: dict[str, str]) -> Link:
         link = cls(spec)
+        argv = link_command(spec, options)
         try:
-            await link._spawn(link_command(spec, options), env)
-            link._write(bootstrap.first_lines(spec, link._nonce, NODE_SILENCE_S))
             async with asyncio.timeout(timeout_s):
+                await link._start(argv, env)
                 await asyncio.shield(link._opened)
         except TimeoutError:
             link._lose(diagnosis.connect_timed_out(spec, timeout_s))
+        except OSError as error:
+            link._lose(diagnosis.cannot_start(spec, argv[0], error))
         except asyncio.CancelledError:
             link.close()
+            await link.wait_closed()
             raise
         if link.lost.done():
+            await link.wait_closed()
             raise link.lost.result()
         return link
 
     async def call(self, method: str, params: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
         # The hot path: a timer of our own, since asyncio.timeout costs as much as the rest of the call.
-        answer = Answer(self, next(self._numbers), self._loop.create_future())
+        answer = Answer(self, self._next_number(), self._loop.create_future())
         self._begin(answer, method, params)
         timer = self._loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
         try:
@@ -82,15 +80,24 @@ class Link(asyncio.Protocol):
 
     def stream(self, method: str, params: dict[str, Any] | None = None) -> Stream:
         """Starts a call whose output is read piece by piece."""
-        stream = Stream(self, next(self._numbers), self._loop.create_future())
+        stream = Stream(self, self._next_number(), self._loop.create_future())
         self._begin(stream, method, params)
         return stream
 
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
     def _begin(self, call: Answer, method: str, params: dict[str, Any] | None) -> None:
         if self.lost.done():
-            raise self.lost.result()
+            # Raised once for each call: without this, each would hold on to the frames of all before it.
+            raise self.lost.result().with_traceback(None)
+        try:
+            message = wire.message(wire.CALL, call.number, {"method": method, "params": params or {}})
+        except wire.ProtocolError as error:
+            raise UsageError(f"{method} cannot be asked: {error}", subject=self.spec.name) from error
         self._calls[call.number] = call
-        self._write(wire.message(wire.CALL, call.number, {"method": method, "params": params or {}}))
+        self._write(message)
 
     def _give_up(self, call: Answer, method: str, timeout_s: float) -> None:
         call.cancel(TimedOut(f"no answer to {method} within {timeout_s:g} s", subject=self.spec.name))
@@ -102,22 +109,17 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         self._lose(Unreachable("the link was closed", subject=self.spec.name, cause="closed"))
 
+    async def wait_closed(self) -> None:
+        """Until the process of a link that was lost is gone, too."""
+        if self._process is not None:
+            await asyncio.wait([self._process.is_gone], timeout=_EXIT_S)
+
     # --- the process -------------------------------------------------------------------------------------------
 
-    async def _spawn(self, argv: list[str], env: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        # Read only after a failure; ssh and a login shell have no need to write more than a few lines.
-        self._stderr = os.memfd_create("stderr")
-        try:
-            self._process = _popen(argv, theirs.fileno(), self._stderr, env)
-        except OSError:
-            ours.close()
-            self._lose(diagnosis.transport_missing(self.spec, argv[0]))
-            return
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        await self._loop.create_unix_connection(lambda: self, sock=ours)
+    async def _start(self, argv: list[str], env: dict[str, str]) -> None:
+        self._process = LinkProcess(argv, env, self._flooded)
+        await self._loop.create_unix_connection(lambda: self, sock=self._process.socket)
+        self._write(bootstrap.first_lines(self.spec, self._nonce, NODE_SILENCE_S))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -131,28 +133,22 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
-            self._loop.create_task(self._explain_end(), name=f"end of link {self.spec.name}")
+            self._look_for_exit(self._loop.time() + _EXIT_S)
 
-    async def _explain_end(self) -> None:
-        process = self._process
-        assert process is not None
-        try:
-            exit_code: int | None = await asyncio.wait_for(asyncio.to_thread(process.wait, 2), 3)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            exit_code = None
+    def _look_for_exit(self, deadline: float) -> None:
+        assert self._process is not None
+        exit_code = self._process.exit_code()
+        if exit_code is None and self._loop.time() < deadline and not self.lost.done():
+            self._loop.call_later(_LOOK_S, self._look_for_exit, deadline)
+            return
+        complaint = self._process.complaint()
         if self._opened.done():
-            stderr = self._stderr_text()
-            self._lose(Unreachable(
-                "the link broke" + (f": {stderr.splitlines()[-1]}" if stderr else ""),
-                subject=self.spec.name, cause="link-lost", hint="reconnecting by itself",
-            ))
+            self._lose(diagnosis.link_broke(self.spec, complaint))
         else:
-            self._lose(diagnosis.from_ssh(self.spec, exit_code, self._stderr_text()))
+            self._lose(diagnosis.from_ssh(self.spec, exit_code, complaint, self._greeting.last_line))
 
-    def _stderr_text(self) -> str:
-        if self._stderr < 0:
-            return ""
-        return os.pread(self._stderr, 16 * 1024, 0).decode("utf-8", "replace").strip()
+    def _flooded(self) -> None:
+        self._lose(diagnosis.spoke_nonsense(self.spec, f"more than {MAX_STDERR >> 20} MiB came on standard error"))
 
     def _lose(self, reason: Unreachable) -> None:
         """The one way a link ends. Idempotent."""
@@ -164,41 +160,32 @@ class Link(asyncio.Protocol):
             self._opened.set_result(None)
         if self._transport is not None:
             self._transport.abort()
+        elif self._process is not None:
+            self._process.socket.close()
         if self._process is not None:
-            _end_process(self._process)
-        if self._stderr >= 0:
-            os.close(self._stderr)
-            self._stderr = -1
+            self._process.end()
         calls, self._calls = self._calls, {}
-        for stream in calls.values():
-            stream.fail(reason)
+        for call in calls.values():
+            call.fail(reason)
 
     # --- what is heard -----------------------------------------------------------------------------------------
 
     def _receive_greeting(self, data: bytes) -> None:
-        """Skips what rc files print, up to our marker; then answers what the first stage asks for."""
-        self._banner += data
-        marker = bootstrap.MARKER
-        while (start := self._banner.find(marker)) >= 0 and (end := self._banner.find(b"\n", start)) >= 0:
-            nonce, _, said = self._banner[start + len(marker) : end].decode("utf-8", "replace").partition(" ")
-            del self._banner[: end + 1]
-            if nonce in (self._nonce, "none") and self._obey(said.strip()):
+        for said in self._greeting.feed(data):
+            if said == "ready":
+                self._receive = self._receive_frames
+                self._receive_frames(self._greeting.rest)
                 return
-        if len(self._banner) > MAX_BANNER:
-            raise wire.ProtocolError(f"more than {MAX_BANNER // 1024} KiB came before its greeting")
+            if said != "want":
+                self._lose(diagnosis.from_stage(self.spec, said))
+                return
+            self._send_program()
 
-    def _obey(self, said: str) -> bool:
-        """True when what follows is frames."""
-        if said == "want":
-            self._write(bootstrap.node_program().content)
-            return False
-        if said != "ready":
-            self._lose(diagnosis.from_stage(self.spec, said))
-            return True
-        self._receive = self._receive_frames
-        rest, self._banner = bytes(self._banner), bytearray()
-        self._receive_frames(rest)
-        return True
+    def _send_program(self) -> None:
+        if self._was_program_sent:
+            raise wire.ProtocolError("it wants the node program twice")
+        self._was_program_sent = True
+        self._write(bootstrap.node_program().content)
 
     def _receive_frames(self, data: bytes) -> None:
         for kind, number, payload in self._decoder.feed(data):
@@ -206,30 +193,37 @@ class Link(asyncio.Protocol):
                 self._keepalive.answered(number, wire.CLOCK.unpack(payload)[0] if len(payload) == 8 else None)
             elif number == 0:
                 self._receive_machine(kind, wire.parse(payload))
-            elif (stream := self._calls.get(number)) is not None:
-                self._receive_for(stream, kind, payload)
+            elif (call := self._calls.get(number)) is not None:
+                self._receive_for(call, kind, payload)
+            elif number > self._last_number:
+                raise wire.ProtocolError(f"an answer to call {number}, which was never made")
             # else: the rest of a call that was cancelled
 
     def _receive_machine(self, kind: int, value: dict[str, Any]) -> None:
         if kind == wire.ERROR:
-            raise wire.ProtocolError(str(value.get("message")))
-        self.machine = value
+            raise wire.ProtocolError(f"it says: {value.get('message')}")
+        if kind != wire.RESULT or self._opened.done():
+            raise wire.ProtocolError(f"an answer of kind {kind} to nothing")
+        try:
+            self.machine = decode(Machine, value)
+        except DecodeError as error:
+            raise wire.ProtocolError(f"what it says of its machine makes no sense: {error}") from None
+        self._opened.set_result(None)
         self._keepalive.start()
-        if not self._opened.done():
-            self._opened.set_result(None)
 
-    def _receive_for(self, stream: Answer, kind: int, payload: bytes) -> None:
+    def _receive_for(self, call: Answer, kind: int, payload: bytes) -> None:
         if kind in (wire.OUT, wire.ERR):
-            stream.feed(kind, payload)
+            call.feed(kind, payload)
             return
-        del self._calls[stream.number]
-        if kind == wire.RESULT:
-            stream.finish(wire.parse(payload))
-        elif kind == wire.ERROR:
-            value = wire.parse(payload)
-            stream.fail(RemoteFailure(str(value.get("message")), subject=self.spec.name))
-        else:
+        if kind not in (wire.RESULT, wire.ERROR):
             raise wire.ProtocolError(f"kind {kind} makes no sense towards an agent")
+        value = wire.parse(payload)
+        # Only now: a call that is taken out before its answer is understood would never end.
+        del self._calls[call.number]
+        if kind == wire.RESULT:
+            call.finish(value)
+        else:
+            call.fail(RemoteFailure(f"{value.get('message')}"[:_MAX_MESSAGE], subject=self.spec.name))
 
     # --- what is said ------------------------------------------------------------------------------------------
 
@@ -248,17 +242,3 @@ class Link(asyncio.Protocol):
 
     def _fall_silent(self, silent_s: float) -> None:
         self._lose(diagnosis.stopped_answering(self.spec, silent_s))
-
-
-def _popen(argv: list[str], talk: int, stderr: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(argv, stdin=talk, stdout=talk, stderr=stderr, env=env, start_new_session=True)
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends ssh and what it started to get there (a jump, a proxy); no state is lost, no zombie left."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 1
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)

@@ -15,19 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ugro.core.codec import decode
-from ugro.core.errors import TimedOut, Unreachable
+from ugro.core.errors import Unreachable
 from ugro.core.node import LinkQuality, Machine, NodeSpec
-from ugro.nodes.diagnosis import LASTING_CAUSES
+from ugro.nodes import diagnosis
 from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
+from ugro.nodes.transport import LINK_ENVIRONMENT, SshOptions
 from ugro.policy.backoff import delay_s
 
 log = logging.getLogger(__name__)
 
 _LASTING_PAUSE_S = 60.0
-_SLOT_S = 1.0
+# A good connection is open by then, and however many nodes hang, the next one in the queue is soon dialled.
+_SLOT_S = 0.5
 _WAKE_AT_MOST_EVERY_S = 1.0
+# A link that broke sooner counts as one more failure, or a node that dies at every start would be dialled for ever.
+_LASTING_LINK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,19 @@ class Dialling:
 class Node:
     def __init__(self, spec: NodeSpec, dialling: Dialling) -> None:
         self.spec = spec
+        self.dialling = dialling  # what the next dial goes by
         self.error: Unreachable | None = None
         self.since: datetime | None = None  # when it became unreachable
-        self._dialling = dialling
         self._link: Link | None = None
         self._machine: Machine | None = None
         self._attempts = 0
-        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[None] = self._loop.create_future()
         self._is_dialling = False
         self._dialled_at = float("-inf")
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._keep_open(), name=f"keep {spec.name} open")
+        self._task.add_done_callback(self._note_end)
 
     @property
     def link(self) -> Link | None:
@@ -74,47 +78,52 @@ class Node:
         if (link := self.link) is not None:
             return link
         self.wake()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self._outcome)
-        except TimeoutError:
-            if self.error is None:
-                raise TimedOut(
-                    f"still connecting after {timeout_s:g} s", subject=self.spec.name, hint="try again in a moment"
-                ) from None
         if (link := self.link) is not None:
             return link
-        assert self.error is not None
-        raise self.error
+        if self.error is None:
+            raise diagnosis.still_connecting(self.spec, timeout_s)
+        # Raised for each caller: without this, each would hold on to the frames of all before it.
+        raise self.error.with_traceback(None)
 
     def wake(self) -> None:
         """Dials now instead of at the end of the pause."""
-        if not self._is_dialling and self._outcome.done():
-            recently = asyncio.get_running_loop().time() - self._dialled_at < _WAKE_AT_MOST_EVERY_S
-            if not recently:
-                self._outcome = asyncio.get_running_loop().create_future()
-                self._wake.set()
+        is_busy = self._link is not None or self._is_dialling or self._task.done() or not self._outcome.done()
+        if not is_busy and self._loop.time() - self._dialled_at >= _WAKE_AT_MOST_EVERY_S:
+            self._outcome = self._loop.create_future()
+            self._wake.set()
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-        if self._link is not None:
-            self._link.close()
-            self._link = None
 
     async def _keep_open(self) -> None:
         while True:
             link = await self._dial()
             self._settle()
             if link is not None:
-                reason = await asyncio.shield(link.lost)
-                self._note_down(reason)
+                await self._hold(link)
             await self._pause()
+
+    async def _hold(self, link: Link) -> None:
+        opened_at = self._loop.time()
+        try:
+            self._note_down(await asyncio.shield(link.lost))
+        except asyncio.CancelledError:
+            link.close()
+            raise
+        finally:
+            await link.wait_closed()
+        if self._loop.time() - opened_at > _LASTING_LINK_S:
+            self._attempts = 0
 
     async def _dial(self) -> Link | None:
         self._is_dialling = True
+        self._wake.clear()
         if self._outcome.done():
-            self._outcome = asyncio.get_running_loop().create_future()
+            self._outcome = self._loop.create_future()
         try:
             link = await self._open()
         except Unreachable as error:
@@ -122,27 +131,27 @@ class Node:
             return None
         finally:
             self._is_dialling = False
-            self._dialled_at = asyncio.get_running_loop().time()
-        self._machine = decode(Machine, link.machine)
-        self._link, self.error, self.since, self._attempts = link, None, None, 0
+            self._dialled_at = self._loop.time()
+        self._machine = link.machine
+        self._link, self.error, self.since = link, None, None
         log.info("connected", extra={"node": self.spec.name})
         return link
 
     async def _open(self) -> Link:
         """Opens within a slot, but gives the slot back when this node is slow: it must not delay the others."""
-        slots = self._dialling.slots
+        slots = self.dialling.slots
         await slots.acquire()
-        late = asyncio.get_running_loop().call_later(_SLOT_S, slots.release)
+        late = self._loop.call_later(_SLOT_S, slots.release)
         try:
             return await self._connect()
         finally:
-            if asyncio.get_running_loop().time() < late.when():
+            if self._loop.time() < late.when():
                 late.cancel()
                 slots.release()
 
     async def _connect(self) -> Link:
-        options = self._dialling.options
-        env = {**os.environ, **self._dialling.environment()}
+        options = self.dialling.options
+        env = {**os.environ, **LINK_ENVIRONMENT, **self.dialling.environment()}
         # The connection has its own limit; starting the program on a busy node may take as long again.
         return await Link.open(self.spec, options, timeout_s=2 * options.connect_timeout_s, env=env)
 
@@ -153,20 +162,29 @@ class Node:
             log.warning("unreachable: %s", error.message, extra={"node": self.spec.name, "cause": error.cause})
         self.error = error
 
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Nobody may wait for a node that is no longer kept, least of all when a bug of ours ended that."""
+        self._link = None
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            log.error("no longer kept open", exc_info=bug, extra={"node": self.spec.name})
+            self.error = diagnosis.not_kept(self.spec, f"{type(bug).__name__}: {bug}")
+        elif self.error is None:
+            self.error = diagnosis.not_kept(self.spec, "its entry was changed or removed")
+        self._settle()
+
     def _settle(self) -> None:
         if not self._outcome.done():
             self._outcome.set_result(None)
 
     async def _pause(self) -> None:
         self._attempts += 1
-        self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s()):
                 await self._wake.wait()
 
     def _pause_s(self) -> float:
-        if self.error is not None and self.error.cause in LASTING_CAUSES:
+        if self.error is not None and self.error.cause in diagnosis.LASTING_CAUSES:
             return _LASTING_PAUSE_S * random.uniform(0.8, 1.2)
-        if self._attempts <= self._dialling.quick_retries:
+        if self._attempts <= self.dialling.quick_retries:
             return delay_s(self._attempts, random.random(), cap_s=2.0)
         return delay_s(self._attempts, random.random())

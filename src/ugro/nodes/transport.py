@@ -9,7 +9,8 @@ from ugro.core.node import NodeSpec
 from ugro.nodes.bootstrap import LOCAL_COMMAND, SHELL_COMMAND
 
 # Everything about keys, names, jumps and ports is the user's own ssh configuration. These only keep a link what it
-# is: one connection of its own, never asking, carrying nothing else, noticing a dead peer.
+# is: one connection of its own, never asking, carrying nothing else, ending by itself when the peer is dead and no
+# agent is left to notice. An agent notices earlier, by its keepalives, and has a better word for it.
 _LINK_OPTIONS = {
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
@@ -22,8 +23,10 @@ _LINK_OPTIONS = {
     "RemoteCommand": "none",
     "RequestTTY": "no",
     "ServerAliveCountMax": "2",
-    "ServerAliveInterval": "3",
+    "ServerAliveInterval": "5",
 }
+# A jump is another ssh, which the options above do not reach: it must not ask either, not even in a window.
+LINK_ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def judge_versions(nodes: Sequence[Examination]) -> list[Finding]:
         elif groups:
             agreed.append(f"{kind} {next(iter(groups))}")
     if agreed and len(nodes) > 1:
-        findings.append(_finding(Grade.OK, f"the same wherever installed: {', '.join(agreed)}"))
+        findings.append(_finding(Grade.OK, f"nodes agree on {', '.join(agreed)}"))
     return findings
 
 

@@ -42,12 +42,17 @@ class _Check:
         self._call = call
         self._unread = b""
         self._timeout_s = float(params["timeout_s"])
-        self._pipe, write = os.pipe()
         parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run(work, params, write, parent)
-        os.close(write)
+        self._pipe, write = os.pipe()
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _run(work, params, write, parent)
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(write)
         call.program.watch(self._pipe, self._receive)
         call.program.after(self._timeout_s, self._give_up)
         call.on_cancel = self._cancel

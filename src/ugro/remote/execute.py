@@ -6,48 +6,81 @@ leaves behind and ends it when the command ends, is cancelled, or the node progr
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 import select
 import signal
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
 
 from ugro.remote import tree, wire
 from ugro.remote.program import Call, Program
 
 MARK = "UGRO_EXEC"
 GRACE_S = 5.0
+MAX_GRACE_S = 3600.0
+LEFT_OUTPUT_S = 0.5
 
 
 def execute(call: Call, params: Dict[str, Any]) -> None:
-    argv = [str(word) for word in params["argv"]]
-    if not argv or any("\0" in word for word in argv):
-        raise ValueError("a command is needed")
-    extra = {str(key): str(value) for key, value in dict(params.get("env", {})).items()}
-    marker = str(params["marker"])
-    env = {**os.environ, **extra, MARK: marker}
-    cwd = os.path.expanduser(str(params.get("cwd") or "~"))
-    _Execution(call, _Command(argv, env, cwd, float(params.get("grace_s", GRACE_S))), marker)
+    argv = [_encoded(word) for word in params["argv"]]
+    if not argv or not isinstance(params["argv"], list):
+        raise ValueError("a command is needed, as a list of words")
+    extra = {_encoded(key): _encoded(value) for key, value in dict(params.get("env") or {}).items()}
+    if any(b"=" in key or not key for key in extra):
+        raise ValueError("a variable's name is empty or has a = in it")
+    marker = _encoded(params["marker"])
+    env = {**os.environb, **extra, MARK.encode(): marker}
+    cwd = os.path.expanduser(_encoded(params.get("cwd") or "~"))
+    grace_s = float(params.get("grace_s", GRACE_S))
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
+    _Execution(call, _Command(argv, env, cwd, grace_s), marker)
+
+
+def _encoded(word: Any) -> bytes:
+    """As a program is given it; refused here, where it can still be said, what no program can be given."""
+    encoded = os.fsencode(str(word))
+    if b"\0" in encoded:
+        raise ValueError("a NUL character in %.40r" % str(word))
+    return encoded
 
 
 class _Command:
-    def __init__(self, argv: List[str], env: Dict[str, str], cwd: str, grace_s: float) -> None:
+    def __init__(self, argv: List[bytes], env: Dict[bytes, bytes], cwd: bytes, grace_s: float) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
         self.grace_s = grace_s
 
 
-class _Pipe:
+class _Pipes:
+    """Control and status of the guard, output and errors of its command; the first of each pair is to read."""
+
     def __init__(self) -> None:
-        self.read, self.write = os.pipe()
+        self._all: List[Tuple[int, int]] = []
+        try:
+            for _ in range(4):
+                self._all.append(os.pipe())
+        except OSError:
+            self.close()
+            raise
+        self.control, self.status, self.out, self.err = self._all
+
+    def close(self) -> None:
+        for ends in self._all:
+            for fd in ends:
+                os.close(fd)
+
+
+# The guards that are alive. Whatever else leads a session of its own below us lost its guard.
+_guards: Set[int] = set()
 
 
 class _Execution:
     """The node program's side: forwards output as credit allows, and answers when everything has ended."""
 
-    def __init__(self, call: Call, command: _Command, marker: str) -> None:
+    def __init__(self, call: Call, command: _Command, marker: bytes) -> None:
         self._call = call
         self._program: Program = call.program
         self._marker = marker
@@ -55,21 +88,26 @@ class _Execution:
         self._is_paused = False
         self._is_cancelled = False
         self._status = b""
-        control, status, out, err = _Pipe(), _Pipe(), _Pipe(), _Pipe()
+        pipes = _Pipes()
         tree.become_subreaper()  # if even the guard is killed, its orphans come to us
-        self._guard = os.fork()
+        try:
+            self._guard = os.fork()
+        except OSError:
+            pipes.close()
+            raise
         if self._guard == 0:
-            _Guard(command, control.read, status.write, out.write, err.write).run()
-        for fd in (control.read, status.write, out.write, err.write):
+            _Guard(command, pipes).run()
+        _guards.add(self._guard)
+        for fd in (pipes.control[0], pipes.status[1], pipes.out[1], pipes.err[1]):
             os.close(fd)
-        self._control = control.write
-        self._open = {out.read: wire.OUT, err.read: wire.ERR}
+        self._control = pipes.control[1]
+        self._open = {pipes.out[0]: wire.OUT, pipes.err[0]: wire.ERR}
         for fd in self._open:
             self._program.watch(fd, self._reader(fd))
-        self._status_fd: Optional[int] = status.read
-        self._program.watch(status.read, self._read_status)
+        self._status_fd: Optional[int] = pipes.status[0]
+        self._program.watch(self._status_fd, self._read_status)
         call.on_cancel = self._cancel
-        call.on_credit = self._grant
+        call.on_credit = self._receive_credit
 
     def _reader(self, fd: int) -> Any:
         return lambda: self._read_output(fd)
@@ -80,9 +118,13 @@ class _Execution:
         payload = os.read(fd, min(wire.CHUNK, self._credit))
         if payload:
             self._forward(self._open[fd], payload)
-            return
+        else:
+            self._end_output(fd)
+
+    def _end_output(self, fd: int) -> None:
         del self._open[fd]
-        self._close(fd)
+        self._program.unwatch(fd)
+        os.close(fd)
         self._finish_if_ended()
 
     def _forward(self, kind: int, payload: bytes) -> None:
@@ -95,9 +137,16 @@ class _Execution:
             for fd in self._open:
                 self._program.unwatch(fd)
 
+    def _receive_credit(self, amount: int) -> None:
+        if self._is_cancelled:
+            return
+        if self._credit + amount > wire.WINDOW:
+            raise wire.ProtocolError("call %d was granted more than it sent" % self._call.number)
+        self._grant(amount)
+
     def _grant(self, amount: int) -> None:
         self._credit += amount
-        if self._is_paused:
+        if self._is_paused and self._credit:
             self._is_paused = False
             for fd in self._open:
                 self._program.watch(fd, self._reader(fd))
@@ -107,9 +156,32 @@ class _Execution:
         part = os.read(self._status_fd, 65536)
         self._status += part
         if not part:
-            self._close(self._status_fd)
+            self._program.unwatch(self._status_fd)
+            os.close(self._status_fd)
             self._status_fd = None
+            self._bury_guard()
             self._finish_if_ended()
+
+    def _bury_guard(self) -> None:
+        os.waitpid(self._guard, 0)
+        _guards.discard(self._guard)
+        if not self._status:
+            tree.kill_all(self._orphans)
+        if self._open:
+            self._program.after(LEFT_OUTPUT_S, self._drop_outputs)
+
+    def _orphans(self) -> List[int]:
+        marked = tree.marked(MARK.encode() + b"=" + self._marker)
+        return [*marked, *tree.strangers_below(os.getpid(), _is_known)]
+
+    def _drop_outputs(self) -> None:
+        """The guard ended all it could; who still holds a pipe is out of reach, and not waited for."""
+        if not self._is_paused:
+            for fd in list(self._open):
+                if not select.select([fd], [], [], 0)[0]:
+                    self._end_output(fd)
+        if self._open:
+            self._program.after(LEFT_OUTPUT_S, self._drop_outputs)
 
     def _cancel(self) -> None:
         if not self._is_cancelled:
@@ -117,33 +189,29 @@ class _Execution:
             os.close(self._control)  # the guard sees the end of its control pipe
             self._grant(wire.WINDOW)
 
-    def _close(self, fd: int) -> None:
-        self._program.unwatch(fd)
-        os.close(fd)
-
     def _finish_if_ended(self) -> None:
         if self._open or self._status_fd is not None:
             return
         self._cancel()
-        with contextlib.suppress(ChildProcessError):  # reaped together with another command's
-            os.waitpid(self._guard, 0)
-        tree.reap()
         if self._status:
             self._call.finish(json.loads(self._status))
-            return
-        for pid in tree.marked(("%s=%s" % (MARK, self._marker)).encode()):
-            os.kill(pid, signal.SIGKILL)
-        self._call.fail("guard-lost", "the process that watched the command was killed; the command was ended")
+        else:
+            self._call.fail("guard-lost", "the process that watched the command was killed; the command was ended")
+
+
+def _is_known(pid: int) -> bool:
+    """A guard, or a run's supervisor: those are not ours to end, whoever their parent is."""
+    return pid in _guards or any(entry.startswith(b"UGRO_RUN=") for entry in tree.environment(pid))
 
 
 class _Guard:
     """Runs in the forked process and never returns to the node program's code."""
 
-    def __init__(self, command: _Command, control: int, status: int, out: int, err: int) -> None:
+    def __init__(self, command: _Command, pipes: _Pipes) -> None:
         self._command = command
-        self._control = control
-        self._status = status
-        self._outputs = (out, err)
+        self._control = pipes.control[0]
+        self._status = pipes.status[1]
+        self._outputs = (pipes.out[1], pipes.err[1])
 
     def run(self) -> NoReturn:
         code = 1
@@ -184,25 +252,33 @@ class _Guard:
                 return None
 
     def _start(self) -> int:
+        guard = os.getpid()
         child = os.fork()
         if child:
             return child
         try:
             tree.die_with_parent()
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(self._outputs[0], 1)
-            os.dup2(self._outputs[1], 2)
-            os.chdir(self._command.cwd)
-            os.execvpe(self._command.argv[0], self._command.argv, self._command.env)
-        except OSError as error:
-            os.write(2, ("%s: %s\n" % (self._command.argv[0], error.strerror)).encode("utf-8", "replace"))
-            os._exit(126 if isinstance(error, PermissionError) else 127)
+            if os.getppid() == guard:
+                self._become_command()
         finally:
             os._exit(127)
+
+    def _become_command(self) -> NoReturn:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python's, not a command's
+            signal.signal(signum, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(self._outputs[0], 1)
+        os.dup2(self._outputs[1], 2)
+        culprit = self._command.cwd
+        try:
+            os.chdir(self._command.cwd)
+            culprit = self._command.argv[0]
+            os.execvpe(self._command.argv[0], self._command.argv, self._command.env)
+        except OSError as error:
+            os.write(2, culprit + b": " + os.strerror(error.errno or 0).encode() + b"\n")
+            os._exit(127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126)
 
     def _report(self, wait_status: int, left: List[int]) -> None:
         code = os.WEXITSTATUS(wait_status) if os.WIFEXITED(wait_status) else None

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     Callback = Callable[[], None]
     Method = Callable[["Call", Dict[str, Any]], None]
 
+# What an agent that grants no more than it reads can never reach, however many calls it makes.
+MAX_PENDING = 64 << 20
+_LONGEST_TIMER_S = 24 * 3600.0
+
 
 class Refused(Exception):
     """A call that cannot be done, in words for the user; ``kind`` is a stable word."""
@@ -55,7 +59,11 @@ class Call:
         if not self.is_done:
             self.is_done = True
             self.program.calls.pop(self.number, None)
-            self.program.send(wire.message(kind, self.number, value))
+            try:
+                answer = wire.message(kind, self.number, value)
+            except wire.ProtocolError as error:  # ours to send, not the agent's to be cut off for
+                answer = wire.message(wire.ERROR, self.number, {"kind": "answer", "message": str(error)})
+            self.program.send(answer)
 
 
 class Program:
@@ -95,11 +103,15 @@ class Program:
         self._selector.unregister(fd)
 
     def after(self, delay_s: float, callback: Callback) -> None:
+        # In this order, a NaN becomes 0; one in the heap would let no timer fire again.
+        delay_s = min(_LONGEST_TIMER_S, max(0.0, delay_s))
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), callback))
 
     def send(self, data: bytes) -> None:
         if self._pending:
             self._pending += data
+            if len(self._pending) > MAX_PENDING:  # it asks and asks and does not read
+                self.stop()
             return
         written = self._write(data)
         if written < len(data):
@@ -169,7 +181,7 @@ class Program:
             raise wire.ProtocolError("call %d is under way already" % number)
         self.calls[number] = call
         if method is None or not isinstance(params, dict):
-            call.fail("usage", "no method %r on this node program" % request.get("method"))
+            call.fail("usage", "no method %.80r on this node program" % request.get("method"))
             return
         try:
             method(call, params)
@@ -177,8 +189,8 @@ class Program:
             call.fail(refusal.kind, str(refusal))
         except OSError as error:
             call.fail("os", str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            call.fail("usage", "%s: bad parameters: %s" % (request.get("method"), error))
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            call.fail("usage", "%s: bad parameters: %.200s" % (request.get("method"), error))
 
     def _check_silence(self) -> None:
         silent_s = time.monotonic() - self._heard_at

@@ -24,34 +24,48 @@ class Sampler:
         self._last = NO_GPUS
         self._line = b""
         self._round = 0
+        self._is_asked = False
         self._requests: Optional[int] = None
         self._answers = -1
         self._pid = 0
 
     def read(self, answer: Answer, timeout_s: float) -> None:
         """Calls ``answer`` once: with a fresh reading, or with the last one and what is wrong."""
-        is_asked = bool(self._waiting)
-        self._waiting.append(answer)
-        if is_asked:
+        if self._waiting:
+            self._waiting.append(answer)
             return
         if self._requests is None:
             self._start()
+        self._waiting.append(answer)
         self._round += 1
         number = self._round
-        assert self._requests is not None
-        with contextlib.suppress(OSError):  # its end is seen on the answer pipe
-            os.write(self._requests, b"?\n")
         self._program.after(timeout_s, lambda: self._give_up(number))
+        self._ask()
+
+    def _ask(self) -> None:
+        """A reader that hangs is not asked again: it would have to work off all that when it comes back."""
+        if not self._is_asked:
+            self._is_asked = True
+            assert self._requests is not None
+            with contextlib.suppress(OSError):  # its end is seen on the answer pipe
+                os.write(self._requests, b"?\n")
 
     def _start(self) -> None:
-        requests_read, self._requests = os.pipe()
-        self._answers, answers_write = os.pipe()
-        self._pid = os.fork()
+        pipes: List[int] = []
+        try:
+            pipes += os.pipe()
+            pipes += os.pipe()
+            self._pid = os.fork()
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        requests_read, self._requests, self._answers, answers_write = pipes
         if self._pid == 0:
             _serve(requests_read, answers_write)
         os.close(requests_read)
         os.close(answers_write)
-        os.set_blocking(self._requests, False)
+        self._is_asked = False
         self._program.watch(self._answers, self._receive)
 
     def _receive(self) -> None:
@@ -62,6 +76,7 @@ class Sampler:
             return
         self._line += part
         if self._line.endswith(b"\n"):
+            self._is_asked = False
             line, self._line = self._line.rsplit(b"\n", 2)[-2], b""
             reading = json.loads(line)
             self._last = {

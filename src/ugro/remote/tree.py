@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from typing import Dict, List, Set
+from typing import Callable, Dict, List, Set, Tuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -26,8 +26,23 @@ def die_with_parent() -> None:
 
 
 def descendants(root: int) -> List[int]:
+    return _below(root, _processes())
+
+
+def strangers_below(root: int, is_known: Callable[[int], bool]) -> List[int]:
+    """Children of ``root`` outside its session that it does not know, and all below them."""
+    processes = _processes()
+    own = os.getsid(root)
+    found: List[int] = []
+    for pid, (parent, session) in processes.items():
+        if parent == root and session != own and not is_known(pid):
+            found += [pid, *_below(pid, processes)]
+    return found
+
+
+def _below(root: int, processes: Dict[int, Tuple[int, int]]) -> List[int]:
     children: Dict[int, List[int]] = {}
-    for pid, parent in _parents().items():
+    for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
     found: List[int] = []
     seen: Set[int] = {root}
@@ -43,15 +58,16 @@ def descendants(root: int) -> List[int]:
 
 def marked(marker: bytes) -> List[int]:
     """The processes of this user whose environment carries the marker."""
-    found = []
-    for pid in _pids():
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as environ:
-                if marker in environ.read().split(b"\0"):
-                    found.append(pid)
-        except OSError:
-            continue  # ended meanwhile, or another user's
-    return found
+    return [pid for pid in _pids() if marker in environment(pid)]
+
+
+def environment(pid: int) -> List[bytes]:
+    """NAME=value, as the process was started with."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as environ:
+            return environ.read().split(b"\0")
+    except OSError:
+        return []  # ended meanwhile, or another user's
 
 
 def end_descendants(grace_s: float, limit_s: float = 10.0) -> List[int]:
@@ -79,6 +95,23 @@ def end_descendants(grace_s: float, limit_s: float = 10.0) -> List[int]:
         time.sleep(0.01 if elapsed < 0.5 else 0.05)
 
 
+def kill_all(find: Callable[[], List[int]], limit_s: float = 2.0) -> None:
+    """SIGKILL for whatever ``find`` finds, until it finds nothing."""
+    deadline = time.monotonic() + limit_s
+    seen: Set[int] = set()
+    while time.monotonic() < deadline:
+        found = find()
+        seen.update(found)
+        for pid in found:
+            _kill(pid, signal.SIGKILL)
+        for pid in seen:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if not found:
+            return
+        time.sleep(0.005)
+
+
 def reap() -> Dict[int, int]:
     """Collects every child that has ended: pid → wait status."""
     ended: Dict[int, int] = {}
@@ -101,16 +134,18 @@ def _pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _parents() -> Dict[int, int]:
-    parents: Dict[int, int] = {}
+def _processes() -> Dict[int, Tuple[int, int]]:
+    """All that can still run: pid → parent and session."""
+    found: Dict[int, Tuple[int, int]] = {}
     for pid in _pids():
         try:
             with open("/proc/%d/stat" % pid, "rb") as stat:
-                fields = stat.read()
+                text = stat.read()
         except OSError:
             continue
         # The name is in brackets and may hold spaces and brackets itself.
-        state, parent = fields[fields.rindex(b")") + 2 :].split(b" ", 2)[:2]
-        if state != b"Z":
-            parents[pid] = int(parent)
-    return parents
+        fields = text[text.rindex(b")") + 2 :].split(b" ", 18)
+        # One whose first thread has ended looks like a zombie, and its other threads run on.
+        if fields[0] != b"Z" or int(fields[17]) > 1:
+            found[pid] = (int(fields[1]), int(fields[3]))
+    return found

@@ -8,6 +8,7 @@ Both sides use this file. It knows nothing of processes or sockets.
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 # Not imported from typing: that module alone would take longer to load than the rest of the node program.
@@ -37,9 +38,18 @@ MAX_PAYLOAD = 1 << 20
 CHUNK = 64 * 1024
 WINDOW = 512 * 1024  # bytes of one call that may be on their way
 
+
+def _finite(text: str) -> float:
+    """Neither 1e999 nor the NaN that Python's reader lets pass: what is read can be written again."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("%s is no number" % text)
+    return number
+
+
 # Kept: json.dumps and json.loads make a new one, or guess an encoding, on every call.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-_decode = json.JSONDecoder().decode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 
 class ProtocolError(Exception):
@@ -51,7 +61,10 @@ def frame(kind: int, call: int, payload: bytes = b"") -> bytes:
 
 
 def message(kind: int, call: int, value: Dict[str, Any]) -> bytes:
-    payload = _encode(value).encode()
+    try:
+        payload = _encode(value).encode()
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("no JSON can be made of it: %s" % error) from error
     if len(payload) > MAX_PAYLOAD:
         raise ProtocolError("a message of %d bytes is over the limit of %d" % (len(payload), MAX_PAYLOAD))
     return frame(kind, call, payload)

@@ -1,0 +1,190 @@
+"""``ugro init``: from hosts that answer to a cluster file that works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.conftest import Farms, Ugro
+from tests.integration.sharing import commands
+from tests.rig.sshd import SshdFarm
+from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+
+
+@pytest.fixture(scope="module")
+def farm() -> Iterator[SshdFarm]:
+    with ExitStack() as stack:
+        yield Farms(stack)(3)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Ugro]:
+    """Its agent serves no file, and ``init`` must not make it serve one."""
+    with commands() as ugro:
+        yield ugro
+
+
+@pytest.fixture
+def ugro(shared: Ugro, tmp_path: Path) -> Iterator[Ugro]:
+    """In a folder of its own, with a home folder of its own."""
+    shutil.rmtree(shared.home / "cwd")
+    shutil.rmtree(shared.home / "user")
+    (shared.home / "cwd").mkdir()
+    (shared.home / "user" / ".ssh").mkdir(parents=True)
+    yield shared
+    assert json.loads(shared("agent", "status", "--json").stdout)["agent"]["cluster_file"] is None
+
+
+def written(ugro: Ugro) -> Path:
+    return ugro.home / "cwd" / "cluster.yaml"
+
+
+def nodes(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(file.read_text())["nodes"]
+    return found
+
+
+def this_machine() -> str:
+    return os.uname().nodename
+
+
+def test_hosts_of_the_ssh_configuration_that_answer_become_nodes(ugro: Ugro, farm: SshdFarm) -> None:
+    farm["n002"].stop()
+    config = ugro.home / "user" / ".ssh" / "config"
+    config.write_text(f"Host github.com\n  User git\nHost *.lan\n  Port 22\n{farm.ssh_config.read_text()}")
+    answer = ugro("init", "--ssh-config", str(config))
+    farm["n002"].start()
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.splitlines()[-1] == "wrote cluster.yaml; next: ugro health"
+    text = written(ugro).read_text()
+    here = {"transport": "local", "role": "master"}
+    assert nodes(written(ugro)) == {this_machine(): here, "n001": None, "n003": None}
+    assert "  # n002:  # connection refused" in text
+    assert f"  n001:  # no GPU; {os.cpu_count()} cores, " in text
+    assert yaml.safe_load(text)["ssh"] == {"config_file": str(config)}
+    table = [line.split("\t")[:2] for line in answer.stdout.splitlines()[1:]]
+    assert table == [["n001", "healthy"], ["n002", "unreachable"], ["n003", "healthy"]]
+
+
+def test_named_hosts_are_all_written_and_the_result_works_as_it_is(ugro: Ugro, farm: SshdFarm) -> None:
+    one, two = farm["n001"], farm["n002"]
+    words = [f"{farm.user}@{one.host}:{one.port}", "n003", f"{two.host}:{two.port}", "nobody@127.0.0.1:1"]
+    config = farm.directory / "init_config"
+    keys = [line for line in farm.ssh_config.read_text().split("Host n002")[0].splitlines()[1:] if " Host" not in line]
+    by_address = "\n".join(["Host 127.0.*", *(line for line in keys if "Port" not in line)])
+    config.write_text(f"{farm.ssh_config.read_text()}{by_address}\n")
+    answer = ugro("init", "--no-local", "--ssh-config", str(config), *words)
+    assert answer.returncode == 0, answer.stderr
+    assert nodes(written(ugro)) == {
+        one.host: {"user": farm.user, "port": one.port},
+        "n003": None,
+        two.host: {"port": two.port},
+        "127.0.0.1": {"user": "nobody", "port": 1},
+    }
+    with commands(written(ugro)) as other:
+        reports = json.loads(other("health", "--json").stdout)["nodes"]
+        assert [report["cause"] for report in reports] == ["refused", None, None, None]
+
+
+def test_the_same_address_twice_makes_two_names(ugro: Ugro, farm: SshdFarm) -> None:
+    words = ("127.0.0.1:1", "127.0.0.1:2", "[::1]:3", "127.0.0.1:1")
+    answer = ugro("init", "--no-local", "--output", "other.yaml", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert nodes(ugro.home / "cwd" / "other.yaml") == {
+        "127.0.0.1": {"port": 1},
+        "127.0.0.1-2": {"host": "127.0.0.1", "port": 2},
+        "node-1": {"host": "::1", "port": 3},
+    }
+    with commands(ugro.home / "cwd" / "other.yaml") as other:
+        assert other("agent", "start").returncode == 0, "what was written can be read"
+
+
+def test_without_any_host_this_machine_is_the_cluster(ugro: Ugro) -> None:
+    assert ugro("init").returncode == 0
+    assert nodes(written(ugro)) == {this_machine(): {"transport": "local", "role": "master"}}
+    nothing = ugro("init", "--no-local", "--force")
+    assert (nothing.returncode, nothing.stdout) == (4, "")
+    assert "no hosts in ~/.ssh/config" in nothing.stderr
+    assert "hint:  name some: ugro init gpu1" in nothing.stderr
+
+
+def test_when_nobody_answers_the_file_is_still_a_good_one(ugro: Ugro) -> None:
+    config = ugro.home / "user" / "config"
+    config.write_text("Host gone\n  HostName 127.0.0.1\n  Port 1\n")
+    assert ugro("init", "--no-local", "--ssh-config", str(config)).returncode == 0
+    assert "  # gone:  # connection refused" in written(ugro).read_text()
+    assert list(nodes(written(ugro))) == [this_machine()]
+
+
+def test_a_file_that_is_there_is_not_written_over_unasked(ugro: Ugro) -> None:
+    written(ugro).write_text("nodes: [mine\n")
+    refused = ugro("init")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "cluster.yaml is there already" in refused.stderr
+    assert written(ugro).read_text() == "nodes: [mine\n"
+    assert ugro("init", "--force").returncode == 0, "also when what is there is broken"
+    assert list(nodes(written(ugro))) == [this_machine()]
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "me@", "gpu1:99999", "gpu1:x", "a;b", ""])
+def test_a_host_that_cannot_be_one_is_refused_and_nothing_is_written(ugro: Ugro, host: str) -> None:
+    answer = ugro("init", "--", host)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "is not a host" in answer.stderr
+    assert not written(ugro).exists()
+
+
+def test_where_nothing_can_be_written_it_says_so(ugro: Ugro) -> None:
+    answer = ugro("init", "--output", "no/such/folder/cluster.yaml")
+    assert answer.returncode == 1
+    assert "no/such/folder/cluster.yaml cannot be written: no such file or directory" in answer.stderr
+
+
+def test_the_environment_names_the_file_to_write(ugro: Ugro) -> None:
+    target = ugro.home / "user" / "mine.yaml"
+    assert ugro("init", env={"UGRO_CLUSTER": str(target)}).returncode == 0
+    assert list(nodes(target)) == [this_machine()]
+
+
+def test_json_is_the_health_of_what_was_tried(ugro: Ugro) -> None:
+    answer = ugro("init", "--json", "127.0.0.1:1")
+    assert answer.returncode == 0
+    [report] = json.loads(answer.stdout)["nodes"]
+    assert (report["name"], report["cause"]) == ("127.0.0.1:1", "refused")
+
+
+def test_what_a_node_calls_its_gpu_cannot_break_the_file(ugro: Ugro, farm: SshdFarm, tmp_path: Path) -> None:
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("pretend GPUs need a C compiler")
+    library = build_nvml_stub(tmp_path / "lib")
+    write_gpus(tmp_path / "gpus", [PretendGpu("RTX\x1b[2J\x07 9000")])
+    script = farm["n001"].directory / "session"
+    before = script.read_text()
+    variables = f"UGRO_NVML_LIBRARY={library} UGRO_PRETEND_GPUS={tmp_path / 'gpus'}"
+    script.write_text(before.replace("env -i ", f"env -i {variables} "))
+    try:
+        answer = ugro("init", "--no-local", "--ssh-config", str(farm.ssh_config), "n001")
+    finally:
+        script.write_text(before)
+    assert answer.returncode == 0, answer.stderr
+    assert "  n001:  # RTX�[2J� 9000; " in written(ugro).read_text()
+    assert nodes(written(ugro)) == {"n001": None}
+
+
+def test_after_init_the_next_command_uses_what_was_written(farm: SshdFarm) -> None:
+    with commands() as ugro:
+        before = ugro("init", "--ssh-config", str(farm.ssh_config), "n001", "n002")
+        assert before.returncode == 0, before.stderr
+        after = ugro("health")
+        assert after.returncode == 0, after.stderr
+        assert {line.split("\t")[0] for line in after.stdout.splitlines()[1:]} == {"n001", "n002", this_machine()}
+        agent = json.loads(ugro("agent", "status", "--json").stdout)["agent"]
+        assert (agent["cluster_file"], agent["generation"]) == (str(written(ugro)), 1)

@@ -1,0 +1,181 @@
+"""What a person sees: the commands in a real terminal, drawn by tmux, with keys that are really pressed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Farms, Ugro
+from tests.integration.sharing import commands
+from tests.rig.sshd import SshdFarm
+from tests.rig.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux draws the terminal, and is not installed")
+
+PROMPT = "ready>"
+
+
+class Screen:
+    """A shell in a terminal of a given size."""
+
+    def __init__(self, ugro: Ugro, folder: Path, columns: int, lines: int) -> None:
+        self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
+        variables = {**ugro.environment({"PS1": f"{PROMPT} ", "TERM": "xterm-256color"})}
+        variables["PATH"] = f"{Path(ugro.argv()[0]).parent}:{variables['PATH']}"
+        size = ["-x", str(columns), "-y", str(lines)]
+        shell = ["env", "-u", "TMUX", "bash", "--norc", "--noprofile"]
+        self._run("new-session", "-d", *size, *shell, env=variables)
+        self._run("set-option", "-g", "window-size", "manual")
+        self.wait_for(PROMPT)
+
+    def type(self, text: str) -> None:
+        self._run("send-keys", "-l", text)
+        self._run("send-keys", "Enter")
+
+    def press(self, key: str) -> None:
+        self._run("send-keys", key)
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._run("resize-window", "-x", str(columns), "-y", str(lines))
+
+    def text(self, *options: str) -> str:
+        return self._run("capture-pane", "-p", *options)
+
+    def rows(self) -> list[str]:
+        return [line.rstrip() for line in self.text().splitlines() if line.strip()]
+
+    def wait_for(self, pattern: str, timeout_s: float = 20) -> str:
+        """The screen once the pattern is on it; on failure the screen is what was seen last."""
+        seen = ""
+
+        def is_there() -> bool:
+            nonlocal seen
+            seen = self.text()
+            return re.search(pattern, seen, re.MULTILINE) is not None
+
+        try:
+            wait_until(is_there, timeout_s, pattern)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{seen}") from None
+        return seen
+
+    def close(self) -> None:
+        subprocess.run([*self._tmux, "kill-server"], capture_output=True, timeout=10, check=False)
+
+    def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
+        done = subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=10, env=env, check=True)
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def farm() -> Iterator[SshdFarm]:
+    with ExitStack() as stack:
+        yield Farms(stack)(3)
+
+
+@pytest.fixture(scope="module")
+def ugro(farm: SshdFarm) -> Iterator[Ugro]:
+    with commands(farm.cluster_yaml(health_check={"timeout": 2})) as ugro:
+        assert ugro("health").returncode == 0
+        yield ugro
+
+
+@pytest.fixture
+def screen(ugro: Ugro, tmp_path: Path) -> Iterator[Screen]:
+    screen = Screen(ugro, tmp_path, 100, 20)
+    yield screen
+    screen.close()
+
+
+def test_health_is_a_table_with_a_sign_a_word_and_a_colour(screen: Screen) -> None:
+    screen.type("clear; ugro health; echo code=$?")
+    screen.wait_for("^code=0")
+    header, *rows = screen.rows()[:4]
+    assert header.split() == ["NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK"]
+    for row, name in zip(rows, ("n001", "n002", "n003"), strict=True):
+        assert re.fullmatch(rf"✓  {name}  healthy +100 +[\d.]+ ms +[\d.]+( +\d+%)+", row)
+        assert row.index("healthy") == header.index("STATUS")
+        assert len(row) == len(header), "numbers end where their header ends"
+    assert re.search(r"^3 healthy   checked 3 in ", screen.text(), re.MULTILINE)
+    assert re.search(r"\x1b\[32m✓\x1b\[3?[90]", screen.text("-e"))
+
+
+def test_no_colour_where_none_is_wanted(screen: Screen) -> None:
+    screen.type("clear; NO_COLOR=1 ugro health; echo code=$?")
+    screen.wait_for("^code=0")
+    assert "\x1b[" not in screen.text("-e")
+
+
+def test_a_narrow_terminal_gets_whole_rows_and_fewer_columns(screen: Screen, farm: SshdFarm) -> None:
+    screen.resize(44, 20)
+    screen.type("clear; ugro health; echo code=$?")
+    screen.wait_for("^code=0")
+    assert [row[:14] for row in screen.rows()[:4]] == ["   NODE  STATU", *(f"✓  n00{n}  healt" for n in (1, 2, 3))]
+
+
+def test_watching_draws_in_place_follows_the_size_and_ends_with_ctrl_c(screen: Screen) -> None:
+    screen.type("clear; ugro health --watch --interval 0.2; echo code=$?")
+    first = screen.wait_for(r"checked 3 in .*Ctrl-C ends")
+    wait_until(lambda: screen.text() != first, 10, "another look")
+    for _ in range(5):
+        assert sum("STATUS" in row for row in screen.rows()) == 1
+        assert sum("n002" in row for row in screen.rows()) == 1
+    screen.resize(40, 4)
+    screen.wait_for(r"… \d more lines")
+    assert len(screen.rows()) <= 4
+    screen.resize(100, 20)
+    wait_until(lambda: len(screen.rows()) == 5 and screen.rows()[3].startswith("✓  n003"), 10, "the whole table")
+    screen.press("C-c")
+    screen.wait_for("^code=0")
+    assert len(screen.rows()) == 8, "the table, its footer, ^C, the exit code and the prompt"
+
+
+def test_what_is_waited_for_is_shown_and_gone_afterwards(screen: Screen, farm: SshdFarm) -> None:
+    farm["n003"].freeze()
+    try:
+        screen.type("clear; ugro health; echo code=$?")
+        screen.wait_for("2 of 3 nodes have answered")
+        shown = screen.wait_for("^code=[05]")
+    finally:
+        farm["n003"].thaw()
+    assert "have answered" not in shown
+    assert "asking the nodes" not in shown
+    assert re.search(r"^\?  n003  unreachable ", shown, re.MULTILINE)
+
+
+def test_ctrl_c_while_waiting_for_nodes_ends_the_wait(screen: Screen, farm: SshdFarm) -> None:
+    farm["n003"].freeze()
+    try:
+        screen.type("clear; ugro health; echo code=$?")
+        screen.wait_for("2 of 3 nodes have answered|asking the nodes")
+        screen.press("C-c")
+        shown = screen.wait_for("^code=130")
+    finally:
+        farm["n003"].thaw()
+    assert "Traceback" not in shown
+    assert screen.rows()[-1] == PROMPT
+
+
+def test_ctrl_c_on_a_running_command_ends_it_and_says_so(screen: Screen, farm: SshdFarm) -> None:
+    screen.type("clear; ugro exec n001 n002 -- sh -c 'echo begun; exec sleep 1000'; echo code=$?")
+    screen.wait_for(r"(?s)n00[12] \| begun.*n00[12] \| begun")
+    screen.press("C-c")
+    shown = screen.wait_for("^code=130")
+    assert "ending it on the nodes (Ctrl-C again leaves at once)" in shown
+    assert "n001 ended by SIGTERM · n002 ended by SIGTERM" in shown
+    assert screen.rows()[-1] == PROMPT
+
+
+def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: Screen, tmp_path: Path) -> None:
+    home = tmp_path / "fresh"
+    (tmp_path / "broken.yaml").write_text("nodes: 7\n")
+    screen.type(f"clear; UGRO_HOME={home} UGRO_CLUSTER={tmp_path}/broken.yaml ugro health; echo code=$?")
+    shown = screen.wait_for("^code=2")
+    assert re.search(r"^error: ", shown, re.MULTILINE)
+    assert "starting the agent" not in shown

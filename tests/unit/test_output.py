@@ -1,0 +1,309 @@
+"""The printer: what people see on a terminal, what programs read from a pipe, and what neither must get."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import struct
+import sys
+import termios
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ugro.cli.output import Cell, Output, clean
+from ugro.client import Ended
+from ugro.core.errors import NotFound
+from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+HEADER = ("", "NODE", "SCORE", "NOTE")
+ROWS = [
+    [Cell("✓", "good"), Cell("gpu1", "bold"), Cell("100", is_number=True), Cell("")],
+    [Cell("✗", "bad"), Cell("gpu10"), Cell("7", is_number=True), Cell("GPU 0 is hot: 91 °C", "bad")],
+]
+
+
+class Terminal:
+    """A real pseudo-terminal that stands for stdout and stderr."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self.master, slave = os.openpty()
+        self.resize(columns, lines)
+        self.stream = os.fdopen(slave, "w")
+        os.set_blocking(self.master, False)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def shown(self) -> str:
+        self.stream.flush()
+        content = b""
+        try:
+            while part := os.read(self.master, 65536):
+                content += part
+        except BlockingIOError:
+            pass
+        return content.decode().replace("\r\n", "\n")
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Terminal]]:
+    made: list[Terminal] = []
+
+    def start(columns: int, lines: int = 24) -> Terminal:
+        made.append(Terminal(columns, lines))
+        monkeypatch.setattr(sys, "stdout", made[-1].stream)
+        monkeypatch.setattr(sys, "stderr", made[-1].stream)
+        return made[-1]
+
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    yield start
+    monkeypatch.undo()
+    for each in made:
+        each.close()
+
+
+def columns_of(line: str) -> int:
+    plain = ESCAPES.sub("", line)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in plain)
+
+
+def test_without_a_terminal_a_table_is_tab_separated_with_whole_values(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 500
+    Output().table(HEADER, [*ROWS, [Cell("?"), Cell("n"), Cell("0"), Cell(f"a\tb\nc  {long}", "bad")]])
+    assert capsys.readouterr().out == (
+        f"node\tscore\tnote\ngpu1\t100\t\ngpu10\t7\tGPU 0 is hot: 91 °C\nn\t0\ta b c  {long}\n"
+    )
+
+
+def test_on_a_terminal_a_table_is_aligned_and_coloured(terminal: Callable[[int, int], Terminal]) -> None:
+    screen = terminal(80, 24)
+    Output().table(HEADER, ROWS)
+    shown = screen.shown()
+    assert ESCAPES.sub("", shown).splitlines() == [
+        "   NODE   SCORE  NOTE",
+        "✓  gpu1     100",
+        "✗  gpu10      7  GPU 0 is hot: 91 °C",
+    ]
+    assert "\x1b[31mGPU 0 is hot" in shown
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colour_can_be_refused(
+    terminal: Callable[[int, int], Terminal], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    screen = terminal(80, 24)
+    Output().table(HEADER, ROWS)
+    Output().error(NotFound("gone", hint="look"))
+    assert "\x1b" not in screen.shown()
+
+
+def test_colour_can_be_asked_for_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Output().styled("x", "good") == "x"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Output().styled("x", "good") == "\x1b[32mx\x1b[0m"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 132, 200])
+def test_the_health_table_stays_within_any_terminal(terminal: Callable[[int, int], Terminal], columns: int) -> None:
+    from ugro.cli import health
+
+    screen = terminal(columns, 24)
+    health.show(Output(), reports())
+    lines = screen.shown().splitlines()
+    assert [columns_of(line) for line in lines if columns_of(line) > columns] == []
+    assert sum("gpu" in line for line in lines) == 3
+    assert "NOTE" in lines[0]
+    assert ("RTT" in lines[0], "VRAM" in lines[0]) == (columns > 120, columns >= 80)
+
+
+def test_spare_columns_go_one_by_one_and_the_first_named_goes_first(
+    terminal: Callable[[int, int], Terminal],
+) -> None:
+    screen = terminal(20, 24)
+    header = ("A", "B", "C", "NOTE")
+    row = [Cell("aaaaaaaa"), Cell("bbbb", is_number=True), Cell("cccc", is_number=True), Cell("note")]
+    Output().table(header, [row], spare=("C", "B"))
+    assert "C" not in ESCAPES.sub("", screen.shown())
+    screen.resize(14, 24)
+    Output().table(header, [row], spare=("C", "B"))
+    assert ESCAPES.sub("", screen.shown()) == "A         NOTE\naaaaaaaa  note\n"
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=30), min_size=4, max_size=4), max_size=4),
+    st.integers(min_value=60, max_value=200),
+)
+def test_no_text_breaks_the_table(texts: list[list[str]], columns: int) -> None:
+    screen = Terminal(columns, 24)
+    before, sys.stdout = sys.stdout, screen.stream
+    try:
+        lines = Output().table_lines(("A", "B", "C", "D"), [[Cell(text) for text in row] for row in texts])
+    finally:
+        sys.stdout = before
+        screen.close()
+    assert len(lines) <= len(texts) + 1
+    for line in lines:
+        assert columns_of(line) <= columns + sum(bool(unicodedata.combining(letter)) for letter in line)
+        assert not re.search(r"[\x00-\x1a\x1c-\x1f\x7f-\x9f]", line)
+
+
+def test_a_wide_script_does_not_shift_the_columns(terminal: Callable[[int, int], Terminal]) -> None:
+    screen = terminal(40, 24)
+    Output().table(("NODE", "WHY", "END"), [[Cell("a"), Cell("風扇"), Cell("|")], [Cell("b"), Cell("fan"), Cell("|")]])
+    ends = [columns_of(line.split("|")[0]) for line in screen.shown().splitlines()[1:]]
+    assert ends[0] == ends[1]
+
+
+def test_a_node_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "RTX\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202efdp"
+    harmless = "RTX�]0;owned��[2J�31m����fdp"
+    assert clean(evil) == harmless
+    assert clean("tab\tand\nnewline stay, and so does ünïcødé") == "tab\tand\nnewline stay, and so does ünïcødé"
+    output = Output()
+    output.text(evil)
+    output.note(evil)
+    output.warn(evil, evil)
+    output.table(("GPU",), [[Cell(evil)]])
+    captured = capsys.readouterr()
+    assert captured.out == f"{harmless}\ngpu\n{harmless}\n"
+    assert captured.err == f"{harmless}\nwarning: {harmless}\nhint:  {harmless}\n"
+
+
+def test_a_document_is_one_line_of_plain_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(is_json=True).document({"text": "ü\n\x1b\udcff"})
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"text": "ü\n\x1b\udcff"}
+
+
+@pytest.mark.parametrize("output", [Output(is_quiet=True), Output(is_json=True)])
+def test_talk_can_be_silenced_but_warnings_cannot(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    output.note("by the way")
+    output.warn("mind this")
+    assert capsys.readouterr() == ("", "warning: mind this\n")
+
+
+def test_an_error_is_a_document_for_programs_and_a_sentence_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(is_json=True).error(NotFound("no such node", subject="gpu9", hint="see: ugro node ls"))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["kind"] == "not_found"
+    assert captured.err == "error: gpu9: no such node\nhint:  see: ugro node ls\n"
+
+
+def test_a_usage_error_points_to_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(click.Command("health"), info_name="health") as context:
+        Output().usage_error(click.UsageError("no", context))
+    assert capsys.readouterr().err == "error: no\nhint:  see: health --help\n"
+
+
+def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().progress("waiting")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda output: output.text("x"),
+        lambda output: output.note("x"),
+        lambda output: output.warn("x"),
+        lambda output: output.document("x"),
+        lambda output: output.raw(b"x\n"),
+        lambda output: output.table(("A",), [[Cell("x")]]),
+        lambda output: output.redraw(["x"], "y"),
+    ],
+)
+def test_progress_is_gone_before_anything_else_is_said(
+    terminal: Callable[[int, int], Terminal], then: Callable[[Output], None]
+) -> None:
+    screen = terminal(30, 24)
+    output = Output()
+    output.progress("a long sentence about what is waited for")
+    assert columns_of(screen.shown().strip("\r")) == 29
+    then(output)
+    assert screen.shown().startswith("\r\x1b[K")
+    output.end_progress()
+    assert "\x1b[K" not in screen.shown()
+
+
+def test_text_and_bytes_come_out_in_the_order_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, write_through=False))
+    output = Output()
+    output.text("one")
+    output.raw(bytes(range(256)))
+    output.text("three")
+    sys.stdout.flush()
+    assert buffer.getvalue() == b"one\n" + bytes(range(256)) + b"three\n"
+
+
+def test_a_screen_is_not_drawn_past_its_last_line(terminal: Callable[[int, int], Terminal]) -> None:
+    screen = terminal(40, 6)
+    Output().redraw([f"line {number}" for number in range(10)], "the end")
+    shown = ESCAPES.sub("", screen.shown()).splitlines()
+    assert shown == ["line 0", "line 1", "line 2", "… 7 more lines", "the end"]
+
+
+def test_a_bug_leaves_its_trace_in_a_file_and_one_line_for_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UGRO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("UGRO_DEBUG", raising=False)
+    bug = ZeroDivisionError("division by zero")
+    assert Output().crash(bug) == 70
+    file = tmp_path / "home" / "last-error.log"
+    assert capsys.readouterr().err == (
+        f"error: internal error: ZeroDivisionError: division by zero\nhint:  please report it with {file}\n"
+    )
+    assert "ZeroDivisionError" in file.read_text()
+    monkeypatch.setenv("UGRO_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        Output().crash(bug)
+
+
+def test_what_could_not_be_killed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    from ugro.cli import exec as module
+
+    module._summarise(Output(), [Ended("gpu1", signal=9, unkillable=(7, 8)), Ended("gpu2", code=0)])
+    assert capsys.readouterr().err == (
+        "warning: gpu1: even SIGKILL did not end 7, 8\n"
+        "hint:  they wait for a disk or a driver; see: ps -l there\n"
+        "1 ok · gpu1 ended by SIGKILL\n"
+    )
+
+
+def reports() -> list[NodeReport]:
+    machine = Machine("h", "Linux", "6.1", "x86_64", "b", "u", "/r", "3.11", "/p", 16, "cpu", 64 * 2**30)
+    gpus = tuple(
+        Gpu(index, f"GPU-{index}", "NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12 * 2**30, 2**30, 0.5, 70.0, 99.0, 140.0)
+        for index in range(2)
+    )
+    facts = Facts(0.0, 99.0, (1.0, 2.0, 3.0), 0.5, 64 * 2**30, 32 * 2**30, (Disk("/", 10**12, 10**11),), gpus)
+    healthy = NodeReport("gpu1", Status.HEALTHY, 97, machine=machine, facts=facts, link=LinkQuality(0.0005))
+    hot = Reason("gpu", "GPU 1 is very hot: 91 °C (limit 85 °C)", 20.0)
+    unwell = NodeReport("gpu2", Status.UNHEALTHY, 51, (hot,), machine=machine, facts=facts)
+    error = "connection refused: no SSH server at that address and port"
+    gone = NodeReport("gpu3", Status.UNREACHABLE, 0, error=error, since="2026-01-01T10:00:00+00:00")
+    return [healthy, unwell, gone]
