@@ -19,11 +19,11 @@ import ugro
 from ugro.clusterfile import find_cluster_file
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
-from ugro.core.errors import NotAllowed, UgroError, Unreachable, error_from_wire
+from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError, error_from_wire
 from ugro.core.node import NodeReport
 from ugro.core.statedir import StateDir
 from ugro.http import AgentGone, Connection, lines
-from ugro.launcher import START_LIMIT_S, is_locked, start_agent
+from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
 from ugro.remote import wire
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ugro.core.hostkey import HostKey
     from ugro.policy.selection import Choice
 
-_STATUS_S = 20.0  # an agent that takes longer to say who it is hangs
+_STATUS_S = 10.0  # an agent that takes longer to say who it is hangs
 _ANSWER_S = 60.0
 _END_S = 15.0
 
@@ -66,14 +66,14 @@ class Client:
     def __init__(
         self,
         *,
-        home: Path | None = None,
-        cluster: Path | None = None,
+        home: Path | str | None = None,
+        cluster: Path | str | None = None,
         any_cluster: bool = False,  # takes the agent as it is, whatever it serves
         log_level: str = "info",
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        self.home = StateDir(home.absolute()) if home else StateDir.find(os.environ)
-        self._cluster = cluster
+        self.home = StateDir(Path(home).absolute()) if home else StateDir.find(os.environ)
+        self._cluster = Path(cluster) if cluster is not None else None
         self._any_cluster = any_cluster
         self._log_level = log_level
         self._on_wait = on_wait
@@ -216,6 +216,8 @@ class Client:
 
         Closing the iterator, or this process ending, ends the command everywhere. ``key`` lets ``cancel`` name it.
         """
+        if isinstance(nodes, str) or isinstance(argv, str):
+            raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
         body = {
             "key": key or os.urandom(8).hex(),
             "nodes": list(nodes),
@@ -295,7 +297,8 @@ class Client:
         except AgentGone:
             return False
         except Unreachable as error:
-            raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home)) from error
+            if only_if_idle or not kill_hung_agent(self.home):
+                raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home)) from error
         return True
 
     def _wait(self, what: str) -> None:

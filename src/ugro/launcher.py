@@ -66,6 +66,23 @@ def is_locked(home: StateDir) -> bool:
     return False
 
 
+def kill_hung_agent(home: StateDir) -> bool:
+    """Ends an agent that no longer answers; it keeps no truth that is not on disk. False when there is none."""
+    import json
+    import signal
+
+    try:
+        pid = int(json.loads(home.lock.read_text())["pid"])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        # The lock is held and the process is one of ours: no stranger that got its number is meant.
+        if not is_locked(home) or b"ugro.agent" not in command:
+            return False
+        os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _spawn(home: StateDir, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and where it says that it is ready."""
     import subprocess  # most commands find an agent and need none of it

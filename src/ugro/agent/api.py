@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import Receive, Scope, Send
+from pydantic import Field
 
 import ugro
 from ugro.agent.agent import Agent
 from ugro.agent.execution import Command
+from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.config.kinds import is_host, is_user
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import dumps
@@ -36,10 +33,6 @@ _HTTP_STATUS = {
     "timed_out": 504,
 }
 Names = Annotated[list[str], Query(alias="node")]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class ClusterBody(Body):
@@ -75,7 +68,17 @@ class ExamineBody(Body):
 
 
 def create_app(agent: Agent) -> FastAPI:
-    app = FastAPI(title="UGRO", version=ugro.__version__, docs_url=None, redoc_url=None)
+    async def look_at_the_file() -> None:
+        # Before every request: who has just edited the cluster file means the new one. It costs a stat.
+        await agent.cluster.look_again()
+
+    app = FastAPI(
+        title="UGRO",
+        version=ugro.__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(look_at_the_file)],
+    )
     app.exception_handler(UgroError)(_answer_error)
     app.exception_handler(RequestValidationError)(_answer_bad_request)
     _add_agent_routes(app, agent)
@@ -90,7 +93,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def agent_status(request: Request) -> Response:
         if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
-        return _json(agent.status())
+        return json_response(agent.status())
 
     @app.post("/v1/agent/stop", status_code=204)
     async def stop(only_if_idle: bool = False) -> None:
@@ -109,11 +112,11 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/health")
     async def health(names: Names = []) -> Response:  # noqa: B006  # FastAPI copies it for each request
         agent.cluster.inventory.select(names)  # an unknown name is an answer of its own, before the stream begins
-        return LiveResponse(_lines(agent.reports(names)), "application/x-ndjson")
+        return LiveResponse(ndjson(agent.reports(names)), "application/x-ndjson")
 
     @app.get("/v1/best", response_model=Choice)
     async def best() -> Response:
-        return _json(await agent.best())
+        return json_response(await agent.best())
 
     @app.post("/v1/nodes", status_code=204)
     async def add(body: NodeBody) -> None:
@@ -135,11 +138,11 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def host_key(name: str) -> Response:
-        return _json(await agent.host_key(name))
+        return json_response(await agent.host_key(name))
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
-        return _json(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
+        return json_response(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -156,63 +159,16 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/doctor")
     async def doctor(names: Names = []) -> Response:  # noqa: B006  # as above
         agent.cluster.inventory.select(names)
-        return LiveResponse(_lines(agent.diagnose(names)), "application/x-ndjson")
+        return LiveResponse(ndjson(agent.diagnose(names)), "application/x-ndjson")
 
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
         specs = [_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
-        return LiveResponse(_lines(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
+        return LiveResponse(ndjson(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
 
     @app.get("/v1/ssh-hosts")
     async def ssh_hosts(ssh_config: str | None = None) -> list[str]:
         return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
-
-
-class LiveResponse(Response):
-    """A stream that ends at once when the client leaves, also while there is nothing to send."""
-
-    def __init__(self, chunks: AsyncGenerator[bytes], media_type: str) -> None:
-        self._chunks = chunks
-        self.media_type = media_type
-        self.status_code = 200
-        self.background = None
-        self.init_headers(None)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        stream = asyncio.create_task(self._send(send), name=f"stream {scope.get('path')}")
-        leave = asyncio.create_task(_left(receive), name="client leaves")
-        try:
-            await asyncio.wait([stream, leave], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leave.cancel()
-            if not stream.done():
-                stream.cancel()
-                await asyncio.wait([stream])
-        if not stream.cancelled():
-            stream.result()
-
-    async def _send(self, send: Send) -> None:
-        # Closed here and now: what it holds (a command, a dialled node) must not wait for the garbage collector.
-        async with contextlib.aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _lines(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
-    """One JSON document a line; an error after the start is the last line."""
-    try:
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                yield "".join(f"{dumps(value)}\n" for value in batch).encode()
-    except UgroError as error:
-        yield (dumps({"error": error.to_wire()}) + "\n").encode()
 
 
 def _spec(word: str, remote_root: str) -> NodeSpec:
@@ -220,10 +176,6 @@ def _spec(word: str, remote_root: str) -> NodeSpec:
     if not is_host(to.host) or (to.user and not is_user(to.user)):
         raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
     return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
-
-
-def _json(value: Any) -> Response:
-    return Response(dumps(value), media_type="application/json")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -128,7 +128,7 @@ class Doctor:
         if spec.transport != "ssh":
             return None
         try:
-            settings = await hostkeys._settings(spec, self._ssh_options)
+            settings = await hostkeys.ssh_settings(spec, self._ssh_options)
         except UgroError as error:
             return Untold(error.message, error.hint)
         return SshSettings(

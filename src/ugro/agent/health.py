@@ -98,11 +98,14 @@ class HealthCheck:
 
 
 async def _probe(node: Node, timeout_s: float) -> Facts:
-    deadline = time.monotonic() + timeout_s
-    link = await node.ready(timeout_s)
+    # A node that is being dialled gets the time that a connection may take: only then is the cause known.
+    link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1))
     # The GPU reader gives up before we do, so that a hung driver still leaves us the rest of the facts.
-    left_s = max(0.1, deadline - time.monotonic())
-    answer = await link.call("probe", {"gpu_timeout_s": left_s * 0.8}, timeout_s=left_s)
+    try:
+        answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
+    except TimedOut as error:
+        hint = f"it hangs or is very busy (health_check.timeout sets the limit); look: ugro doctor {node.spec.name}"
+        raise Unreachable(error.message, subject=node.spec.name, cause="timed-out", hint=hint) from error
     try:
         return decode(Facts, answer)
     except DecodeError as error:

@@ -126,9 +126,6 @@ async def ssh_settings(spec: NodeSpec, options: SshOptions) -> dict[str, str]:
     return {key.lower(): value for key, _, value in pairs}
 
 
-_settings = ssh_settings
-
-
 def _files(words: str) -> list[Path]:
     """ssh prints them without quotes, but each begins at the root: a blank may be part of a name."""
     files = [Path(word).expanduser() for word in re.split(r" (?=[/~])", words) if word not in ("", "none")]

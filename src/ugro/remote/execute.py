@@ -234,9 +234,9 @@ class _Guard:
         for fd in self._outputs:
             os.close(fd)
         wait_status = self._wait(child, wake_read)
-        left = tree.end_descendants(self._command.grace_s)
-        if wait_status is None:
-            wait_status = int(signal.SIGTERM)
+        left, ended = tree.end_descendants(self._command.grace_s)
+        if wait_status is None:  # it was cancelled: how it took that is known only now
+            wait_status = ended.get(child, int(signal.SIGKILL))
         self._report(wait_status, left)
 
     def _wait(self, child: int, wake: int) -> Optional[int]:

@@ -70,21 +70,25 @@ def environment(pid: int) -> List[bytes]:
         return []  # ended meanwhile, or another user's
 
 
-def end_descendants(grace_s: float, limit_s: float = 10.0) -> List[int]:
-    """SIGTERM, grace, SIGKILL, until two scans in a row find nothing. Returns what could not be ended."""
+def end_descendants(grace_s: float, limit_s: float = 10.0) -> Tuple[List[int], Dict[int, int]]:
+    """SIGTERM, grace, SIGKILL, until two scans in a row find nothing.
+
+    Returns what could not be ended, and the wait statuses of the children that were collected on the way.
+    """
     own = os.getpid()
     started = time.monotonic()
     clean_scans = 0
     termed: Set[int] = set()
+    ended: Dict[int, int] = {}
     while True:
-        reap()
+        ended.update(reap())
         alive = descendants(own)
         clean_scans = 0 if alive else clean_scans + 1
         if clean_scans == 2:
-            return []
+            return [], ended
         elapsed = time.monotonic() - started
         if elapsed > grace_s + limit_s:
-            return alive
+            return alive, ended
         for pid in alive:
             if elapsed >= grace_s:
                 _kill(pid, signal.SIGKILL)
