@@ -27,6 +27,10 @@ def test_plain_names_are_machines_in_the_order_of_the_file(ssh_folder: Path) -> 
     assert hosts(ssh_folder, text) == ["gpu2", "gpu1", "cpu"]
 
 
+def test_what_can_be_no_host_is_no_machine(ssh_folder: Path) -> None:
+    assert hosts(ssh_folder, 'Host "q q" a;b me@x gpu:22 -x gpu1 fe80::1\n') == ["gpu1", "fe80::1"]
+
+
 def test_spelling_does_not_matter(ssh_folder: Path) -> None:
     text = '# Host commented\nhOsT=one\nHOST = two\n\tHost\t"three"\r\nHost four # the last\nHost\nHost "open\n'
     assert hosts(ssh_folder, text) == ["one", "two", "three", "four"]

@@ -105,10 +105,10 @@ def render() -> str:
 
 def example() -> str:
     """A file with every key of the schema."""
-    lines = [f"{key}: {_default(Settings, key)}" for key in Settings.model_fields if key not in sections()]
+    lines = [f"{key}: {default_of(Settings, key)}" for key in Settings.model_fields if key not in sections()]
     for name, section in sections().items():
         lines += ["", f"{name}:"]
-        lines += [f"  {key}: {_default(section, key)}" for key in section.model_fields]
+        lines += [f"  {key}: {default_of(section, key)}" for key in section.model_fields]
     return _EXAMPLE_NODES + "\n" + "\n".join(lines) + "\n"
 
 
@@ -118,15 +118,35 @@ def sections() -> dict[str, type[Section]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m ugro.config.reference", description=__doc__)
+    write_page("ugro.config.reference", render(), arguments)
+
+
+def write_page(module: str, page: str, arguments: Sequence[str] | None) -> None:
+    """What the module does as a command."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Write a generated page.")
     parser.add_argument("path", type=Path, help="the page")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is out of date")
     options = parser.parse_args(arguments)
     path: Path = options.path
     if not options.check:
-        path.write_text(render(), encoding="utf-8")
-    elif not path.is_file() or path.read_text(encoding="utf-8") != render():
-        parser.exit(1, f"{path} is out of date; write it with: python -m ugro.config.reference {path}\n")
+        path.write_text(page, encoding="utf-8")
+    elif not path.is_file() or path.read_text(encoding="utf-8") != page:
+        parser.exit(1, f"{path} is out of date; write it with: python -m {module} {path}\n")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
+
+
+def kind_in_words(section: type[Section], key: str) -> str:
+    kind: Kind | None = section.kind_of(key)
+    if kind is None:
+        return ""
+    return f"{kind.expected}, or null" if isinstance(kind, OrNull) else kind.expected
+
+
+def default_of(section: type[Section], key: str) -> str:
+    return flow(section.model_fields[key].get_default(call_default_factory=True))
 
 
 def _top_level() -> str:
@@ -142,23 +162,12 @@ def _rows(section: type[Section], name: str | None, keys: Iterable[str]) -> str:
     names = {(variable.section, variable.key): variable.name for variable in variables().values()}
     has_variables = section is not NodeEntry
     header = ["Key", "Value", "Default", *(["Variable"] if has_variables else []), "Meaning"]
-    rows = [header, ["---"] * len(header)]
+    rows = []
     for key in keys:
         variable = [f"`{names[name, key]}`"] if has_variables else []
         meaning = section.model_fields[key].description or ""
-        rows.append([f"`{key}`", _kind_in_words(section, key), f"`{_default(section, key)}`", *variable, meaning])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _kind_in_words(section: type[Section], key: str) -> str:
-    kind: Kind | None = section.kind_of(key)
-    if kind is None:
-        return ""
-    return f"{kind.expected}, or null" if isinstance(kind, OrNull) else kind.expected
-
-
-def _default(section: type[Section], key: str) -> str:
-    return flow(section.model_fields[key].get_default(call_default_factory=True))
+        rows.append([f"`{key}`", kind_in_words(section, key), f"`{default_of(section, key)}`", *variable, meaning])
+    return table(header, rows)
 
 
 if __name__ == "__main__":

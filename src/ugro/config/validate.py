@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -27,27 +28,29 @@ def validated(model: type[S], tree: object, base: KeyPath, document: Document, p
 
 def _problem(model: type[Section], found: ErrorDetails, base: KeyPath, document: Document) -> Problem:
     place = found["loc"]
-    section = _section_at(model, place[:-1])
+    keys = [part for part in place if isinstance(part, str)]
+    section = section_at(model, keys[:-1])
     error = found.get("ctx", {}).get("error")
     if isinstance(error, BadValueError):
-        hint = error.hint or _example(section, place, base)
+        hint = error.hint or _example(section, keys, base)
         return document.problem((*base, *place, *error.at), error.message, hint)
     return document.problem((*base, *place), "unknown key", _known_keys(section, str(place[-1])))
 
 
-def _section_at(model: type[Section], place: KeyPath) -> type[Section]:
-    for part in place:
-        inner = model.model_fields[str(part)].annotation
-        assert isinstance(inner, type), f"{part} is a section"
-        assert issubclass(inner, Section), f"{part} is a section"
+def section_at(model: type[Section], keys: Sequence[str]) -> type[Section]:
+    for key in keys:
+        inner = model.model_fields[key].annotation
+        if get_origin(inner) is tuple:  # a list of sections
+            inner = get_args(inner)[0]
+        assert isinstance(inner, type), f"{key} is a section"
+        assert issubclass(inner, Section), f"{key} is a section"
         model = inner
     return model
 
 
-def _example(section: type[Section], place: KeyPath, base: KeyPath) -> str:
-    if place:
-        key = str(place[-1])
-        return f"for example: {key}: {flow(section.example_of(key))}"
+def _example(section: type[Section], keys: Sequence[str], base: KeyPath) -> str:
+    if keys:
+        return f"for example: {keys[-1]}: {flow(section.example_of(keys[-1]))}"
     return f"for example: {base[-1]}: {flow({key: section.example_of(key) for key in ('ip', 'user')})}"
 
 

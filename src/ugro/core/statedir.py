@@ -51,6 +51,11 @@ class StateDir:
         return self.path / "state.db"
 
     @property
+    def jobs(self) -> Path:
+        """What came home of each job."""
+        return self.path / "jobs"
+
+    @property
     def lab(self) -> Path:
         return self.path / "lab"
 

@@ -12,6 +12,10 @@ TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
+    from ugro.remote.program import Method
+
+RUN_METHODS = ("start", "stop", "remove", "list", "follow", "renew", "reserve_port", "free_port")
+
 
 def main(root: str, nonce: str, silence_s: float) -> None:
     # Whatever an imported module or a child prints must not get between the frames.
@@ -21,6 +25,7 @@ def main(root: str, nonce: str, silence_s: float) -> None:
         os.dup2(null, fd)
     program = Program(link_in, link_out, root, silence_s)
     program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
+    program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -66,3 +71,12 @@ def _check(call: Call, params: Dict[str, Any]) -> None:
     from ugro.remote.check import check
 
     check(call, params)
+
+
+def _runs(name: str) -> Method:
+    def method(call: Call, params: Dict[str, Any]) -> None:
+        from ugro.remote.runs import METHODS
+
+        METHODS[name](call, params)
+
+    return method

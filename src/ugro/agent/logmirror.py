@@ -1,0 +1,73 @@
+"""The ranks' logs, brought home while they are written: by byte offset, so that a cut link loses and repeats nothing.
+
+A file's own size is the cursor: whatever has arrived is on disk, and the next byte asked for is the one after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from ugro.agent.runwatch import RunWatch
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+
+
+class LogMirror:
+    def __init__(self, folder: Path, watch: RunWatch) -> None:
+        self._folder = folder
+        self._watch = watch
+        self._tasks: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+
+    def path(self, job: int, attempt: int, rank: int) -> Path:
+        return self._folder / str(job) / f"attempt_{attempt}" / "logs" / f"rank_{rank}.log"
+
+    def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
+        """Begins, or goes on after a restart; once per rank."""
+        key = (job, attempt, rank)
+        if key not in self._tasks:
+            name = f"log of job {job}, attempt {attempt}, rank {rank}"
+            self._tasks[key] = asyncio.create_task(self._mirror(node, *key), name=name)
+
+    async def finish(self, job: int, attempt: int, timeout_s: float) -> bool:
+        """Waits until the logs of an attempt that has ended are complete; False when some could not be brought home."""
+        tasks = [task for key, task in self._tasks.items() if key[:2] == (job, attempt)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        is_complete = all(task.done() for task in tasks)
+        for key in [key for key in self._tasks if key[:2] == (job, attempt)]:
+            self._tasks.pop(key).cancel()
+        return is_complete
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _mirror(self, node: str, job: int, attempt: int, rank: int) -> None:
+        path = self.path(job, attempt, rank)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            while True:
+                try:
+                    await self._copy(node, (job, attempt, rank), descriptor)
+                    return
+                except (Unreachable, TimedOut):
+                    await asyncio.sleep(_AGAIN_S)
+        except (RemoteFailure, NotFound) as error:
+            log.warning("a log stays behind: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+        finally:
+            os.close(descriptor)
+
+    async def _copy(self, node: str, run: tuple[int, int, int], descriptor: int) -> None:
+        job, attempt, rank = run
+        offset = os.fstat(descriptor).st_size
+        async for piece in self._watch.runs(node).follow(job, attempt, f"logs/rank_{rank}.log", offset):
+            # At its own offset: where the head of a log was cut on the node, a hole here says so.
+            await asyncio.to_thread(os.pwrite, descriptor, piece.content, piece.offset)

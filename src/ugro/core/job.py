@@ -1,0 +1,216 @@
+"""A job: what was submitted (``JobSpec``), where it stands (``JobState``), and the table of legal moves between states.
+
+A state says where a job is; the reason beside it says why. UNREACHABLE is kept apart from dead: a node that cannot be
+asked has not failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ugro.core.errors import UgroError
+
+ALL_GPUS = -1
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNREACHABLE = "unreachable"
+    STOPPING = "stopping"
+    RECOVERING = "recovering"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+# The states in which a job holds its devices: released only when every rank is proven dead.
+HOLDING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
+
+# From each state: where it may go, and what that move means.
+MOVES: dict[JobState, dict[JobState, str]] = {
+    JobState.QUEUED: {
+        JobState.STARTING: "it was given its devices",
+        JobState.CANCELLED: "a user cancelled it before it started",
+        JobState.FAILED: "a job it waited for failed",
+    },
+    JobState.STARTING: {
+        JobState.RUNNING: "every rank has started",
+        JobState.STOPPING: "a rank did not start, or it is to end; what started is taken back",
+        JobState.UNREACHABLE: "a node cannot be asked whether its ranks started",
+    },
+    JobState.RUNNING: {
+        JobState.STOPPING: "a rank ended, a limit was reached, or it is to end",
+        JobState.UNREACHABLE: "a node of it cannot be asked",
+    },
+    JobState.UNREACHABLE: {
+        JobState.RUNNING: "all its nodes answer again and its ranks live",
+        JobState.STOPPING: "a rank ended meanwhile, or it is to end",
+        JobState.RECOVERING: "its nodes were lost for too long, and the ranks there are proven dead",
+    },
+    JobState.STOPPING: {
+        JobState.SUCCEEDED: "every rank ended with 0",
+        JobState.FAILED: "a rank failed and there are no retries left",
+        JobState.CANCELLED: "a user cancelled it, and every rank has ended",
+        JobState.RECOVERING: "every rank has ended, and it is to be tried again",
+    },
+    JobState.RECOVERING: {
+        JobState.STARTING: "it was given its devices for the next attempt",
+        JobState.CANCELLED: "a user cancelled it between attempts",
+    },
+    JobState.SUCCEEDED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+}
+
+
+class IllegalMove(UgroError):
+    """A bug of ours: nothing moves a job but by the table."""
+
+
+def check_move(old: JobState, new: JobState) -> None:
+    if new not in MOVES[old]:
+        raise IllegalMove(f"a job cannot go from {old} to {new}")
+
+
+class Ending(StrEnum):
+    """Why a job that is STOPPING ends; the first reason holds."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+
+
+class Launcher(StrEnum):
+    COMMAND = "command"  # one process, on one node
+    DDP = "ddp"  # one process per device, with torchrun's environment
+    TORCHRUN = "torchrun"  # PyTorch's own launcher on every node
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a job needs. Every node of it gets the same demands; the number of GPUs may still differ with ALL_GPUS."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    gpus_per_node: int = 0  # ALL_GPUS: every free one that fits, at least one
+    gpu_memory_bytes: int | None = None
+    gpu_models: tuple[str, ...] = ()  # words that a model's name must contain, any of them
+    cpus: int = 0
+    memory_bytes: int = 0
+    labels: tuple[str, ...] = ()
+    any_of: tuple[Resources, ...] = ()  # alternatives, in order of preference; then the fields above do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    max_retries: int = 0
+    on: tuple[str, ...] = ()  # causes of failure that are retried; empty: those that are not the program's fault
+    never_on: tuple[str, ...] = ()
+
+
+class OnLost(StrEnum):
+    WAIT = "wait"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    lost_after_s: float = 900.0
+    on_lost: OnLost = OnLost.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    signal: str = "TERM"
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    ok: tuple[int, ...] = ()  # jobs that must have succeeded
+    any: tuple[int, ...] = ()  # jobs that must have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    dir: str | None = None
+    every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    name: str
+    argv: tuple[str, ...]
+    launcher: Launcher = Launcher.COMMAND
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str | None = None
+    setup: str | None = None
+    resources: Resources = field(default_factory=Resources)
+    priority: int = 50  # urgent 90, normal 50, batch 10
+    is_preemptible: bool = False
+    time_limit_s: float | None = None
+    after: After = field(default_factory=After)
+    retry: Retry = field(default_factory=Retry)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    disconnect: Disconnect = field(default_factory=Disconnect)
+    stop: Stop = field(default_factory=Stop)
+    outputs: tuple[str, ...] = ()
+    notify: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node gives to a job."""
+
+    node: str
+    gpus: tuple[int, ...] = ()  # indices
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The nodes and devices an attempt was given, in rank order."""
+
+    shares: tuple[Share, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(share.node for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often it was tried, and what the next try must respect."""
+
+    charged: int = 0  # of the retries that its submitter allowed
+    free: int = 0  # of those that cost it nothing, because machines failed and not the program
+    not_before: float | None = None  # seconds since the epoch
+    avoid: tuple[str, ...] = ()  # nodes to take only when no others are free
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: int
+    spec: JobSpec
+    user: str
+    state: JobState
+    reason: str
+    submitted_at: str
+    attempt: int = 0
+    placement: Placement | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    ending: Ending | None = None  # set when it is to stop, by whoever decides so first
+    tries: Tries = field(default_factory=Tries)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_STATES

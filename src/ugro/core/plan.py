@@ -1,0 +1,42 @@
+"""A plan: the exact processes of one attempt, per node. What ``--dry-run`` prints is what is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    node: str
+    ranks: tuple[RankPlan, ...]
+    cwd: str | None = None  # None: the attempt's own folder on the node
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a job meet: proven free and reachable before any of them starts."""
+
+    address: str
+    port: int
+    # The network interface of each node that reaches the others, where it is known.
+    interfaces: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    job: int
+    attempt: int
+    nodes: tuple[NodePlan, ...]
+    rendezvous: Rendezvous | None = None
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(node.ranks) for node in self.nodes)

@@ -1,0 +1,150 @@
+"""What a job demands of the nodes, made ready for comparing: alternatives, and which GPUs of a node satisfy each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Resources
+from ugro.core.quantity import format_size
+from ugro.policy.room import Free, Shape
+from ugro.policy.words import count_of, in_words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """One way to satisfy a job: the same of each node. Equal ones are one object in a pass, compared by identity."""
+
+    resources: Resources
+    min_nodes: int
+    max_nodes: int
+    least_gpus: int  # of a node
+    wants_all_gpus: bool
+    cpus: int
+    memory_bytes: int
+    _fitting: dict[Shape, int | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, resources: Resources, *, on_one_node: bool = False) -> Need:
+        wants_all = resources.gpus_per_node == ALL_GPUS
+        least = 1 if on_one_node else max(1, resources.min_nodes)
+        most = 1 if on_one_node else max(least, resources.max_nodes)
+        gpus = 1 if wants_all else resources.gpus_per_node
+        return cls(resources, least, most, gpus, wants_all, resources.cpus, resources.memory_bytes)
+
+    def fitting_gpus(self, shape: Shape) -> int | None:
+        """The GPUs that satisfy it, as a mask; None if the node itself does not."""
+        try:
+            return self._fitting[shape]
+        except KeyError:
+            has_labels = shape.labels.issuperset(self.resources.labels)
+            mask = self._fitting[shape] = self._mask(shape) if has_labels else None
+            return mask
+
+    def fits(self, shape: Shape, free: Free) -> bool:
+        gpus, cpus, memory_bytes, slots = free
+        if cpus < self.cpus or memory_bytes < self.memory_bytes or slots < 1 or gpus.bit_count() < self.least_gpus:
+            return False
+        mask = self.fitting_gpus(shape)
+        return mask is not None and (mask & gpus).bit_count() >= self.least_gpus
+
+    def part_of(self, shape: Shape, free: Free) -> Free:
+        """What it takes of a node that fits."""
+        usable = (self.fitting_gpus(shape) or 0) & free.gpus
+        gpus = usable if self.wants_all_gpus else self._choose(shape, usable)
+        return Free(gpus, self.cpus, self.memory_bytes, 1)
+
+    def _choose(self, shape: Shape, usable: int) -> int:
+        # Who says how much memory a GPU must have gets the smallest that will do. Who does not gets the largest:
+        # a GPU that turns out too small fails the job, one that turns out too large only makes others wait.
+        order = shape.by_memory if self.resources.gpu_memory_bytes is not None else reversed(shape.by_memory)
+        chosen, count = 0, 0
+        for position in order:
+            if count == self.least_gpus:
+                break
+            if usable >> position & 1:
+                chosen |= 1 << position
+                count += 1
+        return chosen
+
+    def _mask(self, shape: Shape) -> int:
+        fits = (gpu_fits(self.resources, model, memory) for model, memory in shape.gpus)
+        return sum(1 << position for position, fit in enumerate(fits) if fit)
+
+    def __str__(self) -> str:
+        parts = [*_gpu_words(self.resources), *_node_words(self.resources)]
+        nodes = _node_count(self.min_nodes, self.max_nodes)
+        if not parts:
+            return nodes
+        each = "each with" if self.max_nodes > 1 else "with"
+        return f"{nodes} {each} {in_words(parts)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    needs: tuple[Need, ...]  # in order of preference
+
+    def __str__(self) -> str:
+        return ", or ".join(str(need) for need in self.needs)
+
+
+class Demands:
+    """One object per different demand, however many jobs have it: what failed for one is not tried for the others."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Resources, bool], Demand] = {}
+
+    def of(self, spec: JobSpec) -> Demand:
+        key = (spec.resources, spec.launcher is Launcher.COMMAND)
+        demand = self._known.get(key)
+        if demand is None:
+            ways = (Need.of(way, on_one_node=key[1]) for way in alternatives(spec.resources))
+            demand = self._known[key] = Demand(tuple(ways))
+        return demand
+
+
+def alternatives(resources: Resources) -> Iterator[Resources]:
+    if not resources.any_of:
+        yield resources
+    for way in resources.any_of:
+        yield from alternatives(way)
+
+
+def gpu_fits(resources: Resources, model: str, memory_bytes: int | None) -> bool:
+    wanted = resources.gpu_memory_bytes
+    if wanted is not None and (memory_bytes is None or memory_bytes < wanted):
+        return False
+    return not resources.gpu_models or any(_plain(word) in _plain(model) for word in resources.gpu_models)
+
+
+def _plain(name: str) -> str:
+    # People write RTX4090, rtx-4090 and "RTX 4090".
+    return re.sub(r"[\s_-]", "", name).casefold()
+
+
+def _node_count(least: int, most: int) -> str:
+    if most == 1:
+        return "a node"
+    return f"{least} nodes" if least == most else f"{least} to {most} nodes"
+
+
+def _gpu_words(resources: Resources) -> list[str]:
+    if not resources.gpus_per_node:
+        return []
+    words = "all its GPUs" if resources.gpus_per_node == ALL_GPUS else count_of(resources.gpus_per_node, "GPU")
+    if resources.gpu_models:
+        words += f" ({in_words(resources.gpu_models, 'or')})"
+    if resources.gpu_memory_bytes is not None:
+        words += f" of {format_size(resources.gpu_memory_bytes)} or more"
+    return [words]
+
+
+def _node_words(resources: Resources) -> list[str]:
+    words = []
+    if resources.cpus:
+        words.append(count_of(resources.cpus, "core"))
+    if resources.memory_bytes:
+        words.append(f"{format_size(resources.memory_bytes)} of memory")
+    words += [f"the label {label}" for label in resources.labels]
+    return words

@@ -1,0 +1,132 @@
+"""What the last lines of a rank's log say about its end. Never the only sign: exit codes and signals come first.
+
+Causes are given as ``policy.postmortem`` names them. A symptom is the trace of another rank's death.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_LINES = 200
+_LONGEST_LINE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    cause: str | None = None
+    line: str | None = None
+    hint: str | None = None
+    is_symptom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    pattern: re.Pattern[str]
+    cause: str
+    hint: str | None = None
+    is_symptom: bool = False
+
+
+def read(lines: Sequence[str]) -> LastWords:
+    lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in lines[-MOST_LINES:]]
+    # What was caught and survived earlier is not what ended it: only the last exception and its causes count.
+    end = lines[_last_chain(lines) :]
+    found = _found(_ROOTS, end) or _found(_SYMPTOMS, end)
+    if found is not None:
+        return found
+    said = _exception(end)
+    return LastWords(line=_shown(said)) if said else LastWords()
+
+
+def _found(signs: Sequence[_Sign], lines: Sequence[str]) -> LastWords | None:
+    """The last line that says something: later lines know more."""
+    for line in reversed(lines):
+        if _SAYS_NOTHING.search(line):
+            continue
+        for sign in signs:
+            if sign.pattern.search(line):
+                return LastWords(sign.cause, _shown(line), sign.hint, sign.is_symptom)
+    return None
+
+
+def _last_chain(lines: Sequence[str]) -> int:
+    """Where the last traceback begins, with the ones that it was raised from."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    if not starts:
+        return 0
+    begin = starts.pop()
+    while starts and any(_LINK.search(line) for line in lines[starts[-1] : begin]):
+        begin = starts.pop()
+    return begin
+
+
+def _exception(lines: Sequence[str]) -> str | None:
+    """The line after the last traceback's frames; without a traceback, one that looks like an error."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    if starts:
+        return next((line for line in lines[starts[-1] + 1 :] if line and not line[0].isspace()), None)
+    return next((line for line in reversed(lines) if _LOOKS_LIKE_AN_ERROR.search(line)), None)
+
+
+def _shown(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
+
+
+def _sign(cause: str, pattern: str, hint: str | None = None, *, is_symptom: bool = False) -> _Sign:
+    return _Sign(re.compile(pattern, re.IGNORECASE), cause, hint, is_symptom)
+
+
+# PyTorch puts the rank before each line of a traceback.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+# A traceback's frames show code, which may name any error; and NCCL tells at length what it did without.
+_SAYS_NOTHING = re.compile(r'^    |^  File "|NCCL INFO')
+_TRACEBACK = re.compile(r"\s*(Original )?Traceback \(most recent call last\):")
+_LINK = re.compile(r"direct cause of the following exception|another exception occurred|Caught .* in DataLoader")
+_LOOKS_LIKE_AN_ERROR = re.compile(r"\b\w*(Error|Exception)\b\s*:|\berror:|assertion .* failed|^fatal\b", re.IGNORECASE)
+
+_ROOTS = (
+    _sign(
+        "cuda_oom",
+        r"(CUDA|HIP) out of memory|CUDA error: out of memory|torch\.(cuda\.)?OutOfMemoryError"
+        r"|CUBLAS_STATUS_ALLOC_FAILED",
+        "use a smaller batch or gradient accumulation, or ask for a GPU with more memory",
+    ),
+    _sign(
+        "oom",
+        r"out of shared memory|insufficient shared memory|DataLoader worker .*killed by signal: Bus error",
+        "the loader's workers need more of /dev/shm: fewer of them, or a larger /dev/shm",
+    ),
+    _sign(
+        "oom",
+        r"\bMemoryError\b|Cannot allocate memory|can't allocate memory|std::bad_alloc"
+        r"|DataLoader worker .*killed by signal: Killed",
+        "the node ran out of memory: fewer loader workers, a smaller batch, or ask for memory",
+    ),
+    _sign("disk_full", r"No space left on device|Disk quota exceeded|\bENOSPC\b", "make room on the node's disk"),
+    _sign("port_in_use", r"\bEADDRINUSE\b|Address already in use"),
+    _sign(
+        "import_error",
+        r"\bModuleNotFoundError\b|\bImportError\b|error while loading shared libraries",
+        "install it on every node: ugro node setup",
+    ),
+)
+_SYMPTOMS = (
+    _sign(
+        "nccl_timeout",
+        r"caught collective operation timeout|(NCCL|ProcessGroup|collective).*(timeout|timed out)"
+        r"|Timed out waiting \d+ ?ms for (send|recv) operation",
+        is_symptom=True,
+    ),
+    # "Connection refused" alone may be any service that the program talks to; reset and closed mean a peer that was
+    # there before.
+    _sign(
+        "nccl_timeout",
+        r"Connection (was )?(reset|closed) by (the )?(remote )?peer|ConnectionResetError|Broken ?pipe"
+        r"|(gloo|nccl|c10d|TCPStore|SocketImpl|ProcessGroup).*(refused|reset|closed|broken|failed to recv)"
+        r"|remote process (exited|exiting)|ncclRemoteError|recvValue failed|sendBytes failed|connectFullMesh failed",
+        is_symptom=True,
+    ),
+)

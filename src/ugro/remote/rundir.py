@@ -1,0 +1,355 @@
+"""The run directory: which file means what, and the guards that make a start happen at most once.
+
+``<root>/.ugro/agents/<agent>/`` holds the agent's generation, its lease, a fence for each job, and a directory for each
+run (one attempt at a job on this node). Everything known of a run is in its files; no process has to be asked. The
+lock is the proof of life: the kernel gives it back when its holder is gone, and pids are reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import time
+from typing import Any, Dict, Iterator, List, Optional
+
+from ugro.remote import durable
+from ugro.remote.durable import Numbers
+from ugro.remote.program import Refused
+
+VERSION = 1
+# By this variable the processes of a run are found. A path, since two nodes may be one machine, with the same run.
+MARK = "UGRO_RUN_DIR"
+CRASH_VARIABLE = "UGRO_CRASH_POINT"
+# Where tests kill or stop us; together they are every step between two things that last.
+POINTS = (
+    "start.admitted", "start.fenced", "start.made", "start.specified", "start.alone", "start.launched",
+    "supervisor.begun", "supervisor.locked", "supervisor.reserved", "supervisor.fenced", "supervisor.claimed",
+    "supervisor.first", "supervisor.all", "supervisor.stated", "supervisor.ending", "supervisor.ended",
+    "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
+    "remove.closed", "remove.renamed", "remove.deleted",
+)  # fmt: skip
+# Large enough for the last lines of a log; a record that is longer loses some of them.
+EXIT_BYTES = 64 * 1024
+_FENCE_S = 10.0
+_GENERATION_S = 0.5
+_REMOVING = ".removing"
+_JOB = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+_crash_point, _, _crash_how = os.environ.get(CRASH_VARIABLE, "").partition(":")
+
+
+def point(name: str) -> None:
+    """A place where a test may end or stop this process; nothing otherwise."""
+    if _crash_point and name == _crash_point:
+        os.kill(os.getpid(), signal.SIGSTOP if _crash_how == "pause" else signal.SIGKILL)
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def clock_s() -> float:
+    """Goes on while the machine sleeps, and is no one's to set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def moment() -> Dict[str, Any]:
+    """Sent with every answer; an agent gives the latest one back as ``as_of`` to say how old its word is."""
+    return {"boot_id": boot_id(), "clock_s": round(clock_s(), 3)}
+
+
+def age_s(as_of: Optional[Dict[str, Any]]) -> float:
+    """How long ago that moment was; endless when it was before a restart of this machine."""
+    if as_of is None:
+        return 0.0
+    if as_of["boot_id"] != boot_id():
+        return float("inf")
+    return max(0.0, clock_s() - float(as_of["clock_s"]))
+
+
+def spec_hash(spec: Dict[str, Any]) -> str:
+    import hashlib  # brings OpenSSL with it, which a supervisor has no use for
+
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+
+
+class AgentDir:
+    """What one agent has on this node."""
+
+    def __init__(self, root: str, name: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError("no name for an agent: %.40r" % name)
+        self.root = os.path.realpath(root)  # however it is spelled: processes are found by it
+        self.name = name
+        self.path = os.path.join(self.root, ".ugro", "agents", name)
+        self.runs_path = os.path.join(self.path, "runs")
+        self._generation = Numbers(os.path.join(self.path, "generation"), 1)
+        self._lease = Numbers(os.path.join(self.path, "lease"), 2)
+
+    def admit(self, generation: int) -> None:
+        """Remembers the newest generation; an agent that was replaced has no say any more."""
+        for folder in (self.runs_path, os.path.join(self.path, "fence")):
+            durable.make_folder(folder)
+        if generation > self._generation.read()[0]:
+            with durable.locked(self._generation.path, _GENERATION_S):
+                if generation > self._generation.read()[0]:
+                    self._generation.write(generation)
+        newest = self._generation.read()[0]
+        if generation < newest:
+            text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
+            raise Refused("fenced-agent", text % (generation, newest))
+
+    def fence(self, job: str) -> Fence:
+        return Fence(os.path.join(self.path, "fence", job))
+
+    def run(self, job: str, attempt: int) -> RunDir:
+        return RunDir(self, job, attempt)
+
+    def runs(self) -> List[RunDir]:
+        found = []
+        for name in sorted(os.listdir(self.runs_path)):
+            job, _, attempt = name.rpartition(".")
+            if re.fullmatch(_JOB, job) and re.fullmatch(r"[1-9][0-9]{0,8}", attempt):
+                found.append(RunDir(self, job, int(attempt)))
+        return found
+
+    def renew(self, as_of: Optional[Dict[str, Any]]) -> float:
+        """The agent was alive at that moment. A renewal that comes late renews no more than its own moment."""
+        silent_s = age_s(as_of)
+        if silent_s == float("inf"):
+            raise Refused("other-boot", "the node was restarted after what this renewal refers to")
+        heard_ms = int((clock_s() - silent_s) * 1000)
+        with durable.locked(self._lease.path, _GENERATION_S):
+            boot, latest_ms = self._lease.read()
+            if boot != _boot_number() or heard_ms > latest_ms:
+                self._lease.write(_boot_number(), heard_ms, is_lasting=False)
+        return silent_s
+
+    def heard_s(self) -> float:
+        """When the agent last renewed, by ``clock_s``; 0 when it never did since this machine started."""
+        boot, latest_ms = self._lease.read()
+        return latest_ms / 1000 if boot == _boot_number() else 0.0
+
+
+class Fence:
+    """Of a job: the highest attempt that came here, and the highest that may never start here any more."""
+
+    def __init__(self, path: str) -> None:
+        self._numbers = Numbers(path, 2)
+
+    @contextlib.contextmanager
+    def held(self, timeout_s: float = _FENCE_S) -> Iterator[None]:
+        with durable.locked(self._numbers.path, timeout_s):
+            yield
+
+    def allows(self, attempt: int) -> bool:
+        seen, closed = self._numbers.read()
+        return attempt >= seen and attempt > closed
+
+    def enter(self, attempt: int) -> None:
+        """Held by the caller. From now on no older attempt starts here."""
+        seen, closed = self._numbers.read()
+        if not self.allows(attempt):
+            text = "attempt %d may not start here: attempt %d came, and up to %d all are over"
+            raise Refused("fenced", text % (attempt, seen, closed))
+        if attempt > seen:
+            self._numbers.write(attempt, closed)
+
+    def close(self, attempt: int) -> None:
+        """Held by the caller. From now on neither this attempt nor an older one starts here."""
+        seen, closed = self._numbers.read()
+        if attempt > closed:
+            self._numbers.write(max(seen, attempt), attempt)
+
+
+class RunDir:
+    """One attempt at a job on this node."""
+
+    def __init__(self, agent: AgentDir, job: str, attempt: int) -> None:
+        if not re.fullmatch(_JOB, job) or not 0 < attempt < 10**9:
+            raise ValueError("no name for a run: %.40r, attempt %d" % (job, attempt))
+        self.agent = agent
+        self.job = job
+        self.attempt = attempt
+        self.name = "%s.%d" % (job, attempt)
+        self.path = os.path.join(agent.runs_path, self.name)
+
+    @property
+    def fence(self) -> Fence:
+        return self.agent.fence(self.job)
+
+    def variables(self) -> Dict[str, str]:
+        """Carried by every process of this run, its supervisor included."""
+        return {
+            "UGRO_RUN": "%s/%s" % (self.agent.name, self.name),
+            MARK: self.path,
+            "UGRO_JOB": self.job,
+            "UGRO_ATTEMPT": str(self.attempt),
+            "UGRO_OUTPUT": self.file("output"),
+        }
+
+    @property
+    def mark(self) -> bytes:
+        return os.fsencode("%s=%s" % (MARK, self.path))
+
+    def file(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    def log(self, rank: int) -> str:
+        return self.file("logs", "rank_%d.log" % rank)
+
+    def exists(self) -> bool:
+        return os.path.isdir(self.path)
+
+    # --- what it is to do ---------------------------------------------------------------------------------------
+
+    def make(self, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> None:
+        """The fence is held by the caller, so that of two who make it with different specs one is refused."""
+        for name in ("logs", "output", "work"):
+            durable.make_folder(self.file(name))
+        point("start.made")
+        recorded = self.envelope()
+        if recorded is None:
+            envelope = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment(), "spec": spec}
+            durable.write_json(self.file("spec.json"), envelope)
+            durable.sync_folder(self.agent.runs_path)
+        elif recorded.get("hash") != spec_hash(spec):
+            text = "%s is on this node already, with another spec; a folder that two nodes share would explain it"
+            raise Refused("conflict", text % self.name)
+
+    def envelope(self) -> Optional[Dict[str, Any]]:
+        return durable.read_json(self.file("spec.json"))
+
+    # --- the guards ---------------------------------------------------------------------------------------------
+
+    def claim(self) -> bool:
+        """True for one caller, ever: whoever gets it may start the ranks."""
+        try:
+            fd = os.open(self.file("claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return False
+        os.close(fd)
+        durable.sync_folder(self.path)
+        return True
+
+    def is_claimed(self) -> bool:
+        return os.path.exists(self.file("claim"))
+
+    def take_lock(self, timeout_s: float) -> Optional[int]:
+        """Held until the descriptor is closed. Those who only look hold it shared for a moment, hence the time."""
+        fd = os.open(self.file("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):
+            return fd
+        os.close(fd)
+        return None
+
+    def is_alive(self) -> bool:
+        try:
+            fd = os.open(self.file("lock"), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return not durable.lock_within(fd, fcntl.LOCK_SH, 0)
+        finally:
+            os.close(fd)
+
+    # --- what became of it --------------------------------------------------------------------------------------
+
+    def write_state(self, state: Dict[str, Any]) -> None:
+        durable.write_json(self.file("state.json"), {"v": VERSION, **state})
+
+    def state(self) -> Optional[Dict[str, Any]]:
+        return durable.read_json(self.file("state.json"))
+
+    def reserve_exit(self) -> None:
+        """Takes the space for the last word now; a disk may be full by then."""
+        fd = os.open(self.file("exit.reserve"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # Not zeros: some file systems would store none of them.
+            durable.write_all(fd, os.urandom(EXIT_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write_exit(self, record: Dict[str, Any]) -> None:
+        content = _fitting({"v": VERSION, **record})
+        fd = os.open(self.file("exit.reserve"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                durable.write_all(fd, content)
+            except OSError:  # a file system that writes anew what is overwritten: give the space back first
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+                durable.write_all(fd, content)
+            os.ftruncate(fd, len(content))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        point("exit.written")
+        self.adopt_exit()
+
+    def adopt_exit(self) -> None:
+        os.rename(self.file("exit.reserve"), self.file("exit.json"))
+        durable.sync_folder(self.path)
+        point("exit.renamed")
+
+    def unadopted_exit(self) -> Optional[Dict[str, Any]]:
+        """A last word that was written down and not yet put in its place."""
+        return durable.read_json(self.file("exit.reserve"))
+
+    def exit(self) -> Optional[Dict[str, Any]]:
+        return durable.read_json(self.file("exit.json"))
+
+    def status(self) -> Dict[str, Any]:
+        is_alive = False
+        record = self.exit()
+        if record is None:
+            is_alive = self.is_alive()
+            record = self.exit()  # it may have ended between the two looks
+        state, envelope = self.state(), self.envelope()
+        if record is not None:
+            word = "exited"
+        elif is_alive:
+            word = "starting" if state is None else "running"
+        else:
+            word = "dead"
+        return {
+            "job": self.job,
+            "attempt": self.attempt,
+            "status": word,
+            "is_claimed": self.is_claimed(),
+            "spec_hash": None if envelope is None else envelope.get("hash"),
+            "state": state,
+            "exit": record,
+        }
+
+    # --- its end ------------------------------------------------------------------------------------------------
+
+    def set_aside(self) -> str:
+        """Takes it out of sight in one step; what it leaves can then be deleted piece by piece."""
+        aside = "%s.%s%s" % (self.path, os.urandom(4).hex(), _REMOVING)
+        os.rename(self.path, aside)
+        durable.sync_folder(self.agent.runs_path)
+        return aside
+
+    def set_aside_before(self) -> List[str]:
+        """What was set aside and is still there: of this run and of others, whose deletion was cut short."""
+        names = os.listdir(self.agent.runs_path)
+        return [os.path.join(self.agent.runs_path, name) for name in names if name.endswith(_REMOVING)]
+
+
+def _fitting(record: Dict[str, Any]) -> bytes:
+    while True:
+        content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
+        tail = (record.get("failure") or {}).get("tail")
+        if len(content) <= EXIT_BYTES or not tail:
+            return content
+        record["failure"]["tail"] = tail[(len(tail) + 1) // 2 :]
+
+
+def _boot_number() -> int:
+    return int(boot_id().replace("-", ""), 16)

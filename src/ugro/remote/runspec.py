@@ -1,0 +1,86 @@
+"""What a run is to do on this node: its ranks as they will be started, and its limits. Parsed and checked here only."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional
+
+GRACE_S = 15.0
+MAX_GRACE_S = 3600.0
+LOG_CAP_BYTES = 1 << 30
+LEAST_LOG_CAP_BYTES = 64 * 1024
+MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rundir.EXIT_BYTES)
+
+_FIELDS = {"ranks", "env", "cwd", "grace_s", "lease_s", "log_cap_bytes"}
+_RANK_FIELDS = {"rank", "argv", "env"}
+
+
+class RankSpec:
+    def __init__(self, fields: Dict[str, Any]) -> None:
+        _expect_only(fields, _RANK_FIELDS, "a rank")
+        self.number = _whole(fields["rank"], "rank", least=0)
+        if not isinstance(fields["argv"], list) or not fields["argv"]:
+            raise ValueError("rank %d needs argv, a list of words" % self.number)
+        self.argv = [encoded(word) for word in fields["argv"]]
+        self.env = _environment(fields.get("env"))
+
+
+class RunSpec:
+    def __init__(self, fields: Dict[str, Any]) -> None:
+        _expect_only(fields, _FIELDS, "a run")
+        self.ranks: List[RankSpec] = [RankSpec(rank) for rank in fields["ranks"]]
+        if not 0 < len(self.ranks) <= MOST_RANKS or len({rank.number for rank in self.ranks}) != len(self.ranks):
+            raise ValueError("ranks must be 1 to %d, each with a number of its own" % MOST_RANKS)
+        self.env = _environment(fields.get("env"))
+        self.cwd: Optional[bytes] = _folder(fields.get("cwd"))
+        self.grace_s = grace(fields.get("grace_s", GRACE_S))
+        lease_s = fields.get("lease_s")
+        self.lease_s: Optional[float] = None if lease_s is None else float(lease_s)
+        if self.lease_s is not None and not 0 < self.lease_s < float("inf"):
+            raise ValueError("lease_s must be more than 0")
+        self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
+
+
+def grace(value: Any) -> float:
+    grace_s = float(value)
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
+    return grace_s
+
+
+def encoded(word: Any) -> bytes:
+    """UTF-8 whatever the locale here; bytes that are none come as they do in Python's own arguments."""
+    text = str(word).encode("utf-8", "surrogateescape")
+    if b"\0" in text:
+        raise ValueError("a NUL character in %.40r" % str(word))
+    return text
+
+
+def _environment(variables: Any) -> Dict[bytes, bytes]:
+    env = {encoded(key): encoded(value) for key, value in dict(variables or {}).items()}
+    if any(b"=" in key or not key for key in env):
+        raise ValueError("a variable's name is empty or has a = in it")
+    return env
+
+
+def _folder(path: Any) -> Optional[bytes]:
+    if path is None:
+        return None
+    folder = os.path.expanduser(encoded(path))
+    if not os.path.isabs(folder):
+        raise ValueError("cwd must be absolute or begin with ~: %.80r" % str(path))
+    return folder
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError("%s must be a whole number of at least %d" % (name, least))
+    return value
+
+
+def _expect_only(fields: Any, known: Any, what: str) -> None:
+    if not isinstance(fields, dict):
+        raise ValueError("%s must be an object" % what)
+    unknown = sorted(set(fields) - set(known))
+    if unknown:
+        raise ValueError("%s has no %s" % (what, ", ".join(unknown)))

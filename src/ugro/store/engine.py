@@ -1,0 +1,160 @@
+"""One SQLite connection in one thread. Changes that arrive together share one durable commit.
+
+A change is acknowledged after its commit is on disk (synchronous FULL), never before; one that fails is undone alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ugro.core.errors import UgroError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+@dataclass(slots=True)
+class _Request:
+    work: Work[Any]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+    def tell(self) -> None:
+        if self.done.done():  # whoever asked has been cancelled; the change stands
+            return
+        if self.error is not None:
+            self.done.set_exception(self.error)
+        else:
+            self.done.set_result(self.result)
+
+
+class Database:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="database", daemon=True)
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        self._thread.start()
+        await self.run(self._migrate)
+
+    async def close(self) -> None:
+        self._requests.put(None)
+        await asyncio.to_thread(self._thread.join, 10)
+
+    async def run(self, work: Work[T]) -> T:
+        """Runs ``work`` in a transaction; returns when it is durable. A read is the same and costs no sync."""
+        loop = asyncio.get_running_loop()
+        request = _Request(work, loop, loop.create_future())
+        self._requests.put(request)
+        try:
+            result: T = await request.done
+        except sqlite3.DatabaseError as error:
+            raise UgroError(
+                f"the state in {self.path} cannot be used: {error}",
+                hint="is the disk full or the file damaged? Nothing that was acknowledged has been changed",
+            ) from error
+        return result
+
+    def _serve(self) -> None:
+        while (first := self._requests.get()) is not None:
+            batch = [first]
+            is_last = False
+            while not self._requests.empty() and len(batch) < 1000:
+                request = self._requests.get()
+                if request is None:
+                    is_last = True
+                    break
+                batch.append(request)
+            self._run_together(batch)
+            for loop, told in _by_loop(batch).items():
+                loop.call_soon_threadsafe(_tell, told)
+            if is_last:
+                break
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run_together(self, batch: list[_Request]) -> None:
+        try:
+            connection = self._connection = self._connection or _connect(self.path)
+            connection.execute("BEGIN")
+            for request in batch:
+                _run_alone(connection, request)
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            # The commit did not happen: nothing of this batch may be acknowledged.
+            for request in batch:
+                request.error = request.error or error
+            if self._connection is not None and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        done = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        steps = sorted(_migrations().items())
+        if steps and done > steps[-1][0]:
+            raise UgroError(
+                f"the state in {self.path} is of a newer UGRO (schema {done})", hint="upgrade ugro on this machine"
+            )
+        for number, sql in steps:
+            if number > done:
+                for statement in _statements(sql):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number}")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    path.chmod(0o600)
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 5000"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _run_alone(connection: sqlite3.Connection, request: _Request) -> None:
+    connection.execute("SAVEPOINT request")
+    try:
+        request.result = request.work(connection)
+    except (sqlite3.Error, UgroError, ValueError) as error:
+        request.error = error
+        connection.execute("ROLLBACK TO request")
+    connection.execute("RELEASE request")
+
+
+def _by_loop(batch: list[_Request]) -> dict[asyncio.AbstractEventLoop, list[_Request]]:
+    loops: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
+    for request in batch:
+        loops.setdefault(request.loop, []).append(request)
+    return loops
+
+
+def _tell(requests: list[_Request]) -> None:
+    for request in requests:
+        request.tell()
+
+
+def _migrations() -> dict[int, str]:
+    folder = resources.files("ugro.store") / "migrations"
+    found = {}
+    for entry in folder.iterdir():
+        if match := re.fullmatch(r"(\d{4})_\w+\.sql", entry.name):
+            found[int(match[1])] = entry.read_text()
+    return found
+
+
+def _statements(sql: str) -> list[str]:
+    """Our migrations hold no semicolon but at the end of a statement; executescript would commit on its own."""
+    lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
+    return [statement for statement in "\n".join(lines).split(";") if statement.strip()]

@@ -1,0 +1,264 @@
+"""Jobs on disk. Every move is one transaction with its event, checked against the table of legal moves.
+
+A move names the attempt it is about: what an older attempt reports changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypedDict, Unpack
+
+from ugro.core.codec import decode, dumps
+from ugro.core.errors import NotFound, UgroError
+from ugro.core.event import Event
+from ugro.core.job import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    Ending,
+    Job,
+    JobSpec,
+    JobState,
+    Placement,
+    Tries,
+    check_move,
+)
+from ugro.core.plan import Plan
+from ugro.store.engine import Database
+
+
+class StaleMove(UgroError):
+    """The job has moved on, or its attempt is not the current one: what was to be noted is history."""
+
+    kind = "stale"
+
+
+class Changes(TypedDict, total=False):
+    """What may change together with a job's state."""
+
+    exit_code: int | None
+    ending: Ending | None
+    tries: Tries
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    job: Job
+    is_new: bool  # False: this submit had been made before, and its answer was lost
+
+
+class JobStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def submit(self, spec: JobSpec, user: str, key: str) -> Submission:
+        """Idempotent by ``key``: a client that heard no answer may ask again."""
+        return await self._database.run(lambda db: _submit(db, spec, user, key))
+
+    async def start(self, job: Job, placement: Placement, reason: str) -> Job:
+        """Gives it its devices and its next attempt's number, before anything is started anywhere."""
+        return await self._database.run(lambda db: _start(db, job, placement, reason))
+
+    async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
+        return await self._database.run(lambda db: _move(db, job, state, reason, changes))
+
+    async def ask_to_end(self, job: int, ending: Ending) -> Job:
+        """Notes why a job is to end. The first reason stands, but a user's word goes before any but success."""
+        return await self._database.run(lambda db: _ask_to_end(db, job, ending))
+
+    async def plan(self, job: Job) -> Plan | None:
+        """What was decided for this attempt before anything of it was started."""
+        return await self._database.run(lambda db: _plan(db, job))
+
+    async def record_plan(self, job: Job, plan: Plan) -> None:
+        await self._database.run(
+            lambda db: db.execute(
+                "UPDATE attempts SET plan = ? WHERE job = ? AND number = ?", (dumps(plan), job.id, job.attempt)
+            )
+        )
+
+    async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
+        await self._database.run(lambda db: _note(db, kind, text, job, node))
+
+    async def get(self, job: int) -> Job:
+        return await self._database.run(lambda db: _get(db, job))
+
+    async def find(self, word: str) -> Job:
+        """By id, by name (the newest of that name), or ``last``."""
+        return await self._database.run(lambda db: _find(db, word))
+
+    async def in_states(self, states: Iterable[JobState]) -> list[Job]:
+        wanted = sorted(states)
+        marks = ",".join("?" * len(wanted))
+        query = f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id"
+        return await self._database.run(lambda db: [_job(row) for row in db.execute(query, wanted)])
+
+    async def newest(self, limit: int) -> list[Job]:
+        return await self._database.run(
+            lambda db: [_job(row) for row in db.execute("SELECT * FROM jobs ORDER BY id DESC LIMIT ?", (limit,))]
+        )
+
+    async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
+        marks = ",".join("?" * len(jobs))
+        return await self._database.run(
+            lambda db: {
+                row["id"]: JobState(row["state"])
+                for row in db.execute(f"SELECT id, state FROM jobs WHERE id IN ({marks})", list(jobs))
+            }
+        )
+
+    async def events(self, *, after: int = 0, job: int | None = None, limit: int = 1000) -> list[Event]:
+        clause, values = ("AND job = ?", [after, job, limit]) if job is not None else ("", [after, limit])
+        return await self._database.run(
+            lambda db: [
+                Event(row["seq"], row["at"], row["kind"], row["text"], row["job"], row["attempt"], row["node"])
+                for row in db.execute(f"SELECT * FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?", values)
+            ]
+        )
+
+
+def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str) -> Submission:
+    known = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
+    if known is not None:
+        return Submission(_job(known), is_new=False)
+    cursor = db.execute(
+        "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (key, spec.name, user, dumps(spec), JobState.QUEUED, "submitted", _now()),
+    )
+    job = _get(db, int(cursor.lastrowid or 0))
+    _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
+    return Submission(job, is_new=True)
+
+
+def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) -> Job:
+    current = _current(db, job)
+    check_move(current.state, JobState.STARTING)
+    if current.ending is not None:
+        raise StaleMove(f"job {job.id} was asked to end before it could start")
+    attempt = current.attempt + 1
+    for share in placement.shares:
+        # A node without GPUs is held as such, so that it can be seen who is where.
+        for device in [f"gpu:{index}" for index in share.gpus] or [f"job:{job.id}"]:
+            db.execute(
+                "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)",
+                (share.node, device, job.id, attempt),
+            )
+    now = _now()
+    text = dumps(placement)
+    db.execute(
+        "INSERT INTO attempts (job, number, placement, started_at) VALUES (?, ?, ?, ?)", (job.id, attempt, text, now)
+    )
+    db.execute(
+        "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, started_at = COALESCE(started_at, ?) "
+        "WHERE id = ?",
+        (JobState.STARTING, reason, attempt, text, now, job.id),
+    )
+    started = _get(db, job.id)
+    _note(db, JobState.STARTING, reason, started, None)
+    return started
+
+
+def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
+    current = _current(db, job)
+    check_move(current.state, state)
+    ended_at = _now() if state in FINAL_STATES else None
+    db.execute(
+        "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
+        (
+            state,
+            reason,
+            changes.get("exit_code"),
+            ended_at,
+            changes.get("ending", current.ending),
+            dumps(changes.get("tries", current.tries)),
+            job.id,
+        ),
+    )
+    if current.state in HOLDING_STATES and state not in HOLDING_STATES:
+        _release(db, current, reason)
+    moved = _get(db, job.id)
+    _note(db, state, reason, moved, None)
+    return moved
+
+
+def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
+    current = _get(db, job)
+    is_outranked = current.ending in (None, Ending.FAILED, Ending.PREEMPTED, Ending.TIME_LIMIT)
+    if not current.is_final and (current.ending is None or (ending is Ending.CANCELLED and is_outranked)):
+        db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))
+        _note(db, "asked", f"to end: {ending.value.replace('_', ' ')}", current, None)
+    return _get(db, job)
+
+
+def _plan(db: sqlite3.Connection, job: Job) -> Plan | None:
+    row = db.execute("SELECT plan FROM attempts WHERE job = ? AND number = ?", (job.id, job.attempt)).fetchone()
+    return decode(Plan, json.loads(row["plan"])) if row is not None and row["plan"] else None
+
+
+def _release(db: sqlite3.Connection, job: Job, outcome: str) -> None:
+    db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
+    db.execute(
+        "UPDATE attempts SET ended_at = ?, outcome = ? WHERE job = ? AND number = ?",
+        (_now(), outcome, job.id, job.attempt),
+    )
+
+
+def _current(db: sqlite3.Connection, seen: Job) -> Job:
+    """The job as it is, if it still is as it was seen: a decision made on an older state does not count."""
+    current = _get(db, seen.id)
+    if (current.state, current.attempt) != (seen.state, seen.attempt):
+        raise StaleMove(
+            f"job {seen.id} is {current.state} in attempt {current.attempt}, not {seen.state} in {seen.attempt}"
+        )
+    return current
+
+
+def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
+    db.execute(
+        "INSERT INTO events (at, job, attempt, node, kind, text) VALUES (?, ?, ?, ?, ?, ?)",
+        (_now(), job.id if job else None, job.attempt if job else None, node, str(kind), text),
+    )
+
+
+def _get(db: sqlite3.Connection, job: int) -> Job:
+    row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {job}", hint="see: ugro status")
+    return _job(row)
+
+
+def _find(db: sqlite3.Connection, word: str) -> Job:
+    if word.isdigit():
+        return _get(db, int(word))
+    where, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
+    row = db.execute(f"SELECT * FROM jobs {where} ORDER BY id DESC LIMIT 1", values).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {word!r}", hint="see: ugro status")
+    return _job(row)
+
+
+def _job(row: sqlite3.Row) -> Job:
+    placement = decode(Placement, json.loads(row["placement"])) if row["placement"] else None
+    return Job(
+        id=row["id"],
+        spec=decode(JobSpec, json.loads(row["spec"])),
+        user=row["user_name"],
+        state=JobState(row["state"]),
+        reason=row["reason"],
+        submitted_at=row["submitted_at"],
+        attempt=row["attempt"],
+        placement=placement,
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        exit_code=row["exit_code"],
+        ending=Ending(row["ending"]) if row["ending"] else None,
+        tries=decode(Tries, json.loads(row["tries"])),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

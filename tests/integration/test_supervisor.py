@@ -1,0 +1,308 @@
+"""A run on a node: its life, its last word, and that it goes on when everything around it goes away.
+
+The judge is the ledger that the ranks write, and /proc; see ``tests.rig.ledger``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Farms, in_loop, link_to
+from tests.rig.ledger import Ledger
+from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.waiting import name_of, wait_until
+from ugro.core.errors import RemoteFailure
+from ugro.nodes.link import Link
+
+ONE = f"{AGENT}/train.1"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    book = Ledger(tmp_path)
+    yield book
+    book.end_all()
+
+
+@pytest.fixture
+def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
+    (tmp_path / "root").mkdir()
+    local = LocalNode(tmp_path / "root")
+    try:
+        yield local
+        ledger.judge()
+    finally:
+        local.close()
+
+
+def status_of(answer: dict[str, Any]) -> str:
+    return str(answer["run"]["status"])
+
+
+# --- the plain life of a run ------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_ranks_all_end_well_has_succeeded(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    spec = {"ranks": [ledger.rank(number, "exit_with", 0) for number in range(3)]}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    record = ended(node, link)
+    assert record["outcome"] == "succeeded"
+    assert [(rank["rank"], rank["code"]) for rank in record["ranks"]] == [(0, 0), (1, 0), (2, 0)]
+    assert len(ledger.starts(ONE)) == 3
+    ledger.expect_nothing_alive()
+
+
+def test_the_first_rank_that_fails_is_named_with_its_last_lines_and_the_others_are_asked_to_end(
+    node: LocalNode, ledger: Ledger
+) -> None:
+    link = node.link()
+    go = ledger.path.with_name("go")
+    lines = "".join(f"line {number}\n" for number in range(80))
+    ranks = [ledger.rank(0, "polite", 0), ledger.rank(1, "wait_for", go, 3), ledger.rank(2, "sleep")]
+    ranks[1]["argv"] = ["sh", "-c", 'printf "%s" "$LINES_TO_SAY" >&2; exec "$@"', "sh", *ranks[1]["argv"]]
+    ranks[1]["env"]["LINES_TO_SAY"] = lines
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": ranks, "grace_s": 5})
+    wait_until(lambda: len(ledger.lines("ready")) == 2)
+    go.touch()
+    record = ended(node, link)
+    assert record["outcome"] == "failed"
+    assert record["reason"] == "rank 1 ended with code 3"
+    whole = node.call(link, "stop", job="train", attempt=1)["run"]["exit"]["failure"]
+    assert (whole["rank"], whole["code"], whole["signal"], whole["is_oom"]) == (1, 3, None, False)
+    assert whole["tail"] == lines.splitlines()[-50:]
+    assert "tail" not in record["failure"]
+    assert [(rank["code"], rank["signal"]) for rank in record["ranks"]] == [(0, None), (3, None), (None, 15)]
+    assert len(ledger.lines("asked")) == 1
+
+
+def test_a_rank_sees_its_login_its_own_variables_and_a_folder_to_work_in(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link(crash="no.such.point")
+    rank = ledger.rank(7, "environment", env={"BOTH": "rank", "ÜBER": "größe\udcff"})
+    spec = {"ranks": [rank], "env": {"BOTH": "run"}}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    ended(node, link)
+    folder = node.run_dir("train", 1)
+    said = (folder / "logs" / "rank_7.log").read_bytes().decode("utf-8", "surrogateescape")
+    for line in ("BOTH=rank", "ÜBER=größe\udcff", "RANK=7", f"UGRO_RUN={ONE}", f"UGRO_OUTPUT={folder}/output"):
+        assert line in said.splitlines()
+    assert "UGRO_CRASH_POINT" not in said
+    pid = ledger.starts(ONE)[0].pid
+    assert f"cwd={folder}/work sid={pid} pid={pid} oom=200" in said
+
+
+def test_a_program_that_cannot_be_started_ends_the_run_and_says_why(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    ranks = [ledger.rank(0, "sleep"), {"rank": 1, "argv": ["no-such-program"]}, ledger.rank(2, "sleep")]
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": ranks})
+    record = ended(node, link)
+    assert record["outcome"] == "start-failed"
+    assert record["reason"] == "rank 1: no-such-program: No such file or directory"
+    assert (node.run_dir("train", 1) / "logs" / "rank_1.log").read_text().startswith("no-such-program: ")
+    ledger.expect_nothing_alive()
+
+
+def test_a_rank_that_saves_its_work_has_its_children_meanwhile(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [ledger.rank(0, "saving")]})
+    wait_until(lambda: ledger.lines("ready"))
+    node.call(link, "stop", job="train", attempt=1, grace_s=20)
+    assert ledger.lines("saved") == [f"saved {ONE} together"]
+    ledger.expect_nothing_alive(0.1)
+
+
+def test_a_program_that_a_rank_only_wraps_gets_its_time_too(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    rank = ledger.rank(0, "polite", 9)
+    # The shell ends at once; the program it started is then asked, too, and not killed.
+    rank["argv"] = ["sh", "-c", '"$@"; :', "sh", *rank["argv"]]
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [rank]})
+    wait_until(lambda: ledger.lines("ready"))
+    answer = node.call(link, "stop", job="train", attempt=1, reason="cancelled by me", grace_s=20)
+    assert status_of(answer) == "exited"
+    assert (answer["run"]["exit"]["outcome"], answer["run"]["exit"]["reason"]) == ("stopped", "cancelled by me")
+    assert len(ledger.lines("asked")) == 1
+    assert answer["run"]["exit"]["leftovers"] == 1
+
+
+def test_a_second_stop_hastens_the_first(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [ledger.rank(0, "hostile", "plain")]})
+    wait_until(lambda: ledger.lines("ready"))
+
+    async def twice() -> list[dict[str, Any]]:
+        slow = asyncio.create_task(node.acall(link, "stop", job="train", attempt=1, grace_s=600))
+        await asyncio.wait([slow], timeout=0.5)
+        assert not slow.done()
+        return [await node.acall(link, "stop", 20, job="train", attempt=1, grace_s=0), await slow]
+
+    assert [status_of(answer) for answer in node.wait(twice())] == ["exited", "exited"]
+    ledger.expect_nothing_alive()
+
+
+# --- whoever goes away ------------------------------------------------------------------------------------------
+
+
+def test_ranks_never_notice_that_the_node_program_was_killed(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
+    before = wait_until(lambda: len(ledger.starts(ONE)) == 2) and ledger.alive()
+    node.kill_programs()
+    wait_until(lambda: not node.pids())
+    link = node.link()
+    runs = node.call(link, "list")["runs"]
+    assert [(run["status"], run["attempt"]) for run in runs] == [("running", 1)]
+    assert ledger.alive() == before
+    assert status_of(node.call(link, "stop", job="train", attempt=1)) == "exited"
+    ledger.expect_nothing_alive()
+
+
+@in_loop
+async def test_ranks_never_notice_that_their_ssh_session_was_killed(farm_of: Farms, ledger: Ledger) -> None:
+    farm = farm_of(1)
+    run = {"agent": AGENT, "generation": 1, "job": "train", "attempt": 1}
+    async with link_to(farm, farm.nodes[0]) as link:
+        await link.call("runs.start", {**run, "spec": ledger.sleeping()}, timeout_s=20)
+        wait_until(lambda: len(ledger.starts(ONE)) == 2)
+        farm.nodes[0].kill_sessions()
+        await asyncio.wait_for(asyncio.shield(link.lost), 10)
+    assert len(ledger.alive_of(ONE)) == 2
+    async with link_to(farm, farm.nodes[0]) as link:
+        [found] = (await link.call("runs.list", run, timeout_s=20))["runs"]
+        assert found["status"] == "running"
+        assert len(ledger.alive_of(ONE)) == 2
+        await link.call("runs.stop", run, timeout_s=20)
+    ledger.expect_nothing_alive()
+    ledger.judge()
+
+
+def test_a_killed_guard_of_a_command_takes_no_run_along(node: LocalNode, ledger: Ledger) -> None:
+    """After its first command a node program adopts orphans, and ends those it does not know."""
+    link = node.link()
+
+    async def command_and_run() -> None:
+        stream = link.stream("exec", {"argv": ["sleep", "600"], "marker": str(node.root)})
+        await node.acall(link, "start", job="train", attempt=1, spec=ledger.sleeping())
+        wait_until(lambda: len(ledger.starts(ONE)) == 2)
+        assert parent_of(node.supervisor("train", 1)) not in node.pids()  # it would be a zombie there one day
+        [command] = wait_until(lambda: [pid for pid in node.pids() if name_of(pid) == "sleep"])
+        os.kill(parent_of(command), signal.SIGKILL)
+        with pytest.raises(RemoteFailure):
+            await asyncio.wait_for(stream.future, 10)
+
+    node.wait(command_and_run())
+    assert [run["status"] for run in node.call(link, "list")["runs"]] == ["running"]
+    assert len(ledger.alive_of(ONE)) == 2
+
+
+def test_a_supervisor_that_is_asked_to_end_ends_its_ranks_and_says_so(node: LocalNode, ledger: Ledger) -> None:
+    """As a machine does that is shut down."""
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [ledger.rank(0, "polite", 0)], "grace_s": 20})
+    wait_until(lambda: ledger.lines("ready"))
+    os.kill(node.supervisor("train", 1), signal.SIGTERM)
+    assert (ended(node, link)["outcome"], len(ledger.lines("asked"))) == ("interrupted", 1)
+    ledger.expect_nothing_alive(0.1)
+
+
+def test_a_stopped_supervisor_counts_as_alive_and_hears_a_stop(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
+    os.kill(node.supervisor("train", 1), signal.SIGSTOP)
+    assert [run["status"] for run in node.call(link, "list")["runs"]] == ["running"]
+    assert node.call(link, "stop", job="train", attempt=1)["run"]["exit"]["outcome"] == "stopped"
+
+
+def test_a_killed_supervisor_is_seen_as_dead_and_its_leftovers_are_ended(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    spec = {"ranks": [ledger.rank(0, "hostile", "plain", "setsid", "double", "setsid-double", "empty")]}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    wait_until(lambda: ledger.lines("ready"))
+    os.kill(node.supervisor("train", 1), signal.SIGKILL)
+    wait_until(lambda: not ledger.starts(ONE)[0].is_alive, what="the rank to die with its supervisor")
+    assert [run["status"] for run in node.call(link, "list")["runs"]] == ["dead"]
+    assert status_of(node.call(link, "start", job="train", attempt=1, spec=spec)) == "dead"
+    answer = node.call(link, "stop", job="train", attempt=1)
+    assert (answer["run"]["exit"]["outcome"], answer["run"]["exit"]["reason"]) == ("lost", "its supervisor was killed")
+    left = [entry.kind for entry in ledger.entries() if entry.is_alive]
+    assert left in ([], ["empty"])  # nothing tells whose it is once it has neither environment nor parent
+
+
+def test_two_nodes_on_one_machine_with_the_same_run_do_not_touch_each_other(
+    node: LocalNode, ledger: Ledger, tmp_path: Path
+) -> None:
+    """As in a lab: one agent, one job, one attempt, two folders."""
+    (tmp_path / "other").mkdir()
+    other = LocalNode(tmp_path / "other")
+    try:
+        node.call(node.link(), "start", job="train", attempt=1, spec=ledger.sleeping())
+        more = {"ranks": [ledger.rank(7, "sleep")]}
+        other.call(other.link(), "start", job="train", attempt=1, spec=more)
+        wait_until(lambda: len(ledger.starts(ONE)) == 3)
+        os.kill(other.supervisor("train", 1), signal.SIGKILL)
+        other.call(other.link(), "stop", job="train", attempt=1)
+        assert sorted(entry.rank for entry in ledger.alive_of(ONE)) == ["0", "1"]
+        node.call(node.link(), "stop", job="train", attempt=1)
+        assert ledger.alive_of(ONE) == []
+    finally:
+        other.close()
+
+
+def test_a_hostile_tree_ends_whatever_it_did_to_get_away(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    spec = {"ranks": [ledger.rank(number, "hostile") for number in range(2)], "grace_s": 0.3}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    wait_until(lambda: len(ledger.lines("ready")) == 2)
+    wait_until(lambda: len(ledger.entries()) == 14)
+    assert all(entry.is_alive for entry in ledger.entries())
+    answer = node.call(link, "stop", job="train", attempt=1, grace_s=0.3)
+    assert [entry for entry in ledger.entries() if entry.is_alive] == []
+    assert answer["run"]["exit"]["unkillable"] == []
+    assert answer["run"]["exit"]["leftovers"] == 12
+
+
+@pytest.mark.parametrize("pause_s", [0.002, 0])
+def test_a_process_that_is_never_the_same_for_long_ends_too(node: LocalNode, ledger: Ledger, pause_s: float) -> None:
+    link = node.link()
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [ledger.rank(0, "hop", pause_s)]})
+    wait_until(lambda: ledger.lines("ready"))
+    record = node.call(link, "stop", 5, job="train", attempt=1, grace_s=0.1)["run"]["exit"]
+    assert (record["outcome"], record["unkillable"]) == ("stopped", [])
+    ledger.expect_nothing_alive(0.1)
+
+
+def test_children_that_a_rank_left_end_with_the_run_that_succeeded(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    rank = ledger.rank(0, "hostile", "setsid-double")
+    rank["argv"] = ["sh", "-c", '"$@" & while ! grep -q ready "$TEST_LEDGER"; do :; done', "sh", *rank["argv"]]
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [rank], "grace_s": 0.3})
+    assert ended(node, link)["outcome"] == "succeeded"
+    ledger.expect_nothing_alive(0.1)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ended(node: LocalNode, link: Link) -> dict[str, Any]:
+    """The record of train.1, once it is there, as a list gives it."""
+
+    def record() -> dict[str, Any] | None:
+        [run] = [run for run in node.call(link, "list")["runs"] if run["job"] == "train"]
+        assert run["status"] != "dead"
+        found: dict[str, Any] | None = run["exit"]
+        return found
+
+    found = wait_until(record, 20, "the run to end")
+    assert found is not None
+    return found

@@ -1,0 +1,136 @@
+"""A node of one's own on this machine: real node programs over the local transport, each behind a real ``Link``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.rig.waiting import descendants, end_all_with_variable, is_alive, processes_with_variable, wait_until
+from ugro.core.node import NodeSpec
+from ugro.nodes.link import Link
+from ugro.nodes.transport import SshOptions
+
+T = TypeVar("T")
+AGENT = "agent-1"
+MARK = "TEST_NODE_ROOT"  # of everything that a node program starts
+_OPEN_S = 20
+
+
+class LocalNode:
+    """Loops only while something is asked; so a test reads like a script."""
+
+    def __init__(self, root: Path, *, prefix: tuple[str, ...] = (), python: str = sys.executable) -> None:
+        self.root = root
+        self.generation = 1
+        self.spec = NodeSpec(
+            "here", remote_root=str(root), python=python or None, transport=prefix or "local", env=((MARK, str(root)),)
+        )
+        self._runner = asyncio.Runner()
+        self._links: list[Link] = []
+
+    # --- links --------------------------------------------------------------------------------------------------
+
+    def link(self, crash: str = "") -> Link:
+        """``crash``: a crash point that the node program and what it starts die or stop at."""
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.root), **({"UGRO_CRASH_POINT": crash} if crash else {})}
+        link = self.wait(Link.open(self.spec, SshOptions(), timeout_s=_OPEN_S, env=env))
+        self._links.append(link)
+        return link
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def call(self, link: Link, method: str, timeout_s: float = 60, **params: Any) -> dict[str, Any]:
+        return self.wait(self.acall(link, method, timeout_s, **params))
+
+    async def acall(self, link: Link, method: str, timeout_s: float = 60, **params: Any) -> dict[str, Any]:
+        return await link.call(f"runs.{method}", self.params(**params), timeout_s=timeout_s)
+
+    def params(self, **params: Any) -> dict[str, Any]:
+        return {"agent": AGENT, "generation": self.generation, **params}
+
+    def pids(self) -> list[int]:
+        """The node programs of this node, and their forked helpers; not its supervisors and ranks."""
+        return [
+            pid
+            for pid in processes_with_variable("HOME", [str(self.root)])
+            if not _variable(pid, "UGRO_RUN") and is_alive(pid)
+        ]
+
+    def kill_programs(self) -> None:
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        try:
+            for link in self._links:
+                link.close()
+            self.wait(_all_closed(self._links))
+        finally:
+            self._runner.close()
+            end_all_with_variable(MARK, [str(self.root)])
+
+    # --- what is on its disk, and who runs ----------------------------------------------------------------------
+
+    def run_dir(self, job: str, attempt: int) -> Path:
+        return self.root.resolve() / ".ugro" / "agents" / AGENT / "runs" / f"{job}.{attempt}"
+
+    def supervisors(self, job: str, attempt: int) -> list[int]:
+        wanted = [str(self.run_dir(job, attempt))]
+        found = [pid for pid in processes_with_variable("UGRO_RUN_DIR", wanted) if is_alive(pid)]
+        return [pid for pid in found if b"ugro.remote.supervisor" in _cmdline(pid)]
+
+    def supervisor(self, job: str, attempt: int) -> int:
+        return wait_until(lambda: self.supervisors(job, attempt), 10, "a supervisor")[0]
+
+    def stopped(self) -> list[int]:
+        """Processes of this node that stand still at a crash point."""
+        everyone = processes_with_variable(MARK, [str(self.root)]) + self.pids()
+        return [pid for pid in {*everyone, *descendants(everyone)} if _state(pid) == "T"]
+
+    async def stopped_at(self, point: str, task: asyncio.Task[Any]) -> list[int]:
+        """The process that reached the point and stands still there, while ``task`` goes on."""
+        async with asyncio.timeout(_OPEN_S):
+            while not (found := self.stopped()):
+                assert not task.done(), f"it never came to {point}: {task.result()}"
+                await asyncio.sleep(0.01)
+        return found
+
+    def let_go(self, pids: list[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+async def _all_closed(links: list[Link]) -> None:
+    for link in links:
+        await link.wait_closed()
+
+
+def _variable(pid: int, name: str) -> bytes:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return b""
+    return next((entry for entry in entries if entry.startswith(name.encode() + b"=")), b"")
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "X"

@@ -1,0 +1,133 @@
+"""Jobs on disk: legal moves only, devices held once, submits once, older attempts without a say."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from ugro.core.errors import NotFound, UgroError
+from ugro.core.job import FINAL_STATES, MOVES, Ending, IllegalMove, JobSpec, JobState, Placement, Share, check_move
+from ugro.store.database import Store
+from ugro.store.jobs import JobStore, StaleMove
+
+GPU = Placement((Share("gpu1", gpus=(0,)),))
+
+
+def in_store(file: Path, work: Callable[[JobStore], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = Store(file)
+        await store.open()
+        try:
+            await work(store.jobs)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+def spec(name: str = "train") -> JobSpec:
+    return JobSpec(name, ("true",), env=(("A", "ü"),))
+
+
+def test_the_same_submit_made_twice_is_one_job(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        first = await jobs.submit(spec(), "ann", "key")
+        second = await jobs.submit(spec("other"), "ann", "key")
+        assert (first.is_new, second.is_new) == (True, False)
+        assert second.job == first.job
+        assert second.job.spec == spec()
+
+    in_store(file, work)
+
+
+def test_a_device_is_never_given_twice_and_is_free_again_when_its_job_has_ended(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        one = (await jobs.submit(spec(), "ann", "1")).job
+        two = (await jobs.submit(spec(), "ann", "2")).job
+        one = await jobs.start(one, GPU, "free")
+        with pytest.raises(UgroError) as caught:
+            await jobs.start(two, GPU, "free")
+        assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
+        assert (await jobs.get(two.id)).state is JobState.QUEUED
+        one = await jobs.move(one, JobState.STOPPING, "over", ending=Ending.DONE)
+        await jobs.move(one, JobState.SUCCEEDED, "done", exit_code=0)
+        assert (await jobs.start(two, GPU, "free")).attempt == 1
+
+    in_store(file, work)
+
+
+def test_what_was_decided_on_an_older_state_or_attempt_changes_nothing(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        queued = (await jobs.submit(spec(), "ann", "1")).job
+        starting = await jobs.start(queued, GPU, "free")
+        with pytest.raises(StaleMove):
+            await jobs.move(queued, JobState.CANCELLED, "late")
+        stopping = await jobs.move(starting, JobState.STOPPING, "a rank died", ending=Ending.FAILED)
+        recovering = await jobs.move(stopping, JobState.RECOVERING, "again", ending=None)
+        again = await jobs.start(recovering, GPU, "free")
+        with pytest.raises(StaleMove):
+            await jobs.move(starting, JobState.RUNNING, "said by attempt 1")
+        assert (again.attempt, (await jobs.get(queued.id)).state) == (2, JobState.STARTING)
+
+    in_store(file, work)
+
+
+def test_a_users_cancel_goes_before_a_failure_but_not_before_success(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        job = (await jobs.submit(spec(), "ann", "1")).job
+        await jobs.ask_to_end(job.id, Ending.PREEMPTED)
+        assert (await jobs.ask_to_end(job.id, Ending.CANCELLED)).ending is Ending.CANCELLED
+        assert (await jobs.ask_to_end(job.id, Ending.TIME_LIMIT)).ending is Ending.CANCELLED
+        with pytest.raises(StaleMove):
+            await jobs.start(job, GPU, "free")
+        done = (await jobs.submit(spec(), "ann", "2")).job
+        done = await jobs.start(done, GPU, "free")
+        done = await jobs.move(done, JobState.STOPPING, "over", ending=Ending.DONE)
+        assert (await jobs.ask_to_end(done.id, Ending.CANCELLED)).ending is Ending.DONE
+
+    in_store(file, work)
+
+
+def test_jobs_are_found_by_id_by_name_and_as_the_last(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        ids = [(await jobs.submit(spec(name), "ann", name + str(i))).job.id for i, name in enumerate("aab")]
+        assert (await jobs.find("a")).id == ids[1]
+        assert (await jobs.find(str(ids[0]))).id == ids[0]
+        assert (await jobs.find("last")).id == ids[2]
+        with pytest.raises(NotFound):
+            await jobs.find("nobody")
+
+    in_store(file, work)
+
+
+def test_everything_that_happened_is_there_once_and_in_order(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        job = (await jobs.submit(spec(), "ann", "1")).job
+        job = await jobs.start(job, GPU, "free now: gpu1")
+        await jobs.move(job, JobState.RUNNING, "every rank runs")
+        events = await jobs.events(job=job.id)
+        assert [event.kind for event in events] == ["queued", "starting", "running"]
+        assert [event.attempt for event in events] == [0, 1, 1]
+        assert await jobs.events(after=events[1].seq) == events[2:]
+
+    in_store(file, work)
+
+
+def test_only_the_tables_moves_are_legal_and_final_states_stay() -> None:
+    for old in JobState:
+        for new in JobState:
+            if new in MOVES[old]:
+                check_move(old, new)
+            else:
+                with pytest.raises(IllegalMove):
+                    check_move(old, new)
+    assert all(not MOVES[state] for state in FINAL_STATES)
