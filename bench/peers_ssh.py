@@ -289,6 +289,13 @@ def _timed(name: str, run: Run, nodes: int) -> float:
 def _settle(farm: SshdFarm) -> None:
     """Waits until nothing of the last measurement runs on a node: it would slow down the next."""
     servers = [node.pid for node in farm.nodes if node.pid is not None]
+    deadline = time.monotonic() + _CALL_TIMEOUT_S / 6
+    while descendants(servers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # Some peers leave their connections to the garbage collector, which may take its time.
+    for node in farm.nodes:
+        if node.sessions():
+            node.kill_sessions()
     wait_until(lambda: not descendants(servers), _CALL_TIMEOUT_S, "the peer's sessions to end")
 
 

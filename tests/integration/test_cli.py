@@ -193,12 +193,14 @@ def test_the_documents_have_these_keys_and_programs_rely_on_them(ugro: Ugro, gpu
 
 def test_a_table_in_a_pipe_is_tab_separated_and_whole(ugro: Ugro, gpus: Path) -> None:
     name = "A GPU with a name that no terminal of eighty columns would show as a whole"
-    write_gpus(gpus, [PretendGpu(name)])
+    write_gpus(gpus, [PretendGpu(name), COOL])
     try:
         answer = ugro("health", env={"COLUMNS": "20", "TERM": "xterm"})
     finally:
         write_gpus(gpus, [COOL])
-    header, first, second = [line.split("\t") for line in answer.stdout.splitlines()]
+    header, first, other_gpu, second = [line.split("\t") for line in answer.stdout.splitlines()]
+    assert other_gpu[:8] == first[:8]
+    assert other_gpu[8] == "1 RTX 4070"
     assert " ".join(header) == "node status score rtt load cpu mem disk gpu use vram temp power note"
     assert (first[0], first[8], second[0]) == ("n001", f"0 {name}", "n002")
     assert len(first) == len(second) == len(header)
@@ -262,6 +264,25 @@ def test_alone_it_shows_its_help(ugro: Ugro) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == ugro("--help").stdout
     assert "health" in answer.stdout
+    for group in ("node", "lab", "agent"):
+        alone = ugro(group)
+        assert (alone.returncode, alone.stderr) == (0, "")
+        assert alone.stdout == ugro(group, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("health --interval 0.1", "--interval: expected 0.2 to 3600 seconds"),
+        ("health --interval nan", "--interval: expected 0.2 to 3600 seconds"),
+        ("node add gpu1 --port 0", "--port: expected 1 to 65535"),
+        ("node add gpu1 --port many", "--port: expected 1 to 65535"),
+        ("agent logs -n -1", "--tail: expected 0 or more"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_with_its_limits(ugro: Ugro, words: str, said: str) -> None:
+    answer = ugro(*words.split())
+    assert (answer.returncode, answer.stderr.splitlines()[0]) == (2, f"error: {said}")
 
 
 # --- health --------------------------------------------------------------------------------------------------------

@@ -264,8 +264,8 @@ def test_on_a_terminal_each_finding_is_a_line_with_its_remedy_below(farm_of: Far
         ugro.cluster = write_cluster(farm, **changes)
         lines = on_a_terminal(ugro, "doctor")
     shown = [line for line in lines if line.startswith(("✓", "!", "✗"))]
-    assert shown[0].startswith("✓ n001  reach     connected by ssh")
-    start = f"! n001  ports     ray.redis_port {taken}"
+    assert shown[0].startswith("✓ n001     reach     connected by ssh")
+    start = f"! n001     ports     ray.redis_port {taken}"
     [remedy] = [below for line, below in itertools.pairwise(lines) if line.startswith(start)]
     assert remedy.strip().startswith("→ end it: ugro exec n001 -- kill")
 

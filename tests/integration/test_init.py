@@ -108,7 +108,9 @@ def test_the_same_address_twice_makes_two_names(ugro: Ugro, farm: SshdFarm) -> N
 
 
 def test_without_any_host_this_machine_is_the_cluster(ugro: Ugro) -> None:
-    assert ugro("init").returncode == 0
+    alone = ugro("init")
+    assert (alone.returncode, alone.stdout) == (0, "")
+    assert "no hosts in ~/.ssh/config; the file holds this machine only\n" in alone.stderr
     assert nodes(written(ugro)) == {this_machine(): {"transport": "local", "role": "master"}}
     nothing = ugro("init", "--no-local", "--force")
     assert (nothing.returncode, nothing.stdout) == (4, "")
@@ -129,9 +131,44 @@ def test_a_file_that_is_there_is_not_written_over_unasked(ugro: Ugro) -> None:
     refused = ugro("init")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "cluster.yaml is there already" in refused.stderr
+    assert refused.stderr.endswith("write over it: ugro init --force\n")
     assert written(ugro).read_text() == "nodes: [mine\n"
     assert ugro("init", "--force").returncode == 0, "also when what is there is broken"
     assert list(nodes(written(ugro))) == [this_machine()]
+
+
+def test_what_to_type_next_is_of_the_file_that_was_meant(ugro: Ugro) -> None:
+    first = ugro("init", "--output", "my nodes.yaml")
+    assert first.stderr.endswith("wrote my nodes.yaml; next: ugro --cluster 'my nodes.yaml' health\n")
+    again = ugro("init", "--output", "my nodes.yaml")
+    assert again.stderr.endswith("write over it: ugro init --force --output 'my nodes.yaml'\n")
+    again = ugro("--cluster", "my nodes.yaml", "init")
+    assert again.stderr.endswith("write over it: ugro --cluster 'my nodes.yaml' init --force\n")
+    assert ugro("init").stderr.endswith("wrote cluster.yaml; next: ugro health\n")
+    lab = ugro.home / "lab" / "cluster.yaml"
+    lab.parent.mkdir()
+    lab.write_text("nodes: {lab1: {transport: local}}\n")
+    try:
+        assert ugro("init", "--force").stderr.endswith("next: ugro --cluster cluster.yaml health\n")
+    finally:
+        shutil.rmtree(lab.parent)
+
+
+@pytest.mark.parametrize("words", [(), ("127.0.0.1:1",)])
+def test_an_ssh_configuration_that_is_not_there_is_refused(ugro: Ugro, words: tuple[str, ...]) -> None:
+    answer = ugro("init", "--ssh-config", "missing", *words)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error: --ssh-config missing: no such file\nhint:  ")
+    assert ugro("init", "--ssh-config", str(ugro.home), *words).returncode == 2
+    assert not written(ugro).exists()
+
+
+def test_names_in_the_ssh_configuration_that_are_no_hosts_are_passed_over(ugro: Ugro) -> None:
+    config = ugro.home / "user" / ".ssh" / "config"
+    config.write_text('Host "q q" a;b me@there gpu:22 -x gone\n  HostName 127.0.0.1\n  Port 1\n')
+    answer = ugro("init", "--ssh-config", str(config), "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert [report["name"] for report in json.loads(answer.stdout)["nodes"]] == ["gone"]
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "me@", "gpu1:99999", "gpu1:x", "a;b", ""])
@@ -143,9 +180,14 @@ def test_a_host_that_cannot_be_one_is_refused_and_nothing_is_written(ugro: Ugro,
 
 
 def test_where_nothing_can_be_written_it_says_so(ugro: Ugro) -> None:
-    answer = ugro("init", "--output", "no/such/folder/cluster.yaml")
-    assert answer.returncode == 1
-    assert "no/such/folder/cluster.yaml cannot be written: no such file or directory" in answer.stderr
+    nowhere = ugro.home / "nowhere"
+    (ugro.home / "cwd" / "file").touch()
+    places = {"no/such/folder/it.yaml": "no such file or directory", "file/it.yaml": "not a directory"}
+    for place, problem in {**places, "../cwd": "is a directory"}.items():
+        answer = ugro("init", "--force", "--output", place, "127.0.0.1:1", env={"UGRO_HOME": str(nowhere)})
+        assert answer.returncode == 1
+        assert f"{place} cannot be written: {problem}" in answer.stderr
+    assert not nowhere.exists(), "and no host was tried before"
 
 
 def test_the_environment_names_the_file_to_write(ugro: Ugro) -> None:

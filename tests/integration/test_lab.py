@@ -96,6 +96,7 @@ def test_a_lab_is_made_shown_and_taken_away_again(ugro: Ugro, lab: Lab) -> None:
     assert document(ugro, "lab", "status") == {"lab": None}
     again = ugro("lab", "down")
     assert (again.returncode, again.stderr.strip()) == (0, "no lab was up")
+    assert ugro("--json", "lab", "down").stdout == ugro("lab", "down", "--json").stdout == '{"lab":null}\n'
 
 
 def test_each_node_has_a_home_of_its_own_and_knows_nothing_of_the_agents(ugro: Ugro, lab: Lab) -> None:

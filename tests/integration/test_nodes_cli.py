@@ -243,12 +243,29 @@ def test_an_unknown_key_is_shown_and_accepted_only_when_told_to(strangers: tuple
 
 def test_a_person_is_asked_also_when_talk_is_not_wanted(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
-    for answer, code in ((b"n\n", 130), (b"y\n", 0)):
+    said = {b"n\n": "n001: not accepted; nothing was written", b"\x03": "", b"y\n": ""}
+    for answer, code in ((b"n\n", 1), (b"\x03", 130), (b"y\n", 0)):
         ended, shown = at_a_terminal(ugro, answer, "-q", "node", "trust", "n001")
         assert ended == code, shown
         assert fingerprint(farm["n001"]) in shown
         assert "Accept it? [y/N]" in shown
+        assert said[answer] in shown
+        assert shown.endswith("\r\n"), shown
         assert (farm["n001"].public_key in farm.known_hosts.read_text()) == (code == 0)
+
+
+def test_a_program_gets_the_key_that_is_not_accepted_yet(strangers: tuple[Ugro, SshdFarm]) -> None:
+    ugro, farm = strangers
+    farm["n002"].change_host_key()
+    before = farm.known_hosts.read_text()
+    for name, message in (("n001", "its host key is not accepted"), ("n002", "its host key has changed")):
+        answer = ugro("node", "trust", name, "--json")
+        key = json.loads(answer.stdout)["host_key"]
+        assert (answer.returncode, key["is_trusted"]) == (6, False)
+        assert key["fingerprints"] == [fingerprint(farm[name])]
+        assert answer.stderr.startswith(f"error: {name}: {message}")
+    assert farm.known_hosts.read_text() == before
+    assert document(ugro, "node", "trust", "n001", "--yes")["host_key"]["is_trusted"]
 
 
 def at_a_terminal(ugro: Ugro, typed: bytes, *words: str) -> tuple[int, str]:

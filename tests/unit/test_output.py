@@ -13,6 +13,7 @@ import termios
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,10 +22,13 @@ from hypothesis import strategies as st
 
 from ugro.cli.output import Cell, Output, clean
 from ugro.client import Ended
+from ugro.client import Output as Piece
 from ugro.core.errors import NotFound
+from ugro.core.finding import Finding, Grade
 from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+LONG = b"x" * 70_000
 HEADER = ("", "NODE", "SCORE", "NOTE")
 ROWS = [
     [Cell("✓", "good"), Cell("gpu1", "bold"), Cell("100", is_number=True), Cell("")],
@@ -292,6 +296,96 @@ def test_what_could_not_be_killed_is_said(capsys: pytest.CaptureFixture[str]) ->
         "hint:  they wait for a disk or a driver; see: ps -l there\n"
         "1 ok · gpu1 ended by SIGKILL\n"
     )
+
+
+def test_prefixes_are_as_wide_as_the_longest_name(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = exec_lines("gpu1", "gpu-master")
+    lines.piece(Piece("gpu1", False, b"one\ntwo\n"))
+    lines.piece(Piece("gpu-master", False, b"three\n"))
+    assert capsysbinary.readouterr().out == b"gpu1       | one\ngpu1       | two\ngpu-master | three\n"
+
+
+def test_others_wait_for_the_end_of_a_long_line(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = exec_lines("a", "b")
+    lines.piece(Piece("a", False, LONG))
+    lines.piece(Piece("b", False, b"one\n" + LONG))
+    lines.piece(Piece("b", False, b"yyy\n"))
+    lines.piece(Piece("a", False, b"xxx"))
+    assert capsysbinary.readouterr().out == b"a | " + LONG + b"xxx"
+    lines.piece(Piece("a", False, b"\ntwo\n"))
+    assert capsysbinary.readouterr().out == b"\nb | one\nb | " + LONG + b"yyy\na | two\n"
+    lines.piece(Piece("a", False, LONG))
+    lines.piece(Piece("b", True, b"three"))
+    lines.ended(Ended("b", code=0))
+    lines.ended(Ended("a", code=0))
+    assert capsysbinary.readouterr() == (b"a | " + LONG + b"\n", b"b | three\n")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_long_line_is_broken_only_when_too_much_waits(capsysbinary: pytest.CaptureFixture[bytes], end: bytes) -> None:
+    lines = exec_lines("a", "b")
+    lines.piece(Piece("a", False, LONG))
+    held = 0
+    while held <= 1024 * 1024:
+        assert capsysbinary.readouterr().out in (b"a | " + LONG, b"")
+        lines.piece(Piece("b", False, b"y" * 5000 + end))
+        held += 5000 + len(end)
+    broken = capsysbinary.readouterr().out
+    assert broken.startswith(b"\nb | yyy")
+    assert broken.count(b"y") == held // (5000 + len(end)) * 5000
+    lines.piece(Piece("a", False, b"x\n"))
+    lines.ended(Ended("b", code=0))
+    assert capsysbinary.readouterr().out == (b"a | x\n" if end else b"\na | x\n")
+
+
+def test_a_letter_in_two_pieces_is_text_and_what_is_no_letter_is_base64(capsys: pytest.CaptureFixture[str]) -> None:
+    from ugro.cli import exec as module
+
+    documents = module._Json(Output(is_json=True))
+    for content in (b"gr\xc3", b"\xbcn", b"\xff!", b"\xc3"):
+        documents.piece(Piece("gpu1", True, content))
+    documents.ended(Ended("gpu1", code=0))
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [document.get("stderr") for document in shown] == ["gr", "ün", None, None, None]
+    assert [document.get("stderr_base64") for document in shown] == [None, None, "/yE=", "ww==", None]
+
+
+def exec_lines(*nodes: str) -> Any:
+    from ugro.cli import exec as module
+
+    return module._Lines(Output(), nodes, has_prefix=True)
+
+
+def test_a_node_that_has_just_gone_is_not_said_to_be_gone_since(capsys: pytest.CaptureFixture[str]) -> None:
+    from ugro.cli import health
+
+    for at, note in (("10:00:59", "refused"), ("10:02:00", "refused; since 10:00 UTC")):
+        gone = NodeReport(
+            "gpu3",
+            Status.UNREACHABLE,
+            0,
+            error="refused",
+            since="2026-01-01T10:00:00+00:00",
+            checked_at=f"2026-01-01T{at}+00:00",
+        )
+        health.show(Output(), [gone])
+        assert capsys.readouterr().out.splitlines()[-1].split("\t")[-1] == note
+
+
+def test_findings_stand_below_each_other_node_by_node(terminal: Callable[[int, int], Terminal]) -> None:
+    from ugro.cli import doctor
+
+    screen = terminal(80, 24)
+    subjects = ("gpu1 → gpu10", "gpu10", "cluster", "gpu2")
+    findings = [Finding(subject, "reach", Grade.FAILED, "gone", "look") for subject in subjects]
+    findings.sort(key=lambda finding: doctor._place(finding, ()))
+    doctor._show(Output(), findings)
+    shown = ESCAPES.sub("", screen.shown()).splitlines()
+    assert [line[2:14].strip() for line in shown[::2]] == ["gpu2", "gpu10", "cluster", "gpu1 → gpu10"]
+    assert {line.index("reach  gone") for line in shown[::2]} == {16}
+    assert {line.index("→ look") for line in shown[1::2]} == {16}
+    named = sorted(findings, key=lambda finding: doctor._place(finding, ("gpu10", "gpu2")))
+    assert [finding.subject for finding in named][:2] == ["gpu10", "gpu2"]
 
 
 def reports() -> list[NodeReport]:

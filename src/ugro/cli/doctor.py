@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,6 @@ SIGNS: dict[Grade, tuple[str, Style]] = {
     Grade.FAILED: ("✗", "bad"),
 }
 _HEADER = ("GRADE", "SUBJECT", "CHECK", "TEXT", "REMEDY")
-_CHECK_WIDTH = 8
 
 
 @click.command()
@@ -32,42 +32,41 @@ def doctor(session: Session, nodes: tuple[str, ...]) -> int:
     """
     started = time.monotonic()
     output = session.output
-    is_live = output.is_terminal and not output.is_json
-    lines = _Lines(output)
-    findings = []
+    findings: list[Finding] = []
     output.progress("looking at the nodes")
     for finding in session.client().doctor(nodes):
         findings.append(finding)
-        if is_live:
-            lines.show(finding)
-            output.progress("looking further")
+        output.progress(f"looking at the nodes: {_counts(findings)} so far")
+    findings.sort(key=lambda finding: _place(finding, nodes))
     if output.is_json:
         output.document({"findings": findings})
-    elif not is_live:
+    elif output.is_terminal:
+        _show(output, findings)
+    else:
         output.table(_HEADER, _rows(findings))
     output.note(_summary(findings, time.monotonic() - started))
     return _exit_code(findings)
 
 
-class _Lines:
-    """Findings as they come: nothing is known of the later ones, so the columns only ever grow."""
+def _place(finding: Finding, nodes: Sequence[str]) -> tuple[bool, int, str]:
+    """Nodes in the order they were asked for, else gpu2 before gpu10; what lies between nodes comes last."""
+    subject = finding.subject
+    is_between = subject == "cluster" or " → " in subject
+    place = nodes.index(subject) if subject in nodes else len(nodes)
+    return is_between, place, re.sub(r"[0-9]+", lambda digits: digits[0].zfill(20), subject)
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._width = 0
 
-    def show(self, finding: Finding) -> None:
-        output = self._output
+def _show(output: Output, findings: Sequence[Finding]) -> None:
+    subject_width = max((len(clean(finding.subject)) for finding in findings), default=0)
+    check_width = max((len(finding.check) for finding in findings), default=0)
+    for finding in findings:
         sign, style = SIGNS[finding.grade]
-        subject = clean(finding.subject)
-        self._width = max(self._width, len(subject))
-        head = f"{output.styled(sign, style)} {output.styled(subject.ljust(self._width), 'bold')}"
+        subject = output.styled(clean(finding.subject).ljust(subject_width), "bold")
         found = output.styled(clean(finding.text), "" if finding.grade is Grade.OK else style)
-        lines = f"{head}  {finding.check.ljust(_CHECK_WIDTH)}  {found}\n"
+        lines = f"{output.styled(sign, style)} {subject}  {finding.check.ljust(check_width)}  {found}\n"
         if finding.remedy:
-            indent = " " * (2 + self._width + 2)
+            indent = " " * (2 + subject_width + 2)
             lines += f"{indent}{output.styled('→ ' + clean(finding.remedy), 'id')}\n"
-        output.progress("")  # what was waited for gives way to what came
         output.raw(lines.encode())
 
 
@@ -79,9 +78,12 @@ def _rows(findings: Sequence[Finding]) -> list[list[Cell]]:
 
 
 def _summary(findings: Sequence[Finding], elapsed_s: float) -> str:
+    return f"{_counts(findings)}   checked in {format_duration(elapsed_s)}"
+
+
+def _counts(findings: Sequence[Finding]) -> str:
     counts = [(grade, sum(finding.grade is grade for finding in findings)) for grade in Grade]
-    told = " · ".join(f"{count} {grade}" for grade, count in counts if count)
-    return f"{told}   checked in {format_duration(elapsed_s)}"
+    return " · ".join(f"{count} {grade}" for grade, count in counts if count)
 
 
 def _exit_code(findings: Sequence[Finding]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import binascii
+import codecs
 import contextlib
 import os
 import signal
@@ -14,9 +16,10 @@ from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client, Ended
 from ugro.client import Output as Piece
-from ugro.core.errors import NotFound, Unreachable, UsageError
+from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
 
-_LONGEST_LINE = 64 * 1024
+_LONGEST_LINE = 64 * 1024  # that is kept until its end is there
+_MOST_HELD = 1024 * 1024
 _EXAMPLE = "for example: ugro exec @all -- nvidia-smi"
 
 
@@ -49,17 +52,22 @@ def exec_(
     argv = _command(nodes, ctx.meta["argv"])
     environment = _environment(env)
     client = session.client()
-    printer = _Json(session.output) if session.output.is_json else _Lines(session.output, has_prefix=not no_prefix)
+    output = session.output
+    printer = _Json(output) if output.is_json else _Lines(output, nodes, has_prefix=not no_prefix)
     ended: list[Ended] = []
     key = os.urandom(8).hex()
-    with _cancel_on_interrupt(client, key, session.output) as interrupted:
-        for event in client.exec(nodes, argv, cwd=cwd, env=environment, key=key):
-            if isinstance(event, Piece):
-                printer.piece(event)
-            else:
-                ended.append(event)
-                printer.ended(event)
-    _summarise(session.output, ended)
+    with _cancel_on_interrupt(client, key, output) as interrupted:
+        try:
+            for event in client.exec(nodes, argv, cwd=cwd, env=environment, key=key):
+                if isinstance(event, Piece):
+                    printer.piece(event)
+                else:
+                    ended.append(event)
+                    printer.ended(event)
+        except UgroError:
+            printer.close()
+            raise
+    _summarise(output, ended)
     return 130 if interrupted else _exit_code(ended)
 
 
@@ -103,49 +111,132 @@ def _cancel_on_interrupt(client: Client, key: str, output: Output) -> Iterator[l
         signal.signal(signal.SIGINT, before)
 
 
-class _Lines:
-    """Whole lines, so that nodes never mix within one; bytes pass through as they are."""
+_Source = tuple[str, bool]  # a node, and whether it is its stderr
 
-    def __init__(self, output: Output, *, has_prefix: bool) -> None:
+
+class _Lines:
+    """Whole lines, so that nodes never mix within one; bytes pass through as they are.
+
+    A line too long to be kept is open: it is shown as it comes, and the lines of others wait for its end, but not
+    for ever: when too much waits, it is broken.
+    """
+
+    def __init__(self, output: Output, nodes: tuple[str, ...], *, has_prefix: bool) -> None:
         self._output = output
         self._has_prefix = has_prefix
-        self._rest: dict[tuple[str, bool], bytes] = {}
+        # Who is behind a label is known only when they speak.
+        self._width = max((len(node) for node in nodes if not node.startswith("@")), default=0)
+        self._rest: dict[_Source, bytearray] = {}
+        self._open: _Source | None = None
+        self._held: list[tuple[_Source, bytes]] = []
+        self._held_bytes = 0
 
     def piece(self, piece: Piece) -> None:
+        source = (piece.node, piece.is_stderr)
         if not self._has_prefix:
             self._output.raw(piece.content, to_stderr=piece.is_stderr)
             return
-        key = (piece.node, piece.is_stderr)
-        *lines, rest = (self._rest.get(key, b"") + piece.content).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
-        self._rest[key] = rest
-        self._write(key, lines)
+        lines, end, rest = piece.content.rpartition(b"\n")
+        if end:
+            self._show(source, bytes(self._rest.pop(source, b"")) + lines + end)
+        self._rest.setdefault(source, bytearray()).extend(rest)
+        if self._open is None or self._open == source:
+            self._show_long(source)
+        else:
+            self._make_room()
 
     def ended(self, ended: Ended) -> None:
-        for is_stderr in (False, True):
-            if rest := self._rest.pop((ended.node, is_stderr), b""):
-                self._write((ended.node, is_stderr), [rest])
+        for source in ((ended.node, False), (ended.node, True)):
+            rest = bytes(self._rest.pop(source, b""))
+            if rest or self._open == source:
+                self._show(source, rest + b"\n")
 
-    def _write(self, key: tuple[str, bool], lines: list[bytes]) -> None:
-        node, is_stderr = key
+    def close(self) -> None:
+        """When there is nothing more to come, also of those that did not end."""
+        self._break()
+
+    def _show(self, source: _Source, lines: bytes) -> None:
+        if self._open == source:
+            first, end, lines = lines.partition(b"\n")
+            self._output.raw(first + end, to_stderr=source[1])
+            self._release()
+        if self._open is None:
+            self._write(source, lines)
+        elif lines:
+            self._held.append((source, lines))
+            self._held_bytes += len(lines)
+            self._make_room()
+
+    def _show_long(self, source: _Source) -> None:
+        """What there is of a line that is open, or too long to be kept."""
+        rest = self._rest[source]
+        if self._open is None and len(rest) > _LONGEST_LINE:
+            self._open = source
+            self._output.raw(self._prefix(source[0]) + rest, to_stderr=source[1])
+            rest.clear()
+        elif self._open == source and rest:
+            self._output.raw(bytes(rest), to_stderr=source[1])
+            rest.clear()
+
+    def _make_room(self) -> None:
+        long = sum(len(rest) for rest in self._rest.values() if len(rest) > _LONGEST_LINE)
+        if self._held_bytes + long > _MOST_HELD:
+            self._break()
+
+    def _break(self) -> None:
+        if self._open is not None:
+            self._output.raw(b"\n", to_stderr=self._open[1])
+            self._release()
+
+    def _release(self) -> None:
+        """The open line has ended: now those that waited, and then perhaps another long one."""
+        self._open = None
+        held, self._held, self._held_bytes = self._held, [], 0
+        for source, lines in held:
+            self._write(source, lines)
+        for source in self._rest:
+            self._show_long(source)
+
+    def _write(self, source: _Source, lines: bytes) -> None:
         if lines:
-            prefix = self._output.styled(f"{node} | ", "id").encode()
-            self._output.raw(b"".join(prefix + line + b"\n" for line in lines), to_stderr=is_stderr)
+            prefix = self._prefix(source[0])
+            self._output.raw(prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n", to_stderr=source[1])
+
+    def _prefix(self, node: str) -> bytes:
+        self._width = max(self._width, len(node))
+        return self._output.styled(f"{node.ljust(self._width)} | ", "id").encode()
 
 
 class _Json:
-    """NDJSON: what was written and how each node ended."""
+    """NDJSON: what was written and how each node ended. Bytes that are no UTF-8 go as base64."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
+        self._rest: dict[_Source, bytes] = {}  # the begin of a letter whose end comes with the next piece
 
     def piece(self, piece: Piece) -> None:
-        stream = "stderr" if piece.is_stderr else "stdout"
-        # Bytes that are no UTF-8 survive as lone surrogates, which JSON can carry.
-        self._output.document({"node": piece.node, stream: piece.content.decode("utf-8", "surrogateescape")})
+        source = (piece.node, piece.is_stderr)
+        content = self._rest.pop(source, b"") + piece.content
+        try:
+            text, used = codecs.utf_8_decode(content, "strict", False)
+        except UnicodeDecodeError:
+            self._show_bytes(source, content)
+            return
+        self._rest[source] = content[used:]
+        if text:
+            self._output.document({"node": piece.node, _stream(source): text})
+
+    def _show_bytes(self, source: _Source, content: bytes) -> None:
+        text = binascii.b2a_base64(content, newline=False).decode()
+        self._output.document({"node": source[0], f"{_stream(source)}_base64": text})
+
+    def close(self) -> None:
+        """Nothing is kept that could still be shown."""
 
     def ended(self, ended: Ended) -> None:
+        for source in ((ended.node, False), (ended.node, True)):
+            if rest := self._rest.pop(source, b""):
+                self._show_bytes(source, rest)
         error = ended.error.to_wire() if ended.error else None
         self._output.document(
             {
@@ -159,6 +250,10 @@ class _Json:
         )
 
 
+def _stream(source: _Source) -> str:
+    return "stderr" if source[1] else "stdout"
+
+
 def _summarise(output: Output, ended: list[Ended]) -> None:
     for end in ended:
         if end.unkillable:
@@ -166,20 +261,26 @@ def _summarise(output: Output, ended: list[Ended]) -> None:
             hint = "they wait for a disk or a driver; see: ps -l there"
             output.warn(f"{end.node}: even SIGKILL did not end {pids}", hint)
     failed = sorted((end for end in ended if end.exit_code), key=lambda end: end.node)
-    for end in failed:
-        if end.error is not None:
-            output.warn(str(end.error), end.error.hint)
-    if len(ended) > 1 or failed:
-        done = len(ended) - len(failed)
-        words = [f"{done} ok"] if done else []
-        words += [f"{end.node} {_outcome(end)}" for end in failed]
-        output.note(" · ".join(words))
+    errors = [end.error for end in failed if end.error is not None]
+    for error in errors:
+        output.warn(str(error), error.hint)
+    if len(ended) > 1 or len(failed) > len(errors):
+        output.note(" · ".join(_counts(len(ended) - len(failed), errors) + _outcomes(failed)))
 
 
-def _outcome(end: Ended) -> str:
-    if end.error is not None:
-        return end.error.message
-    return f"ended by {signal.Signals(end.signal).name}" if end.signal else f"exit {end.code}"
+def _counts(done: int, errors: list[UgroError]) -> list[str]:
+    """Those with an error have been named with it."""
+    unreachable = sum(isinstance(error, Unreachable) for error in errors)
+    counts = ((done, "ok"), (unreachable, "unreachable"), (len(errors) - unreachable, "not run"))
+    return [f"{count} {word}" for count, word in counts if count]
+
+
+def _outcomes(failed: list[Ended]) -> list[str]:
+    return [
+        f"{end.node} ended by {signal.Signals(end.signal).name}" if end.signal else f"{end.node} exit {end.code}"
+        for end in failed
+        if end.error is None
+    ]
 
 
 def _exit_code(ended: list[Ended]) -> int:
@@ -188,5 +289,3 @@ def _exit_code(ended: list[Ended]) -> int:
     if any(isinstance(end.error, Unreachable) for end in ended):
         return 5
     return int(any(end.exit_code for end in ended))
-
-

@@ -11,6 +11,7 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
 from ugro.client import by_name as by_name
+from ugro.core.errors import UsageError
 from ugro.core.node import Gpu, NodeReport, Status
 from ugro.core.quantity import format_duration, format_size
 
@@ -25,12 +26,14 @@ _HEADER = (
     *("GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE"),
 )
 _SPARE = ("RTT", "DISK", "POWER", "CPU", "LOAD", "MEM", "SCORE", "TEMP", "USE", "VRAM", "GPU", "STATUS")
+_SHORTEST_S, _LONGEST_S = 0.2, 3600  # between looks
+_SHORT_ABSENCE_S = 60
 
 
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option("--watch", "-w", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks (2).")
+@click.option("--interval", type=float, default=2.0, help="Seconds between looks, 0.2 to 3600 (2).")
 @json_option
 @pass_session
 def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: float) -> int:
@@ -38,6 +41,9 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
 
     Exit code: 0 all healthy, 1 some not, 5 some unreachable.
     """
+    if not _SHORTEST_S <= interval <= _LONGEST_S:  # "nan" is a number, too
+        problem = f"--interval: expected {_SHORTEST_S} to {_LONGEST_S} seconds"
+        raise UsageError(problem, hint="for example: --interval 5")
     client = session.client()
     session.output.progress("asking the nodes")
     if watch:
@@ -52,14 +58,15 @@ def show(output: Output, reports: Sequence[NodeReport]) -> None:
     if output.is_json:
         output.document({"nodes": reports})
         return
-    output.table(_HEADER, rows(reports), spare=_SPARE)
+    output.table(_HEADER, rows(reports, is_each_whole=not output.is_terminal), spare=_SPARE)
     for report in reports:
         if report.status is Status.UNREACHABLE and report.hint:
             output.note(f"{report.name}: {report.hint}")
 
 
-def rows(reports: Sequence[NodeReport]) -> list[list[Cell]]:
-    return [row for report in reports for row in _rows(report)]
+def rows(reports: Sequence[NodeReport], *, is_each_whole: bool = False) -> list[list[Cell]]:
+    """One for each GPU. A person reads what is the node's own once, a program in each of them."""
+    return [row for report in reports for row in _rows(report, is_each_whole=is_each_whole)]
 
 
 def summary(reports: Sequence[NodeReport], elapsed_s: float) -> str:
@@ -102,14 +109,16 @@ def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: flo
         return exit_code(reports)
 
 
-def _rows(report: NodeReport) -> list[list[Cell]]:
+def _rows(report: NodeReport, *, is_each_whole: bool) -> list[list[Cell]]:
     first = [*_state_cells(report), *_system_cells(report)]
     gpus = report.facts.gpus if report.facts else ()
-    blank = [Cell("")] * len(first)
     note = Cell(_note(report), "" if report.status is Status.HEALTHY else SIGNS[report.status][1])
     if not gpus:
         return [[*first, *[Cell("")] * 5, note]]
-    return [[*(blank if i else first), *_gpu_cells(gpu), note if not i else Cell("")] for i, gpu in enumerate(gpus)]
+    whole = [[*first, *_gpu_cells(gpu), note] for gpu in gpus]
+    if is_each_whole:
+        return whole
+    return [whole[0], *([*[Cell("")] * len(first), *row[len(first) : -1], Cell("")] for row in whole[1:])]
 
 
 def _state_cells(report: NodeReport) -> list[Cell]:
@@ -142,11 +151,18 @@ def _gpu_cells(gpu: Gpu) -> list[Cell]:
 
 def _note(report: NodeReport) -> str:
     notes = [report.error] if report.error else [reason.text for reason in report.reasons]
-    if report.since:
+    if report.since and _absence_s(report.since, report.checked_at) > _SHORT_ABSENCE_S:
         notes.append(f"since {report.since[11:16]} UTC")
     if report.drained is not None:
         notes.insert(0, f"drained: {report.drained}" if report.drained else "drained")
     return "; ".join(notes)
+
+
+def _absence_s(since: str, checked_at: str) -> float:
+    from datetime import UTC, datetime  # most nodes are there
+
+    until = datetime.fromisoformat(checked_at) if checked_at else datetime.now(UTC)
+    return (until - datetime.fromisoformat(since)).total_seconds()
 
 
 def _percent(ratio: float | None) -> Cell:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +15,15 @@ import click
 from ugro.cli import health
 from ugro.cli.output import clean
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.clusterfile import find_cluster_file
 from ugro.core.destination import Destination
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.node import NodeReport, Status
 from ugro.core.quantity import format_size
-from ugro.core.statedir import CLUSTER_FILE, CLUSTER_VARIABLE
+from ugro.core.statedir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
+
+_SSH_CONFIG = "~/.ssh/config"
+_OWN_CONFIG = f"without the option, {_SSH_CONFIG} is read"
 
 
 @click.command()
@@ -38,15 +44,61 @@ def init(
     """
     path = output or session.cluster or Path(os.environ.get(CLUSTER_VARIABLE) or CLUSTER_FILE)
     if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} is there already", hint="edit it, or write over it: ugro init --force")
-    ssh_config = os.path.abspath(os.path.expanduser(ssh_config)) if ssh_config else None
+        raise UsageError(f"{path} is there already", hint=f"edit it, or write over it: {_again(session, output)}")
+    ssh_config = _existing(ssh_config) if ssh_config else None
+    _check_writable(path)
     reports = _examine(session, hosts, ssh_config)
     if not reports and not local:
-        raise NotFound(f"no hosts in {ssh_config or '~/.ssh/config'}", hint="name some: ugro init gpu1 me@10.0.0.7")
+        raise NotFound(f"no hosts in {ssh_config or _SSH_CONFIG}", hint="name some: ugro init gpu1 me@10.0.0.7")
     _write(path, _render(reports, ssh_config, has_local=local, is_explicit=bool(hosts)))
-    health.show(session.output, reports)
-    session.output.note(f"wrote {path}; next: ugro health")
+    if reports or session.output.is_json:
+        health.show(session.output, reports)
+    else:
+        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file holds this machine only")
+    session.output.note(f"wrote {path}; next: {_next(path)}")
     return 0
+
+
+def _again(session: Session, output: Path | None) -> str:
+    if output is None and session.cluster is not None:
+        return f"ugro --cluster {shlex.quote(str(session.cluster))} init --force"
+    return "ugro init --force" + (f" --output {shlex.quote(str(output))}" if output else "")
+
+
+def _next(path: Path) -> str:
+    """A plain ``ugro health`` may mean another file: that of a lab, or of another folder."""
+    found = find_cluster_file(None, os.environ, Path.cwd(), StateDir.find(os.environ)).path
+    is_found = found is not None and found.exists() and found.samefile(path)
+    return "ugro health" if is_found else f"ugro --cluster {shlex.quote(str(path))} health"
+
+
+def _existing(ssh_config: str) -> str:
+    path = os.path.abspath(os.path.expanduser(ssh_config))
+    if not os.path.exists(path):
+        raise UsageError(f"--ssh-config {ssh_config}: no such file", hint=_OWN_CONFIG)
+    if os.path.isdir(path) or not os.access(path, os.R_OK):
+        raise UsageError(f"--ssh-config {ssh_config}: cannot be read", hint=_OWN_CONFIG)
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    """Before hosts are tried: that takes its time."""
+    folder = path.parent
+    if not os.path.exists(folder):
+        problem = errno.ENOENT
+    elif not os.path.isdir(folder):
+        problem = errno.ENOTDIR
+    elif os.path.isdir(path):
+        problem = errno.EISDIR
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise _unwritable(path, os.strerror(problem))
+
+
+def _unwritable(path: Path, problem: str) -> UgroError:
+    return UgroError(f"{path} cannot be written: {problem.lower()}")
 
 
 def _examine(session: Session, hosts: tuple[str, ...], ssh_config: str | None) -> list[NodeReport]:
@@ -65,7 +117,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise UgroError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from error
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def _render(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool, is_explicit: bool) -> str:

@@ -8,7 +8,7 @@ import click
 
 from ugro.cli import health
 from ugro.cli.output import Cell, Output
-from ugro.cli.session import Session, json_option, pass_session
+from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import UsageError
 from ugro.core.node import Status
 from ugro.core.statedir import StateDir
@@ -27,7 +27,7 @@ _OUTCOMES = {
 }
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def lab() -> None:
     """Unequal nodes on this machine, to try things.
 
@@ -57,10 +57,13 @@ def up(session: Session, nodes: int | None, speeds: str | None, gpus: int | None
 
 
 @lab.command()
+@json_option
 @pass_session
 def down(session: Session) -> None:
     """End every process of the lab and remove it. Also mends what a crash has left."""
     was_there = find_lab(session).down()
+    if session.output.is_json:
+        session.output.document({"lab": None})
     session.output.note("the lab is down" if was_there else "no lab was up")
 
 

@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> int:
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     output = Output(is_json="--json" in ours)
     try:
-        result: Any = cli.main(arguments or ["--help"], prog_name="ugro", standalone_mode=False, obj=output)
+        result: Any = cli.main(arguments, prog_name="ugro", standalone_mode=False, obj=output)
         return result if isinstance(result, int) else 0
     except UgroError as error:
         output.error(error)

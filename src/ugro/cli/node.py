@@ -9,7 +9,7 @@ import click
 from ugro.cli import health
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.core.errors import NotAllowed, UsageError
+from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, Status
 from ugro.core.quantity import format_duration, format_size
@@ -116,32 +116,54 @@ def resume(session: Session, name: str) -> None:
 @click.option("--replace", is_flag=True, help="Accept a key that differs from the one known before.")
 @json_option
 @pass_session
-def trust(session: Session, name: str, yes: bool, replace: bool) -> None:
-    """Show a node's SSH host key and, if you say so, accept it."""
+def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
+    """Show a node's SSH host key and, if you say so, accept it.
+
+    With --json nobody is asked: without --yes the key is shown and not accepted, with exit code 6.
+    """
     client = session.client()
     key = client.host_key(name)
+    if not key.is_trusted and session.output.is_json and not yes:
+        session.output.document({"host_key": key})
+        refusal = _changed(key) if key.is_changed and not replace else _unaccepted(key)
+        session.output.complain(refusal)
+        return refusal.exit_code
     if not key.is_trusted:
         _ask(session.output, key, yes=yes, replace=replace)
         key = client.trust(key, replace=replace)
     if session.output.is_json:
         session.output.document({"host_key": key})
     session.output.note(f"{name}: {key.address} is known by {', '.join(key.fingerprints)}")
+    return 0
+
+
+def _changed(key: HostKey) -> NotAllowed:
+    return NotAllowed(
+        f"its host key has changed: it shows {', '.join(key.fingerprints)}, "
+        f"and {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}",
+        subject=key.node,
+        hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
+    )
+
+
+def _unaccepted(key: HostKey) -> NotAllowed:
+    return NotAllowed(
+        f"its host key is not accepted: {', '.join(key.fingerprints)}",
+        subject=key.node,
+        hint="compare the fingerprint on the machine itself, and accept it: --yes",
+    )
 
 
 def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
     if key.is_changed and not replace:
-        raise NotAllowed(
-            f"its host key has changed: it shows {', '.join(key.fingerprints)}, "
-            f"and {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}",
-            subject=key.node,
-            hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
-        )
+        raise _changed(key)
     facts = [f"{key.node} ({key.address}) shows the host key", *(f"    {shown}" for shown in key.fingerprints)]
     if key.is_changed:
         facts.append(f"but {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}")
     facts.append("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     if not yes and sys.stdin is not None and sys.stdin.isatty():
-        output.confirm(facts, "Accept it?")
+        if not output.confirm(facts, "Accept it?"):
+            raise UgroError("not accepted; nothing was written", subject=key.node)
         return
     for fact in facts:
         output.note(fact)

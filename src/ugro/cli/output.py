@@ -114,11 +114,15 @@ class Output:
         if not self.is_quiet and not self.is_json:
             self._say(text)
 
-    def confirm(self, facts: Sequence[str], question: str) -> None:
-        """Shows what is to be decided, also where talk is not wanted, and raises unless the answer is yes."""
+    def confirm(self, facts: Sequence[str], question: str) -> bool:
+        """Shows what is to be decided, also where talk is not wanted."""
         for fact in facts:
             self._say(fact)
-        click.confirm(question, abort=True, err=True)
+        try:
+            return click.confirm(question, err=True)
+        except (click.Abort, KeyboardInterrupt):  # Ctrl-C; what comes next begins a line
+            sys.stderr.write("\n")
+            raise
 
     @property
     def shows_progress(self) -> bool:
@@ -146,10 +150,14 @@ class Output:
         if self.is_json:
             with contextlib.suppress(UgroError):  # when this is the very error: nothing can be written there
                 self.document({"error": error.to_wire()})
+        self.complain(error)
+
+    def complain(self, error: UgroError) -> None:
+        """To people only: where a program got the answer's own document, another would be one too many."""
         self._labelled("error", "bad", str(error), error.hint)
 
     def usage_error(self, error: click.ClickException) -> None:
-        message, _, hint = error.format_message().partition("\nhint:  ")
+        message, _, hint = (_expected(error) or error.format_message()).partition("\nhint:  ")
         context = getattr(error, "ctx", None)
         if not hint and context is not None:
             hint = f"see: {context.command_path} --help"
@@ -198,6 +206,16 @@ def _writing() -> Iterator[None]:
         raise
     except OSError as error:
         raise UgroError(f"the output cannot be written: {(error.strerror or str(error)).lower()}") from error
+
+
+def _expected(error: click.ClickException) -> str | None:
+    """In our words, what a number may be."""
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    kind = parameter.type if parameter else None
+    if parameter is None or not isinstance(kind, click.IntRange | click.FloatRange):
+        return None
+    limits = f"{kind.min} to {kind.max}" if kind.max is not None else f"{kind.min} or more"
+    return f"{max(parameter.opts, key=len)}: expected {limits}"
 
 
 def _has_colour(stream: Any) -> bool:

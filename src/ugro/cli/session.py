@@ -44,10 +44,15 @@ pass_session = click.make_pass_decorator(Session)
 
 
 class CommandGroup(click.Group):
-    """Says which command was probably meant."""
+    """Alone it shows its help; a misspelt command is guessed."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **settings})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        session = ctx.find_object(Session)
+        is_for_a_program = session is not None and session.output.is_json  # help is no document
+        return super().parse_args(ctx, args if args or is_for_a_program else ["--help"])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

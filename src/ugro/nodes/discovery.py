@@ -7,6 +7,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from ugro.config.kinds import is_host
+from ugro.core.destination import Destination
+from ugro.core.errors import UsageError
+
 _MAX_INCLUDE_DEPTH = 8
 
 
@@ -19,11 +23,21 @@ def ssh_config_hosts(path: Path) -> list[str]:
         if key == "match":
             block = []
         elif key == "host":
-            block = [word for word in words if not set(word) & set("*?!")]
+            block = [word for word in words if _is_machine(word)]
             hosts += [word for word in block if word not in hosts]
         elif key == "user" and words == ["git"]:
             skipped.update(block)
     return [host for host in hosts if host not in skipped]
+
+
+def _is_machine(word: str) -> bool:
+    """No pattern, and no name that nothing but this file could know, such as one with a blank in it."""
+    if set(word) & set("*?!") or not is_host(word):
+        return False
+    try:
+        return Destination.parse(word).host == word
+    except UsageError:
+        return False
 
 
 def _settings(path: Path, depth: int) -> Iterator[tuple[str, list[str]]]:
