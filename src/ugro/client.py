@@ -29,6 +29,7 @@ from ugro.remote import wire
 if TYPE_CHECKING:
     from ugro.core.finding import Finding
     from ugro.core.hostkey import HostKey
+    from ugro.jobs import Jobs
     from ugro.policy.selection import Choice
 
 _STATUS_S = 10.0  # an agent that takes longer to say who it is hangs
@@ -200,6 +201,14 @@ class Client:
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
         for document in lines(self._stream("POST", "/v1/examine", body)):
             yield decode(NodeReport, document)
+
+    # --- jobs --------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> Jobs:
+        from ugro.jobs import Jobs
+
+        return Jobs(self._ask, self._stream)
 
     # --- commands ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from ugro.config.jobkinds import is_job_name
 from ugro.config.kinds import BadValueError
 from ugro.core.codec import decode, dumps
 from ugro.core.errors import NotFound
+from ugro.core.failure import Cause
 from ugro.core.job import (
     ALL_GPUS,
     After,
@@ -30,7 +31,6 @@ from ugro.core.job import (
     Retry,
     Stop,
 )
-from ugro.policy.postmortem import Cause
 
 JOBS = {"prepare": 7, "last": 9}
 

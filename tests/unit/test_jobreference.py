@@ -14,8 +14,8 @@ from ugro.config import jobreference
 from ugro.config.document import read_document
 from ugro.config.jobfile import parse_job
 from ugro.config.jobflags import FLAGS, flag_of
+from ugro.core.failure import Cause
 from ugro.core.job import JobSpec
-from ugro.policy.postmortem import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
 

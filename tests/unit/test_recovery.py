@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core import job
-from ugro.policy.postmortem import Cause, Failure
+from ugro.core.failure import Cause, Failure
 from ugro.policy.recovery import (
     FREE_RETRIES,
     INFRASTRUCTURE,

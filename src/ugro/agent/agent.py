@@ -14,8 +14,14 @@ import ugro
 from ugro.agent import hostkeys
 from ugro.agent.cluster import Cluster
 from ugro.agent.doctor import Doctor
+from ugro.agent.engine import Engine
 from ugro.agent.execution import Command, Execution
 from ugro.agent.health import HealthCheck
+from ugro.agent.jobs import JobService
+from ugro.agent.launching import Launching
+from ugro.agent.logmirror import LogMirror
+from ugro.agent.runwatch import RunWatch
+from ugro.agent.snapshot import Snapshots
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
@@ -25,6 +31,7 @@ from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, NodeSpec
 from ugro.core.statedir import StateDir
 from ugro.nodes.node import Node
+from ugro.nodes.runs import Identity
 from ugro.policy.selection import Choice
 from ugro.store.database import Store
 
@@ -39,16 +46,38 @@ class Agent:
         self._generation = 0
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
+        self._engine: Engine | None = None
+        self._job_service: JobService | None = None
 
     async def start(self) -> None:
         await self.store.open()
         self._generation = await self.store.next_generation()
         await self.cluster.start()
+        self._make_engine(Identity(await self.store.agent_id(), self._generation))
 
     async def close(self) -> None:
         self.cancel_all()
+        if self._engine is not None:
+            await self._engine.close()
         await self.cluster.inventory.close()
         await self.store.close()
+
+    @property
+    def jobs(self) -> JobService:
+        assert self._job_service is not None, "the agent has not started"
+        return self._job_service
+
+    async def run_jobs(self) -> None:
+        assert self._engine is not None, "the agent has not started"
+        await self._engine.run()
+
+    def _make_engine(self, identity: Identity) -> None:
+        jobs = self.store.jobs
+        watch = RunWatch(self.cluster.inventory, identity)
+        mirror = LogMirror(self.home.jobs, watch)
+        snapshots = Snapshots(jobs, self.cluster, self.health)
+        self._engine = Engine(jobs, watch, Launching(jobs, self.cluster, watch), snapshots, mirror)
+        self._job_service = JobService(jobs, self._engine, snapshots, mirror)
 
     def status(self) -> AgentStatus:
         nodes = list(self.cluster.inventory)

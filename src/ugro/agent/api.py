@@ -11,6 +11,7 @@ from pydantic import Field
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.api_jobs import add_job_routes, add_job_streams
 from ugro.agent.execution import Command
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.config.kinds import is_host, is_user
@@ -85,6 +86,8 @@ def create_app(agent: Agent) -> FastAPI:
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
+    add_job_routes(app, agent.jobs)
+    add_job_streams(app, agent.jobs)
     return app
 
 

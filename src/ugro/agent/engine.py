@@ -19,9 +19,10 @@ from ugro.agent.logmirror import LogMirror
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.failure import Cause, Failure
 from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Tries
 from ugro.policy import attempt, decision
-from ugro.policy.postmortem import Cause, Failure, Lost, RankEnd, classify
+from ugro.policy.postmortem import Lost, RankEnd, classify
 from ugro.policy.recovery import JobView, Retry, after_failure
 from ugro.policy.scheduler import schedule
 from ugro.store.jobs import JobStore, StaleMove

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ugro.config.kinds import BadValueError, Environment, Kind, ListOf, Text, is_label, is_line, is_node_name
 from ugro.config.problems import nearest
 from ugro.config.yamltext import shown
+from ugro.core.failure import Cause
 from ugro.core.job import ALL_GPUS
 from ugro.core.quantity import format_duration, parse_duration, parse_size
-from ugro.policy.postmortem import Cause
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
 MOST_NODES = 10_000

@@ -14,7 +14,7 @@ from ugro.config.problems import KeyPath
 from ugro.config.reference import default_of, kind_in_words, table, write_page
 from ugro.config.schema import Section
 from ugro.config.yamltext import flow
-from ugro.policy.postmortem import Cause
+from ugro.core.failure import Cause
 from ugro.policy.recovery import FREE_RETRIES, INFRASTRUCTURE, PROGRAMS_FAULT
 
 _BEGINNING = """\

@@ -77,6 +77,15 @@ class RemoteFailure(UgroError):
 
     kind = "remote"
 
+    def __init__(
+        self, message: str, *, hint: str | None = None, subject: str | None = None, cause: str = "unknown"
+    ) -> None:
+        super().__init__(message, hint=hint, subject=subject)
+        self.cause = cause  # the stable word by which the node program says what kind of refusal it is
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**super().to_wire(), "cause": self.cause}
+
 
 _KINDS: dict[str, type[UgroError]] = {
     kind.kind: kind
@@ -97,6 +106,6 @@ _KINDS: dict[str, type[UgroError]] = {
 def error_from_wire(wire: dict[str, Any]) -> UgroError:
     kind = _KINDS.get(str(wire.get("kind")), UgroError)
     fields: dict[str, Any] = {"hint": wire.get("hint"), "subject": wire.get("subject")}
-    if kind is Unreachable:
+    if kind in (Unreachable, RemoteFailure):
         fields["cause"] = str(wire.get("cause", "unknown"))
     return kind(str(wire.get("message", "unknown error")), **fields)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ugro.core.errors import UgroError
+from ugro.core.failure import Failure
 
 ALL_GPUS = -1
 
@@ -193,6 +194,18 @@ class Tries:
     free: int = 0  # of those that cost it nothing, because machines failed and not the program
     not_before: float | None = None  # seconds since the epoch
     avoid: tuple[str, ...] = ()  # nodes to take only when no others are free
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a job: where it was, and how it went."""
+
+    number: int
+    placement: Placement
+    started_at: str
+    ended_at: str | None = None
+    outcome: str | None = None  # the reason its job moved on
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ NODE_SILENCE_S = 30.0
 _EXIT_S = 2.0  # how long a process that closed its output may take to say how it ended
 _LOOK_S = 0.005
 _MAX_MESSAGE = 2000
+_MAX_CAUSE = 40
 
 
 class Link(asyncio.Protocol):
@@ -223,7 +224,8 @@ class Link(asyncio.Protocol):
         if kind == wire.RESULT:
             call.finish(value)
         else:
-            call.fail(RemoteFailure(f"{value.get('message')}"[:_MAX_MESSAGE], subject=self.spec.name))
+            message, cause = f"{value.get('message')}"[:_MAX_MESSAGE], f"{value.get('kind')}"[:_MAX_CAUSE]
+            call.fail(RemoteFailure(message, subject=self.spec.name, cause=cause))
 
     # --- what is said ------------------------------------------------------------------------------------------
 

@@ -10,30 +10,11 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from ugro.core.failure import Cause, Failure
 from ugro.policy import lastwords
 from ugro.policy.lastwords import LastWords
 from ugro.policy.words import in_words
-
-
-class Cause(StrEnum):
-    """The words that a job's ``retry.on`` and ``retry.never_on`` may name."""
-
-    RANK_FAILED = "rank_failed"
-    OOM = "oom"
-    CUDA_OOM = "cuda_oom"
-    NCCL_TIMEOUT = "nccl_timeout"
-    PORT_IN_USE = "port_in_use"
-    DISK_FULL = "disk_full"
-    IMPORT_ERROR = "import_error"
-    KILLED = "killed"
-    NODE_LOST = "node_lost"
-    NODE_REBOOTED = "node_rebooted"
-    SUPERVISOR_LOST = "supervisor_lost"
-    START_FAILED = "start_failed"
-    TIME_LIMIT = "time_limit"
-    PREEMPTED = "preempted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +50,6 @@ class Lost:
 
     node: str
     cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    cause: Cause
-    reason: str
-    rank: int | None = None  # None: no single rank is to blame
-    node: str | None = None
-    exit_code: int | None = None  # 128 and the signal's number for one that was killed
-    line: str | None = None  # what its log says about it
-    hint: str | None = None
 
 
 def classify(rank_ends: Sequence[RankEnd], *, lost: Sequence[Lost] = (), stopped_for: Cause | None = None) -> Failure:
@@ -145,7 +115,9 @@ def _named(suspect: _Suspect) -> Failure:
     if suspect.words.line:
         reason += f": {suspect.words.line}"
     hint = suspect.words.hint or _HINTS.get(suspect.cause)
-    return Failure(suspect.cause, reason, end.rank, end.node, _exit_code(end), suspect.words.line, hint)
+    return Failure(
+        suspect.cause, reason, end.rank, end.node, _exit_code(end), suspect.words.line, hint, end.last_lines
+    )
 
 
 def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:

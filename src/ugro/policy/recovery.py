@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugro.core import job
+from ugro.core.failure import Cause, Failure
 from ugro.core.quantity import format_duration
-from ugro.policy.postmortem import Cause, Failure
 
 FREE_RETRIES = 5
 FIRST_PAUSE_S = 5.0

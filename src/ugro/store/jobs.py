@@ -15,9 +15,11 @@ from typing import TypedDict, Unpack
 from ugro.core.codec import decode, dumps
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.event import Event
+from ugro.core.failure import Failure
 from ugro.core.job import (
     FINAL_STATES,
     HOLDING_STATES,
+    Attempt,
     Ending,
     Job,
     JobSpec,
@@ -42,6 +44,7 @@ class Changes(TypedDict, total=False):
     exit_code: int | None
     ending: Ending | None
     tries: Tries
+    failure: Failure  # of the attempt that ends with this move
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class JobStore:
                 "UPDATE attempts SET plan = ? WHERE job = ? AND number = ?", (dumps(plan), job.id, job.attempt)
             )
         )
+
+    async def attempts(self, job: int) -> list[Attempt]:
+        """All tries at a job, the first one first."""
+        query = "SELECT * FROM attempts WHERE job = ? ORDER BY number"
+        return await self._database.run(lambda db: [_attempt(row) for row in db.execute(query, (job,))])
 
     async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
         await self._database.run(lambda db: _note(db, kind, text, job, node))
@@ -179,7 +187,7 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
         ),
     )
     if current.state in HOLDING_STATES and state not in HOLDING_STATES:
-        _release(db, current, reason)
+        _release(db, current, reason, changes.get("failure"))
     moved = _get(db, job.id)
     _note(db, state, reason, moved, None)
     return moved
@@ -199,11 +207,11 @@ def _plan(db: sqlite3.Connection, job: Job) -> Plan | None:
     return decode(Plan, json.loads(row["plan"])) if row is not None and row["plan"] else None
 
 
-def _release(db: sqlite3.Connection, job: Job, outcome: str) -> None:
+def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | None) -> None:
     db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
     db.execute(
-        "UPDATE attempts SET ended_at = ?, outcome = ? WHERE job = ? AND number = ?",
-        (_now(), outcome, job.id, job.attempt),
+        "UPDATE attempts SET ended_at = ?, outcome = ?, failure = ? WHERE job = ? AND number = ?",
+        (_now(), outcome, dumps(failure) if failure else None, job.id, job.attempt),
     )
 
 
@@ -239,6 +247,17 @@ def _find(db: sqlite3.Connection, word: str) -> Job:
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")
     return _job(row)
+
+
+def _attempt(row: sqlite3.Row) -> Attempt:
+    return Attempt(
+        number=row["number"],
+        placement=decode(Placement, json.loads(row["placement"])),
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outcome=row["outcome"],
+        failure=decode(Failure, json.loads(row["failure"])) if row["failure"] else None,
+    )
 
 
 def _job(row: sqlite3.Row) -> Job:

@@ -1,0 +1,29 @@
+"""Where tests end or stop the agent: every step between two things that last. Nothing otherwise."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+# "NAME", "NAME:pause" (SIGSTOP instead of SIGKILL), "NAME@3" (the third time it is passed).
+VARIABLE = "UGRO_AGENT_CRASH_POINT"
+POINTS = (
+    "submit.asked", "submit.recorded",
+    "start.recorded", "start.checked", "start.planned", "start.asked", "start.answered", "running.recorded",
+    "cancel.recorded", "stop.recorded", "stop.asked", "stop.answered",
+    "conclude.begun", "conclude.logged", "conclude.recorded", "conclude.removed",
+    "sweep.found", "sweep.stopped",
+)  # fmt: skip
+
+_wanted, _, _how = os.environ.get(VARIABLE, "").partition(":")
+_name, _, _count = _wanted.partition("@")
+_left = int(_count or 1)
+
+
+def point(name: str) -> None:
+    global _left
+    if not _name or name != _name:
+        return
+    _left -= 1
+    if _left == 0:
+        os.kill(os.getpid(), signal.SIGSTOP if _how == "pause" else signal.SIGKILL)

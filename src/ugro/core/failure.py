@@ -1,0 +1,39 @@
+"""Why an attempt failed, in a word and in a sentence. Who judges that is ``policy.postmortem``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """The words that a job's ``retry.on`` and ``retry.never_on`` may name."""
+
+    RANK_FAILED = "rank_failed"
+    OOM = "oom"
+    CUDA_OOM = "cuda_oom"
+    NCCL_TIMEOUT = "nccl_timeout"
+    PORT_IN_USE = "port_in_use"
+    DISK_FULL = "disk_full"
+    IMPORT_ERROR = "import_error"
+    KILLED = "killed"
+    NODE_LOST = "node_lost"
+    NODE_REBOOTED = "node_rebooted"
+    SUPERVISOR_LOST = "supervisor_lost"
+    START_FAILED = "start_failed"
+    SETUP_FAILED = "setup_failed"
+    MISMATCH = "mismatch"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    cause: Cause
+    reason: str
+    rank: int | None = None  # None: no single rank is to blame
+    node: str | None = None
+    exit_code: int | None = None  # 128 and the signal's number for one that was killed
+    line: str | None = None  # what its log says about it
+    hint: str | None = None
+    last_lines: tuple[str, ...] = ()  # of the culprit's log
