@@ -1,6 +1,6 @@
 PYTHON_HERE := .venv/bin/python
 OLD_PYTHON ?= python3.9
-CODE := src tests scripts $(dir $(wildcard bench/__main__.py))
+CODE := src tests scripts examples $(dir $(wildcard bench/__main__.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test test-remote demo bench docs clean

@@ -29,7 +29,10 @@ tab-separated, with whole values. `NO_COLOR` is honoured.
 | 6 | not allowed |
 | 70 | a bug in UGRO; the details are in `last-error.log` of the state directory |
 | 124 | timed out |
-| 130 | interrupted |
+| 130 | interrupted; a job that was cancelled, or goes on without the command |
+
+An attached `ugro run`, `ugro launch` or `ugro retry`, and `ugro wait`, return the job's own exit code. JOB is an id, a
+name (the newest job of that name), or `last`.
 """
 
 

@@ -25,7 +25,12 @@ wanted() {
         fish fish
         tcsh tcsh
         tmux tmux'
-  [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh'
+  [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
+        tsp task-spooler
+        munged munge
+        slurmctld slurmctld
+        slurmd slurmd
+        sbatch slurm-client'
 }
 
 missing_packages() {
@@ -57,7 +62,7 @@ install_missing_packages() {
   if may_install; then
     say "installing ${packages[*]}"
     if apt_install "${packages[@]}"; then
-      keep_sshd_off "${packages[@]}"
+      keep_services_off "${packages[@]}"
       return 0
     fi
   fi
@@ -65,9 +70,17 @@ install_missing_packages() {
   say "  sudo apt-get install --no-install-recommends ${packages[*]}"
 }
 
-keep_sshd_off() {
-  [[ " $* " == *" openssh-server "* ]] && [ -d /run/systemd/system ] || return 0
-  systemctl --quiet disable ssh.service ssh.socket || say "check that you want ssh.service: it is now installed"
+# What a package would start at the next boot, with nobody having asked for it.
+keep_services_off() {
+  local package units=()
+  [ -d /run/systemd/system ] || return 0
+  for package; do
+    case $package in
+      openssh-server) units+=(ssh.service ssh.socket) ;;
+      munge | slurmctld | slurmd) units+=("$package.service") ;;
+    esac
+  done
+  [ ${#units[@]} = 0 ] || systemctl --quiet disable "${units[@]}" || say "check that you want these: ${units[*]}"
 }
 
 find_python() {

@@ -1,29 +1,85 @@
-"""``client.jobs``: the jobs' part of the Python API."""
+"""``client.jobs``: the jobs' part of the Python API.
+
+What follows a job goes on when its agent dies: another one is started, and asked for the rest.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from ugro.core.codec import decode
+from ugro.core.errors import TimedOut, error_from_wire
 from ugro.core.event import Event
-from ugro.core.job import Job
-from ugro.http import lines
+from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
+from ugro.core.plan import Plan
+from ugro.http import AgentGone, lines
 from ugro.remote import wire
 
 Ask = Callable[..., Any]
+T = TypeVar("T")
+
+_MOST_JOBS = 1_000_000
+_LEAST_PAUSE_S = 0.05
+_TRIES = 8  # that bring nothing, one after the other
+_LATE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    job: Job
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    spec: JobSpec
+    starts_now: bool
+    reason: str  # why there, or what it would wait for
+    plan: Plan | None = None  # None: it could not start as the nodes are now
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some bytes of a rank's log; or none, and how many before this offset were dropped on the node."""
+
+    attempt: int
+    rank: int
+    node: str
+    offset: int
+    content: bytes
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """Which logs. Without ranks and nodes: of all."""
+
+    ranks: Sequence[int] = ()
+    nodes: Sequence[str] = ()
+    # With ``follow`` the newest and those that come.
+    attempt: int | Literal["newest", "all"] = "newest"
+    since_unix_s: float | None = None  # what came home at that time or later
+    tail: int | None = None
+    follow: bool = False
 
 
 class Jobs:
     """Made by ``Client``, which gives it the way to ask."""
 
     def __init__(self, ask: Ask, stream: Ask) -> None:
-        self._ask = ask
+        self._ask_once = ask
         self._stream = stream
+
+    # --- in and out --------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -35,51 +91,245 @@ class Jobs:
     ) -> Job:
         """Hands a job in: from a job file, from fields named as the command line's options, or both.
 
-        With the same ``key`` it is handed in once, however often this is called.
+        With the same ``key`` it is handed in once, however often this is called. Of ``env`` (this process's own, if
+        none is given) only those variables are sent that the job names without a value.
         """
-        body = {
-            "key": key or os.urandom(16).hex(),
-            "user": getpass.getuser(),
-            "file": str(file.absolute()) if file else None,
-            "fields": dict(fields or {}),
-            "env": dict(os.environ if env is None else env),
-        }
-        return decode(Job, self._ask("POST", "/v1/jobs", body))
+        answer = self._hand_in("/v1/jobs", _body(file, fields, key), env)
+        return decode(Job, answer["job"])
 
-    def newest(self, limit: int = 50) -> list[Job]:
-        return [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?limit={limit}")["jobs"]]
+    def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
+        """Many at once, each by its fields: all of them, or an error and none."""
+        bodies = [_body(None, fields, None) for fields in jobs]
+        for body, key in zip(bodies, keys, strict=False):
+            body["key"] = key
+        answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})
+        return [decode(Job, document) for document in answer["jobs"]]
+
+    def dry_run(
+        self,
+        file: Path | None = None,
+        *,
+        fields: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> DryRun:
+        """What the job would get if it were submitted now. Nothing is submitted."""
+        answer = self._hand_in("/v1/jobs/plan", _body(file, fields, None), env)
+        return decode(DryRun, answer["dry_run"])
+
+    def retry(self, job: str | int, *, key: str | None = None) -> Job:
+        """A job that has ended, once more: a new job with the same spec."""
+        body = {"key": key or _new_key(), "user": getpass.getuser()}
+        return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
+
+    def cancel(self, job: str | int) -> Job:
+        return decode(Job, self._ask("POST", f"{_path(job)}/cancel"))
+
+    def _hand_in(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
+        answer = self._ask("POST", path, body)
+        if "needs" in answer:
+            ours = os.environ if env is None else env
+            asked = {name: ours[name] for name in answer["needs"] if name in ours}
+            answer = self._ask("POST", path, {**body, "env": asked})
+        return answer
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Asked again when the agent dies over it: what is asked for here is done once, however often it is."""
+        for _ in _again():
+            with contextlib.suppress(AgentGone):
+                return self._ask_once(method, path, body)
+        return None
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
+        """The newest first; without a limit all of them."""
+        query = [("limit", str(limit or _MOST_JOBS)), *(("state", state.value) for state in states)]
+        return [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
 
     def get(self, job: str | int) -> Job:
         """By id, by name (the newest of that name), or ``last``."""
-        return decode(Job, self._ask("GET", f"/v1/jobs/{quote(str(job), safe='')}"))
+        return self.details(job).job
 
-    def cancel(self, job: str | int) -> Job:
-        return decode(Job, self._ask("POST", f"/v1/jobs/{quote(str(job), safe='')}/cancel"))
+    def details(self, job: str | int) -> Details:
+        """With all its attempts, and how each of them failed."""
+        return decode(Details, self._ask("GET", _path(job)))
 
     def why(self, job: str | int) -> dict[str, Any]:
-        answer: dict[str, Any] = self._ask("GET", f"/v1/jobs/{quote(str(job), safe='')}/why")
+        answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
 
-    def moves(self, job: str | int) -> Iterator[Job]:
-        """The job now, and again each time it has moved, until it has ended."""
-        for document in lines(self._stream("GET", f"/v1/jobs/{quote(str(job), safe='')}/wait", timeout_s=None)):
-            yield decode(Job, document)
+    # --- following ---------------------------------------------------------------------------------------------
 
-    def wait(self, job: str | int) -> Job:
+    def moves(self, job: str | int, *, timeout_s: float | None = None) -> Iterator[Job]:
+        """The job now, and again each time it has moved, until it has ended; raises TimedOut."""
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        seen: Job | None = None
+        for _ in _again():
+            left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+            try:
+                for found in self._moves(seen.id if seen else job, left_s):
+                    if seen is None or _step(found) != _step(seen):
+                        seen = found
+                        yield found
+            except AgentGone:
+                continue
+            if seen is not None and not seen.is_final:
+                raise TimedOut(f"job {seen.id} is still {seen.state} after {timeout_s:g} s: {seen.reason}")
+            return
+
+    def wait(self, job: str | int, *, timeout_s: float | None = None) -> Job:
         """The job when it has ended."""
-        *_, last = self.moves(job)
+        *_, last = self.moves(job, timeout_s=timeout_s)
         return last
 
-    def logs(self, job: str | int, *, rank: int | None = None, follow: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Rank and bytes, as they come home; with ``follow`` until the job has ended."""
-        query = {"follow": str(follow).lower(), **({"rank": rank} if rank is not None else {})}
-        path = f"/v1/jobs/{quote(str(job), safe='')}/logs?{urlencode(query)}"
-        decoder = wire.Decoder()
-        for piece in self._stream("GET", path, timeout_s=None):
-            for _, at, payload in decoder.feed(piece):
-                yield at, payload
+    def logs(self, job: str | int, choice: LogChoice | None = None) -> Iterator[LogPiece]:
+        """What the ranks wrote, as it comes home."""
+        following = _Following(self._stream, job, choice or LogChoice())
+        return (one for one in following.pieces() if isinstance(one, LogPiece))
 
-    def events(self, *, after: int = 0, job: str | None = None, follow: bool = False) -> Iterator[Event]:
-        query = {"after": after, "follow": str(follow).lower(), **({"job": job} if job else {})}
-        for document in lines(self._stream("GET", f"/v1/events?{urlencode(query)}", timeout_s=None)):
-            yield decode(Event, document)
+    def attend(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
+        """From its first byte to its end: the job each time it has moved, and what its ranks write. The last is the
+        job that has ended."""
+        choice = LogChoice(ranks=ranks, attempt="all", follow=True)
+        return _Following(self._stream, job, choice, with_moves=True).pieces()
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: str | int | None = None,
+        since_unix_s: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[Event]:
+        """What happened, the oldest first."""
+        query: dict[str, Any] = {"follow": str(follow).lower()}
+        if job is not None:
+            query["job"] = self.get(job).id  # the same one after a new connection, also for ``last``
+        if since_unix_s is not None:
+            query["since"] = since_unix_s
+        for again in _again():
+            try:
+                for document in lines(self._live(f"/v1/events?{urlencode({**query, 'after': after})}")):
+                    event = decode(Event, document)
+                    after = event.seq
+                    again()
+                    yield event
+            except AgentGone:
+                continue
+            return
+
+    def _moves(self, job: str | int, timeout_s: float | None) -> Iterator[Job]:
+        query = "" if timeout_s is None else f"?timeout_s={timeout_s}"
+        silence_s = None if timeout_s is None else timeout_s + _LATE_S
+        for document in lines(self._stream("GET", f"{_path(job)}/wait{query}", timeout_s=silence_s)):
+            yield decode(Job, document)
+
+    def _live(self, path: str) -> Iterator[bytes]:
+        stream: Iterator[bytes] = self._stream("GET", path, timeout_s=None)
+        return stream
+
+
+@dataclass(slots=True)
+class _Following:
+    """The logs of one job, over as many connections as it takes: each goes on where the last one broke off."""
+
+    stream: Ask
+    job: str | int
+    choice: LogChoice
+    with_moves: bool = False
+    _from_attempt: int | None = None
+    _positions: dict[tuple[int, int], int] = field(default_factory=dict)
+    _seen: Job | None = None
+
+    def pieces(self) -> Iterator[Job | LogPiece]:
+        for again in _again():
+            try:
+                for piece in self._over_one_connection():
+                    again()
+                    yield piece
+            except AgentGone:
+                continue
+            return
+
+    def _over_one_connection(self) -> Iterator[Job | LogPiece]:
+        decoder = wire.Decoder()
+        streams: dict[int, LogPiece] = {}
+        for content in self.stream("GET", f"{_path(self.job)}/logs?{urlencode(self._query())}", timeout_s=None):
+            for kind, number, payload in decoder.feed(content):
+                if kind == wire.RESULT:
+                    yield from self._moved(decode(Job, wire.parse(payload)))
+                elif kind == wire.ERROR:
+                    raise error_from_wire(wire.parse(payload))
+                elif kind == wire.OUT:
+                    yield self._read(streams, number, payload)
+                elif number == 0:
+                    begin = wire.parse(payload)
+                    self.job, self._from_attempt = int(begin["job"]), int(begin["from_attempt"])
+                else:
+                    streams[number] = here = decode(LogPiece, {**wire.parse(payload), "content": b""})
+                    self._positions[here.attempt, here.rank] = here.offset
+                    if here.dropped_bytes:
+                        yield here
+
+    def _moved(self, job: Job) -> Iterator[Job]:
+        if self._seen is None or _step(job) != _step(self._seen):
+            self._seen = job
+            yield job
+
+    def _read(self, streams: dict[int, LogPiece], number: int, content: bytes) -> LogPiece:
+        at = streams[number]
+        place = (at.attempt, at.rank)
+        piece = LogPiece(at.attempt, at.rank, at.node, self._positions[place], content)
+        self._positions[place] += len(content)
+        return piece
+
+    def _query(self) -> list[tuple[str, str]]:
+        choice = self.choice
+        query = [("rank", str(rank)) for rank in choice.ranks] + [("node", node) for node in choice.nodes]
+        query += [("follow", str(choice.follow).lower()), ("moves", str(self.with_moves).lower())]
+        if isinstance(choice.attempt, int):
+            query.append(("attempt", str(choice.attempt)))
+        elif self._from_attempt is not None or choice.attempt == "all":
+            query.append(("from_attempt", str(self._from_attempt or 1)))
+        if choice.since_unix_s is not None:
+            query.append(("since", str(choice.since_unix_s)))
+        if choice.tail is not None:
+            query.append(("tail", str(choice.tail)))
+        return query + [("at", f"{attempt}.{rank}:{at}") for (attempt, rank), at in self._positions.items()]
+
+
+def _again() -> Iterator[Callable[[], None]]:
+    """Connections to try, with growing pauses between them; whoever got something says so, and all tries are left."""
+    tries = 0
+
+    def went_well() -> None:
+        nonlocal tries
+        tries = 0
+
+    while tries < _TRIES:
+        yield went_well
+        tries += 1
+        time.sleep(_LEAST_PAUSE_S * 2**tries)
+    raise AgentGone("the agent ends again and again", hint="see: ugro agent logs")
+
+
+def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
+    return {
+        "key": key or _new_key(),
+        "user": getpass.getuser(),
+        "file": str(file.absolute()) if file else None,
+        "fields": dict(fields or {}),
+        "here": os.getcwd(),
+    }
+
+
+def _new_key() -> str:
+    return os.urandom(16).hex()
+
+
+def _path(job: str | int) -> str:
+    return f"/v1/jobs/{quote(str(job), safe='')}"
+
+
+def _step(job: Job) -> tuple[JobState, int, str]:
+    return job.state, job.attempt, job.reason

@@ -6,6 +6,7 @@ The judge is the ledger that the ranks write, and /proc; see ``tests.rig.ledger`
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tests.rig.waiting import is_alive, wait_until
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
-from ugro.remote.rundir import POINTS
+from ugro.remote.rundir import POINTS, spec_hash
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]
@@ -107,6 +108,38 @@ def test_a_supervisor_that_comes_late_does_not_start_what_was_started_and_lost(
     assert len(ledger.starts()) <= 2
     assert status_of(node.call(second, "stop", job="train", attempt=1)) == "exited"
     ledger.expect_nothing_alive()
+
+
+def test_a_supervisor_with_a_fault_says_so_and_leaves_its_story(node: LocalNode, ledger: Ledger) -> None:
+    """Here: a run's file that somebody changed."""
+    link = node.link()
+    spec = ledger.sleeping()
+    node.call(link, "list")
+    folder = node.run_dir("train", 1)
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps({"v": 1, "hash": spec_hash(spec)}))
+    with pytest.raises(RemoteFailure, match="ended before it had begun"):
+        node.call(link, "start", job="train", attempt=1, spec=spec)
+    assert "KeyError: 'spec'" in (folder / "supervisor.log").read_text()
+    assert ledger.starts() == []
+
+
+def test_a_thousand_starts_at_once_keep_nobody_from_being_heard(node: LocalNode) -> None:
+    """Most are refused: what counts is that they are many."""
+    link = node.link()
+    node.call(link, "start", job="train", attempt=2, spec={"ranks": [{"rank": 0, "argv": ["true"]}]})
+
+    async def crowd() -> int:
+        spec = {"ranks": [{"rank": 0, "argv": ["true"]}]}
+        jobs = [*["train"] * 960, *(f"job{number}" for number in range(40))]
+        starts = [asyncio.create_task(node.acall(link, "start", job=job, attempt=1, spec=spec)) for job in jobs]
+        await asyncio.sleep(0)
+        await link.call("echo", {}, timeout_s=20)
+        waiting = sum(not task.done() for task in starts)
+        await asyncio.gather(*starts, return_exceptions=True)
+        return waiting
+
+    assert node.wait(crowd()) > 500
 
 
 # --- attempts and generations -----------------------------------------------------------------------------------

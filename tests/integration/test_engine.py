@@ -3,89 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.rig.waiting import processes_with_variable, wait_until
-from ugro.agent.cluster import Cluster
-from ugro.agent.engine import Engine
-from ugro.agent.health import HealthCheck
-from ugro.agent.launching import Launching
-from ugro.agent.logmirror import LogMirror
-from ugro.agent.runwatch import RunWatch
-from ugro.agent.snapshot import Snapshots
+from tests.rig.engine import EngineRig, command, in_loop, is_final, until
+from tests.rig.waiting import wait_until
 from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
-from ugro.nodes.runs import Identity
-from ugro.store.database import Store
 
-_LIMIT_S = 40
-
-
-class Rig:
-    """An engine with all it needs, as an agent would make it."""
-
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder = folder
-        names = [f"n{number}" for number in range(1, nodes + 1)]
-        lines = [f"  {name}: {{transport: local, remote_root: {folder}/{name}}}" for name in names]
-        self.file = folder / "cluster.yaml"
-        self.file.write_text("nodes:\n" + "\n".join(lines) + "\n")
-
-    @asynccontextmanager
-    async def agent(self) -> AsyncIterator[tuple[Store, Engine]]:
-        store = Store(self.folder / "state.db")
-        await store.open()
-        cluster = Cluster(self.file)
-        await cluster.start()
-        watch = RunWatch(cluster.inventory, Identity(await store.agent_id(), await store.next_generation()))
-        snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
-        mirror = LogMirror(self.folder / "jobs", watch)
-        engine = Engine(store.jobs, watch, Launching(store.jobs, cluster, watch), snapshots, mirror)
-        task = asyncio.create_task(engine.run())
-        try:
-            yield store, engine
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await engine.close()
-            await cluster.inventory.close()
-            await store.close()
-
-    def log(self, job: Job, rank: int = 0) -> str:
-        return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
+Rig = Callable[[int], EngineRig]
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Callable[[int], Rig]:
-    return lambda nodes: Rig(tmp_path, nodes)
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made: list[EngineRig] = []
+
+    def make(nodes: int) -> EngineRig:
+        made.append(EngineRig(tmp_path, nodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
-def command(*argv: str, name: str = "job", retries: int = 0) -> JobSpec:
-    return JobSpec(name=name, argv=argv, retry=Retry(max_retries=retries))
-
-
-async def until(store: Store, job: Job, is_so: Callable[[Job], bool]) -> Job:
-    async with asyncio.timeout(_LIMIT_S):
-        while not is_so(job := await store.jobs.get(job.id)):  # noqa: ASYNC110  # a row in a database tells nobody
-            await asyncio.sleep(0.05)
-    return job
-
-
-def is_final(job: Job) -> bool:
-    return job.is_final
-
-
-def in_loop(work: Awaitable[None]) -> None:
-    async def run() -> None:
-        await work
-
-    asyncio.run(run())
-
-
-def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Callable[[int], Rig]) -> None:
+def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Rig) -> None:
     place = rig(1)
 
     async def work() -> None:
@@ -102,7 +45,7 @@ def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Callable[[int], 
     in_loop(work())
 
 
-def test_a_program_that_fails_is_tried_again_as_often_as_allowed(rig: Callable[[int], Rig], tmp_path: Path) -> None:
+def test_a_program_that_fails_is_tried_again_as_often_as_allowed(rig: Rig, tmp_path: Path) -> None:
     place = rig(1)
     ledger = tmp_path / "ledger"
 
@@ -117,7 +60,7 @@ def test_a_program_that_fails_is_tried_again_as_often_as_allowed(rig: Callable[[
     assert ledger.read_text() == "1\n2\n"
 
 
-def test_every_rank_of_a_gang_gets_torchruns_environment(rig: Callable[[int], Rig], tmp_path: Path) -> None:
+def test_every_rank_of_a_gang_gets_torchruns_environment(rig: Rig, tmp_path: Path) -> None:
     place = rig(3)
     script = tmp_path / "show.py"
     script.write_text(
@@ -136,7 +79,7 @@ def test_every_rank_of_a_gang_gets_torchruns_environment(rig: Callable[[int], Ri
     in_loop(work())
 
 
-def test_a_cancelled_job_ends_with_all_it_started(rig: Callable[[int], Rig], tmp_path: Path) -> None:
+def test_a_cancelled_job_ends_with_all_it_started(rig: Rig, tmp_path: Path) -> None:
     place = rig(1)
 
     async def work() -> None:
@@ -146,12 +89,12 @@ def test_a_cancelled_job_ends_with_all_it_started(rig: Callable[[int], Rig], tmp
             await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
             engine.wake()
             assert (await until(store, job, is_final)).state is JobState.CANCELLED
-            wait_until(lambda: not processes_with_variable("UGRO_JOB", [str(job.id)]), 10, "its processes to be gone")
+            wait_until(lambda: not place.processes(), 10, "its processes to be gone")
 
     in_loop(work())
 
 
-def test_jobs_never_notice_that_their_agent_was_gone(rig: Callable[[int], Rig], tmp_path: Path) -> None:
+def test_jobs_never_notice_that_their_agent_was_gone(rig: Rig, tmp_path: Path) -> None:
     place = rig(1)
     ledger, gate = tmp_path / "ledger", tmp_path / "gate"
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,14 @@ from ugro.core.errors import RemoteFailure
 from ugro.nodes.link import Link
 
 ONE = f"{AGENT}/train.1"
+# A leader and its child, each saying which signal it got.
+HEARING = """
+for n in 2 10 15; do trap "echo leader-$n >> $SAID; exit $n" $n; done
+sh -c 'for n in 2 10 15; do trap "echo child-$n >> $SAID; exit $n" $n; done
+    echo ready >> $SAID; while :; do sleep 0.02; done' &
+echo ready >> $SAID
+while :; do sleep 0.02; done
+"""
 
 
 @pytest.fixture
@@ -104,9 +114,105 @@ def test_a_program_that_cannot_be_started_ends_the_run_and_says_why(node: LocalN
     node.call(link, "start", job="train", attempt=1, spec={"ranks": ranks})
     record = ended(node, link)
     assert record["outcome"] == "start-failed"
-    assert record["reason"] == "rank 1: no-such-program: No such file or directory"
+    assert record["reason"] == "rank 1: no-such-program: no such file or directory"
+    failure = {key: record["failure"][key] for key in ("rank", "code", "signal", "is_oom", "kind")}
+    assert failure == {"rank": 1, "code": 127, "signal": None, "is_oom": False, "kind": "program"}
     assert (node.run_dir("train", 1) / "logs" / "rank_1.log").read_text().startswith("no-such-program: ")
     ledger.expect_nothing_alive()
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "code", "reason"),
+    [
+        (["{folder}/missing.py"], None, 127, "rank 0: {folder}/missing.py: no such file or directory"),
+        (["{folder}/plain.txt"], None, 126, "rank 0: {folder}/plain.txt: permission denied"),
+        (["{folder}/no-first-line"], None, 126, "rank 0: {folder}/no-first-line: exec format error"),
+        (["{folder}"], None, 126, "rank 0: {folder}: permission denied"),
+        (
+            ["{folder}/bad-first-line"], None, 127,
+            "rank 0: {folder}/bad-first-line: what its first line names: no such file or directory",
+        ),
+        (["plain.txt"], None, 126, "rank 0: plain.txt: permission denied"),
+        (["true"], "/no/such", 127, "rank 0: working directory /no/such: no such file or directory"),
+        (["true"], "{folder}/plain.txt", 127, "rank 0: working directory {folder}/plain.txt: not a directory"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_program_is_said_plainly_and_is_its_own_fault(
+    node: LocalNode, tmp_path: Path, argv: list[str], cwd: str | None, code: int, reason: str
+) -> None:
+    link = node.link()
+    (tmp_path / "plain.txt").write_text("text")
+    for name, content in (("no-first-line", "\x01\x02"), ("bad-first-line", "#!/no/such/python\n")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    rank = {"rank": 0, "argv": [word.format(folder=tmp_path) for word in argv], "env": {"PATH": f"{tmp_path}:/bin"}}
+    where = cwd.format(folder=tmp_path) if cwd else None
+    node.call(link, "start", job="train", attempt=1, spec={"ranks": [rank], "cwd": where})
+    record = ended(node, link)
+    assert (record["outcome"], record["reason"]) == ("start-failed", reason.format(folder=tmp_path))
+    assert (record["failure"]["kind"], record["failure"]["code"]) == ("program", code)
+    assert record["ranks"][0]["code"] == code
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user without any processes left")
+def test_what_the_node_lacks_is_the_nodes_fault(tmp_path: Path) -> None:
+    """A user who may have so many processes: enough for a node program and a supervisor, not for the ranks."""
+    root = Path(tempfile.mkdtemp(prefix="r"))
+    user = 60_000 + os.getpid() % 4000
+    os.chown(root, user, user)
+    limited = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all")
+    node = LocalNode(root, prefix=(*limited, "prlimit", "--nproc=5"), python="/usr/bin/python3")
+    try:
+        link = node.link()
+        ranks = [{"rank": number, "argv": ["sleep", "600"]} for number in range(8)]
+        node.call(link, "start", job="train", attempt=1, spec={"ranks": ranks})
+        record = ended(node, link)
+        assert record["outcome"] == "start-failed"
+        assert record["reason"].endswith(": resource temporarily unavailable")
+        assert record["failure"]["kind"] == "node"
+    finally:
+        node.close()
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize(("in_spec", "asked", "expected"), [("INT", None, 2), (None, "USR1", 10), ("INT", "USR1", 10)])
+def test_ranks_are_asked_with_the_signal_they_want_and_their_children_are_not(
+    node: LocalNode, ledger: Ledger, tmp_path: Path, in_spec: str | None, asked: str | None, expected: int
+) -> None:
+    link = node.link()
+    said = tmp_path / "said"
+    rank = {"rank": 0, "argv": ["sh", "-c", HEARING], "env": {"SAID": str(said)}}
+    spec = {"ranks": [rank], "grace_s": 20, **({"stop_signal": in_spec} if in_spec else {})}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    wait_until(lambda: said.exists() and said.read_text().split() == ["ready", "ready"])
+    record = node.call(link, "stop", job="train", attempt=1, grace_s=20, signal=asked)["run"]["exit"]
+    assert said.read_text().split()[2:] == [f"leader-{expected}", "child-15"]
+    assert (record["outcome"], record["ranks"][0]["code"]) == ("stopped", expected)
+
+
+def test_a_rank_that_fails_has_the_others_asked_with_their_signal(
+    node: LocalNode, ledger: Ledger, tmp_path: Path
+) -> None:
+    link = node.link()
+    said = tmp_path / "said"
+    rank = {"rank": 0, "argv": ["sh", "-c", HEARING], "env": {"SAID": str(said)}}
+    failing = ledger.rank(1, "wait_for", tmp_path / "go", 3)
+    spec = {"ranks": [rank, failing], "grace_s": 20, "stop_signal": "USR1"}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    wait_until(lambda: said.exists() and said.read_text().split() == ["ready", "ready"])
+    (tmp_path / "go").touch()
+    assert ended(node, link)["reason"] == "rank 1 ended with code 3"
+    assert said.read_text().split()[2] == "leader-10"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "term", "STOP", "CONT", "NONE", "", "_DFL", 15])
+def test_a_signal_that_ends_nothing_is_refused(node: LocalNode, ledger: Ledger, name: Any) -> None:
+    link = node.link()
+    spec = ledger.sleeping() | {"stop_signal": name}
+    with pytest.raises(RemoteFailure, match="without SIG, such as INT"):
+        node.call(link, "start", job="train", attempt=1, spec=spec)
+    with pytest.raises(RemoteFailure, match="without SIG, such as INT"):
+        node.call(link, "stop", job="train", attempt=1, signal=name)
 
 
 def test_a_rank_that_saves_its_work_has_its_children_meanwhile(node: LocalNode, ledger: Ledger) -> None:
@@ -145,6 +251,77 @@ def test_a_second_stop_hastens_the_first(node: LocalNode, ledger: Ledger) -> Non
 
     assert [status_of(answer) for answer in node.wait(twice())] == ["exited", "exited"]
     ledger.expect_nothing_alive()
+
+
+# --- how it stands in the system -------------------------------------------------------------------------------
+
+
+def test_a_supervisor_is_found_by_its_mark_and_has_nothing_of_the_node_program(
+    node: LocalNode, ledger: Ledger
+) -> None:
+    link = node.link()
+    node.call(link, "start", job="other", attempt=1, spec={"ranks": [ledger.rank(5, "sleep")]})
+    node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
+    [program] = node.pids()
+    pid = node.supervisor("train", 1)
+    proc = Path(f"/proc/{pid}")
+    variables = (proc / "environ").read_bytes().split(b"\0")
+    assert f"UGRO_RUN={ONE}".encode() in variables
+    assert f"UGRO_RUN_DIR={node.run_dir('train', 1)}".encode() in variables
+    assert (proc / "cwd").readlink() == Path("/")
+    assert parent_of(pid) != program
+    assert os.getsid(pid) not in (os.getsid(program), pid)
+    theirs = {link for link in open_files(program) if not link.startswith("/dev/")}
+    assert not {link for link in open_files(pid) if link in theirs}
+    assert len(open_files(pid)) <= 10
+    assert [line for line in (proc / "status").read_text().splitlines() if line.startswith("SigBlk")] == [
+        "SigBlk:\t0000000000000000"
+    ]
+
+
+def test_a_node_program_has_no_dead_children_and_no_more_files_open_after_many_runs(
+    node: LocalNode, ledger: Ledger
+) -> None:
+    link = node.link()
+    [program] = node.pids()
+    before = len(open_files(program))
+    for attempt in range(1, 11):
+        node.call(link, "start", job="train", attempt=attempt, spec={"ranks": [{"rank": 0, "argv": ["true"]}]})
+        wait_until((node.run_dir("train", attempt) / "exit.json").exists)
+        node.call(link, "remove", job="train", attempt=attempt)
+    assert len(open_files(program)) <= before + 1
+    assert Path(f"/proc/{program}/task/{program}/children").read_text() == ""
+    assert os.listdir(node.run_dir("train", 1).parent) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a machine with a user manager")
+def test_where_a_user_lingers_a_supervisor_is_started_afresh_in_a_scope_of_its_own(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stub stands in for systemd-run, and files for what the system would have."""
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin" / "systemd-run"
+    stub.write_text('#!/bin/sh\necho "$@" > "$0.args"\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
+    machine = (
+        "mount -t tmpfs none /run && mkdir -p /run/user/0/systemd /var/lib/systemd &&"
+        "mount -t tmpfs none /var/lib/systemd && mkdir /var/lib/systemd/linger &&"
+        'touch "/var/lib/systemd/linger/$0" && exec "$@"'
+    )
+    (tmp_path / "root").mkdir()
+    node = LocalNode(tmp_path / "root", prefix=("unshare", "--mount", "sh", "-c", machine, "root"))
+    try:
+        link = node.link()
+        node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
+        assert "--user --scope" in Path(f"{stub}.args").read_text()
+        wait_until(lambda: len(ledger.starts(ONE)) == 2)
+        node.kill_programs()
+        assert len(ledger.alive_of(ONE)) == 2
+        assert node.call(node.link(), "stop", job="train", attempt=1)["run"]["exit"]["outcome"] == "stopped"
+        ledger.expect_nothing_alive()
+    finally:
+        node.close()
 
 
 # --- whoever goes away ------------------------------------------------------------------------------------------
@@ -292,6 +469,10 @@ def test_children_that_a_rank_left_end_with_the_run_that_succeeded(node: LocalNo
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def open_files(pid: int) -> list[str]:
+    return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 def ended(node: LocalNode, link: Link) -> dict[str, Any]:

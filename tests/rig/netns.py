@@ -77,8 +77,11 @@ class Cable:
             f"-n {self.namespace} addr add {self.node_address}/30 dev {_INTERFACE}",
             f"-n {self.namespace} link set {_INTERFACE} up",
             f"-n {self.namespace} link set lo up",
+            f"-n {self.namespace} route add default via 10.213.{self.network}.1",
         ):
             _run("ip", *line.split())
+        # Nodes reach each other, through us; only what comes from one of them is passed on.
+        Path("/proc/sys/net/ipv4/conf", ours, "forwarding").write_text("1")
 
     def cut(self, way: Way) -> None:
         for chain, option in _CHAINS[way]:

@@ -21,6 +21,7 @@ from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
     ALL_GPUS,
+    ANY_GPUS,
     After,
     Checkpoint,
     Disconnect,
@@ -51,7 +52,9 @@ def load(
 
 
 def test_a_script_alone_is_a_job_with_all_defaults() -> None:
-    assert load("script: src/train.py") == JobSpec(name="train", argv=("src/train.py",), launcher=Launcher.DDP)
+    assert load("script: src/train.py") == JobSpec(
+        name="train", argv=("src/train.py",), launcher=Launcher.DDP, resources=Resources(gpus_per_node=ANY_GPUS)
+    )
 
 
 def test_a_command_alone_is_a_job_with_all_defaults() -> None:
@@ -126,10 +129,10 @@ def test_a_text_as_command_goes_to_a_shell() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("nodes: 3", Resources(min_nodes=3, max_nodes=3)),
-        ('nodes: "3"', Resources(min_nodes=3, max_nodes=3)),
-        ("nodes: 2 .. 4", Resources(min_nodes=2, max_nodes=4)),
-        ("nodes: 2..2", Resources(min_nodes=2, max_nodes=2)),
+        ("nodes: 3", Resources(3, 3, ANY_GPUS)),
+        ('nodes: "3"', Resources(3, 3, ANY_GPUS)),
+        ("nodes: 2 .. 4", Resources(2, 4, ANY_GPUS)),
+        ("nodes: 2..2", Resources(2, 2, ANY_GPUS)),
         ("gpus_per_node: 2", Resources(gpus_per_node=2)),
         ("gpus_per_node: 0", Resources()),
         ("gpus_per_node: all", Resources(gpus_per_node=ALL_GPUS)),
@@ -138,8 +141,10 @@ def test_a_text_as_command_goes_to_a_shell() -> None:
         ("gpu: {memory: 512 MiB ..}", Resources(gpus_per_node=1, gpu_memory_bytes=512 * 2**20)),
         ("gpu: {model: RTX4090}", Resources(gpus_per_node=1, gpu_models=("RTX4090",))),
         ("{gpu: {model: H100}, gpus_per_node: 8}", Resources(gpus_per_node=8, gpu_models=("H100",))),
-        ("memory: 500MB", Resources(memory_bytes=500 * 10**6)),
-        ("gpu:", Resources()),
+        ("memory: 500MB", Resources(gpus_per_node=ANY_GPUS, memory_bytes=500 * 10**6)),
+        ("gpu:", Resources(gpus_per_node=ANY_GPUS)),
+        ("cpus: 0", Resources(gpus_per_node=ANY_GPUS, cpus=0)),
+        ("cpus: null", Resources(gpus_per_node=ANY_GPUS)),
         (
             "any_of: [{gpus_per_node: 2}, {nodes: 2, gpu: {memory: 8GB..}}]",
             Resources(
@@ -251,7 +256,7 @@ def test_a_file_is_read_with_flags_over_it(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py\nenv: {A: }\nafter: {ok: [prepare]}\nresources: {cpus: 2}\n")
     spec = load_job(path, overrides={"nodes": "3"}, env={"A": "x"}, resolve=by_name)
-    assert spec.resources == Resources(min_nodes=3, max_nodes=3, cpus=2)
+    assert spec.resources == Resources(3, 3, ANY_GPUS, cpus=2)
     assert (spec.env, spec.after) == ((("A", "x"),), After(ok=(7,)))
 
 

@@ -3,12 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Placement, Resources, Share
+from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Placement, Resources, Share
 from ugro.policy.decision import Start
-from ugro.policy.fit import check_fits
 from ugro.policy.scheduler import schedule
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
@@ -28,6 +25,13 @@ def place(
     spec = JobSpec("job", ("train",), launcher, resources=resources)
     (decision,) = schedule(Snapshot(0.0, nodes, (Waiting(1, "ann", spec, 0.0, avoid=avoid),)))
     return decision.placement if isinstance(decision, Start) else None
+
+
+def start_of(resources: Resources, *nodes: NodeView) -> Start:
+    spec = JobSpec("job", ("train",), Launcher.DDP, resources=resources)
+    (decision,) = schedule(Snapshot(0.0, nodes, (Waiting(1, "ann", spec, 0.0),)))
+    assert isinstance(decision, Start)
+    return decision
 
 
 def given_to(resources: Resources, *nodes: NodeView) -> dict[str, tuple[int, ...]]:
@@ -138,11 +142,11 @@ def test_all_labels_must_be_there() -> None:
     assert place(wanted, node("a", labels=("desk",)), node("c", labels=("quiet",))) is None
 
 
-def test_jobs_without_gpus_leave_nodes_with_free_gpus_alone_and_spread() -> None:
+def test_jobs_without_demands_are_spread_and_of_equals_go_where_no_gpu_is_free() -> None:
     nodes = (node("a-gpu", 8, speed=9.0), node("cpu1"), node("cpu2"))
     waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",)), 0.0) for number in range(4))
     starts = [one for one in schedule(Snapshot(0.0, nodes, waiting)) if isinstance(one, Start)]
-    assert [start.placement.nodes[0] for start in starts] == ["cpu1", "cpu2", "cpu1", "cpu2"]
+    assert [start.placement.nodes[0] for start in starts] == ["cpu1", "cpu2", "a-gpu", "cpu1"]
 
 
 def test_what_others_took_meanwhile_counts() -> None:
@@ -167,15 +171,77 @@ def test_cores_and_memory_are_counted() -> None:
     assert [isinstance(one, Start) for one in by_memory] == [True, True, True, False]
 
 
-def test_even_jobs_that_ask_for_nothing_do_not_pile_up_without_end() -> None:
-    waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",)), 0.0) for number in range(100))
-    started = sum(isinstance(one, Start) for one in schedule(Snapshot(0.0, (node("n", cores=4),), waiting)))
-    assert started == 16
+def started_at_once(resources: Resources, on: NodeView) -> int:
+    waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",), resources=resources), 0.0) for number in range(100))
+    return sum(isinstance(one, Start) for one in schedule(Snapshot(0.0, (on,), waiting)))
+
+
+def test_a_job_that_does_not_speak_of_cores_takes_one() -> None:
+    assert started_at_once(Resources(), node("n", cores=4)) == 4
+
+
+def test_even_jobs_that_take_no_core_do_not_pile_up_without_end() -> None:
+    assert started_at_once(Resources(cpus=0), node("n", cores=4)) == 16
+
+
+def test_each_rank_takes_a_core_as_far_as_the_node_has_them() -> None:
+    def cores(wanted: Resources, on: NodeView, launcher: Launcher = Launcher.DDP) -> int:
+        placement = place(wanted, on, launcher=launcher)
+        assert placement is not None
+        return placement.shares[0].cpus
+
+    assert cores(gang(1, gpus=2), node("n", 8, 8)) == 2
+    assert cores(gang(1, gpus=2), node("n", 8, 8), Launcher.COMMAND) == 1
+    assert cores(gang(1, gpus=ALL_GPUS), node("n", 8, 8, 8)) == 3
+    assert cores(gang(1, gpus=ALL_GPUS), node("n", 8, 8, 8, cores=2)) == 2
+    assert cores(gang(1, gpus=4), node("n", 8, 8, 8, 8, cores=2)) == 2
+    assert cores(replace(gang(1, gpus=2), cpus=0), node("n", 8, 8)) == 0
+
+
+def test_a_job_without_demands_goes_to_the_least_loaded_node() -> None:
+    reason = start_of(Resources(), node("a", cost=0.5), node("b", 8, cost=0.1), node("c", cost=0.7)).reason
+    assert reason == "free now: b; rather than a: the least load"
+
+
+def test_the_reason_says_what_the_choice_went_by() -> None:
+    one = Resources(gpus_per_node=1)
+    largest = start_of(one, node("a", 8), node("b", 24))
+    assert largest.reason == "free now: b (GPU 0); rather than a: the most GPU memory"
+    assert start_of(one, node("a", 8), node("b", 8)).reason == "free now: a (GPU 0)", "nothing but the name"
+    little = replace(one, gpu_memory_bytes=GIB)
+    reason = start_of(little, node("a", 24), node("b", 8)).reason
+    assert reason == "free now: b (GPU 0); rather than a: the smallest GPU that will do"
+
+
+def test_a_script_that_leaves_gpus_open_gets_all_of_a_node_that_has_some() -> None:
+    assert given_to(gang(1, gpus=ANY_GPUS), node("cpu"), node("gpu", 8, 8)) == {"gpu": (0, 1)}
+    assert given_to(gang(2, 4, gpus=ANY_GPUS), node("cpu"), node("a", 8), node("b", 8)) == {"a": (0,), "b": (0,)}
+
+
+def test_where_too_few_nodes_have_gpus_no_rank_gets_any() -> None:
+    assert given_to(gang(2, gpus=ANY_GPUS), node("cpu1"), node("cpu2")) == {"cpu1": (), "cpu2": ()}
+    start = start_of(gang(3, gpus=ANY_GPUS), node("cpu"), node("a", 8), node("b", 8))
+    assert [share.gpus for share in start.placement.shares] == [(), (), ()]
+    assert "without GPUs: only 2 such nodes have any" in start.reason
+
+
+@pytest.mark.parametrize(
+    "gpu_node",
+    [
+        replace(node("gpu"), gpus=(GpuView(0, "RTX", 8 * GIB, is_foreign=True),)),
+        node("gpu", 8, unusable="is unreachable"),
+        node("gpu", unusable="has not answered yet", is_known=False, is_awaited=True),
+    ],
+)
+def test_gpus_that_are_only_busy_or_away_are_waited_for(gpu_node: NodeView) -> None:
+    assert place(gang(1, gpus=ANY_GPUS), node("cpu"), gpu_node) is None
+    broken = replace(gpu_node, gpus=(GpuView(0, "RTX", 8 * GIB, is_broken=True),), is_awaited=False)
+    assert place(gang(1, gpus=ANY_GPUS), node("cpu"), broken) is not None
 
 
 def test_a_command_runs_on_one_node_whatever_it_asks() -> None:
     placement = place(gang(3), node("only", 8), launcher=Launcher.COMMAND)
-    assert placement == Placement((Share("only", (0,)),))
+    assert placement == Placement((Share("only", (0,), cpus=1),))
 
 
 def test_alternatives_are_tried_in_order() -> None:
@@ -202,116 +268,3 @@ def test_what_a_job_holds_is_gone_until_it_ends_even_for_nodes_that_left() -> No
         (Holding(9, "bob", 50, held, 0.0),),
     )  # fmt: skip
     assert not isinstance(schedule(snapshot)[0], Start)
-
-
-LAB = (node("gpu-master", 12, cores=16), node("gpu1", 8, 8), node("gpu2", 8, model="RTX 3070 Ti", cores=4))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
-        (
-            Resources(gpus_per_node=4),
-            "no node has 4 GPUs; the largest has 2 (gpu1); with --nodes 3 --gpus-per-node all it would fit",
-        ),
-        (
-            gang(4),
-            "it needs 4 nodes each with 1 GPU; only 3 have that (gpu-master, gpu1 and gpu2); "
-            "with --nodes 3 it would fit",
-        ),
-        (
-            Resources(gpus_per_node=1, gpu_memory_bytes=40 * GIB),
-            "no GPU has 40.0 GiB; the largest has 12.0 GiB (RTX 4070 on gpu-master); "
-            "with --gpu-memory 12GiB it would fit",
-        ),
-        (Resources(gpus_per_node=1, gpu_models=("H100",)), "no GPU is H100; there are RTX 3070 Ti and RTX 4070"),
-        (Resources(cpus=64), "no node has 64 cores; the largest has 16 (gpu-master); with --cpus 16 it would fit"),
-        (
-            Resources(memory_bytes=64 * GIB),
-            "no node has 64.0 GiB of memory; the largest has 32.0 GiB (gpu-master); with --memory 32GiB it would fit",
-        ),
-        (Resources(labels=("big",)), "no node has the label big; none has any"),
-        (
-            Resources(gpus_per_node=2, cpus=16),
-            "no node has it all together; it needs a node with 2 GPUs and 16 cores; "
-            "with --gpus-per-node 1 it would fit",
-        ),
-    ],
-)
-def test_what_can_never_run_is_refused_with_the_nearest_that_could(wanted: Resources, told: str) -> None:
-    misfit = check_fits(wanted, LAB)
-    assert misfit is not None
-    assert str(misfit) == told
-
-
-def test_four_gpus_on_one_node_become_two_nodes_of_two() -> None:
-    misfit = check_fits(Resources(gpus_per_node=4), [node("gpu1", 8, 8), node("gpu2", 8, 8)])
-    assert misfit is not None
-    assert misfit.hint == "with --nodes 2 --gpus-per-node 2 it would fit"
-
-
-def test_three_gpus_become_all_of_two_nodes() -> None:
-    misfit = check_fits(Resources(gpus_per_node=3), [node("gpu1", 8, 8), node("gpu2", 8, 8)])
-    assert misfit is not None
-    assert misfit.hint == "with --nodes 2 --gpus-per-node all it would fit"
-
-
-def test_a_job_of_one_node_is_not_told_to_use_more() -> None:
-    misfit = check_fits(Resources(gpus_per_node=4), LAB, on_one_node=True)
-    assert misfit is not None
-    assert misfit.hint == "with --gpus-per-node 2 it would fit"
-    assert check_fits(gang(9), LAB, on_one_node=True) is None
-
-
-def test_no_nodes_no_gpus_and_broken_ones_are_said() -> None:
-    def reason(wanted: Resources, *nodes: NodeView) -> str:
-        misfit = check_fits(wanted, nodes)
-        assert misfit is not None
-        return misfit.reason
-
-    broken = replace(node("n"), gpus=(GpuView(0, "RTX", 8 * GIB, is_broken=True),))
-    assert reason(Resources()) == "there are no nodes"
-    assert reason(gang(1), node("cpu")) == "no node has a GPU"
-    assert reason(gang(1), broken) == "no node has a GPU; broken: GPU 0 of n"
-    ways = reason(Resources(any_of=(gang(1), Resources(cpus=99))), node("cpu"))
-    assert ways == (
-        "none of the 2 alternatives fits: no node has a GPU and no node has 99 cores; the largest has 8 (cpu)"
-    )
-
-
-def test_what_is_only_in_use_or_away_can_run_some_day() -> None:
-    busy = replace(node("busy"), gpus=(GpuView(0, "RTX", 8 * GIB, is_foreign=True),))
-    drained = node("drained", 8, unusable="is drained: new fans")
-    assert check_fits(gang(2), [busy, drained]) is None
-    assert check_fits(Resources(any_of=(gang(9), gang(1))), [drained]) is None
-
-
-some_nodes = st.lists(
-    st.builds(
-        lambda gpus, cores, memory: (gpus, cores, memory),
-        st.lists(st.sampled_from([4, 8, 12]), max_size=4), st.integers(1, 8), st.integers(1, 8),
-    ),
-    min_size=1, max_size=5,
-).map(
-    lambda made: [
-        node(f"n{index}", *gpus, cores=cores, memory_gib=memory) for index, (gpus, cores, memory) in enumerate(made)
-    ]
-)  # fmt: skip
-some_resources = st.builds(
-    lambda least, more, gpus, memory, cpus: Resources(
-        least, least + more, gpus, memory * GIB if memory else None, cpus=cpus, memory_bytes=cpus * GIB
-    ),
-    st.integers(1, 4), st.integers(0, 3), st.sampled_from([0, 1, 2, 3, 5, ALL_GPUS]),
-    st.sampled_from([0, 6, 12, 20]), st.integers(0, 9),
-)  # fmt: skip
-
-
-@given(some_resources, some_nodes)
-def test_what_is_said_to_fit_starts_on_an_idle_cluster_and_nothing_else_does(
-    wanted: Resources, nodes: list[NodeView]
-) -> None:
-    misfit = check_fits(wanted, nodes)
-    assert (place(wanted, *nodes) is not None) == (misfit is None)
-    if misfit is not None and misfit.nearest is not None:
-        assert place(misfit.nearest, *nodes) is not None
-        assert misfit.hint is not None

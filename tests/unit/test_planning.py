@@ -1,51 +1,134 @@
 from __future__ import annotations
 
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.plan import Rendezvous
+import pytest
+
+from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Retry, Share
+from ugro.core.plan import Plan, Rendezvous
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
 MEETING = Rendezvous("10.0.0.1", 29500, (("gpu1", "eth0"),))
 PYTHONS = {"gpu1": "/opt/a/python3", "gpu2": "/opt/b/python3"}
 UNEQUAL = Placement((Share("gpu1", gpus=(0, 2)), Share("gpu2", gpus=(1,))))
+Env = dict[str, str]
 
 
-def job(launcher: Launcher, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Job:
-    spec = JobSpec("j", argv, launcher, env=env)
-    return Job(7, spec, "ann", JobState.STARTING, "", "2026-01-01T00:00:00+00:00", attempt=1)
+def job(launcher: Launcher, *argv: str, env: Env | None = None, attempt: int = 1, retries: int = 0) -> Job:
+    spec = JobSpec("j", argv, launcher, env=tuple((env or {}).items()), retry=Retry(max_retries=retries))
+    return Job(7, spec, "ann", JobState.STARTING, "", "2026-01-01T00:00:00+00:00", attempt=attempt)
+
+
+def environments(made: Plan) -> list[Env]:
+    return [dict(rank.env) for node in made.nodes for rank in node.ranks]
+
+
+def ddp_environments(
+    env: Env | None = None, node_env: Env | None = None, extra: Env | None = None, attempt: int = 1
+) -> list[Env]:
+    around = Surroundings(MEETING, PYTHONS, {"gpu1": node_env or {}}, {"gpu1": extra or {}})
+    return environments(plan(job(Launcher.DDP, "train.py", env=env, attempt=attempt), attempt, UNEQUAL, around))
 
 
 def test_a_command_is_one_process_on_its_first_node_and_sees_only_its_devices() -> None:
-    made = plan(job(Launcher.COMMAND, "python", "eval.py", env=(("A", "1"),)), 1, UNEQUAL, Surroundings(None, PYTHONS))
+    made = plan(job(Launcher.COMMAND, "python", "eval.py", env={"A": "1"}), 1, UNEQUAL, Surroundings(None, PYTHONS))
     (node,) = made.nodes
     (rank,) = node.ranks
     assert (node.node, rank.argv) == ("gpu1", ("python", "eval.py"))
-    assert dict(rank.env)["CUDA_VISIBLE_DEVICES"] == "0,2"
-    assert dict(rank.env)["A"] == "1"
+    assert dict(rank.env) == {
+        "A": "1",
+        "CUDA_VISIBLE_DEVICES": "0,2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "UGRO_NODE": "gpu1",
+    }
     assert made.world_size == 1
 
 
 def test_a_job_without_gpus_cannot_see_those_of_others() -> None:
     made = plan(job(Launcher.COMMAND, "x"), 1, Placement((Share("gpu1"),)), Surroundings(None, PYTHONS))
-    assert dict(made.nodes[0].ranks[0].env)["CUDA_VISIBLE_DEVICES"] == ""
+    assert environments(made)[0]["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_ranks_count_on_over_nodes_with_different_numbers_of_devices() -> None:
     made = plan(job(Launcher.DDP, "train.py", "--epochs", "3"), 1, UNEQUAL, Surroundings(MEETING, PYTHONS))
     ranks = [rank for node in made.nodes for rank in node.ranks]
-    seen = [[dict(rank.env)[key] for key in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")] for rank in ranks]
-    assert seen == [["0", "0", "0", "2"], ["1", "1", "0", "2"], ["2", "0", "1", "1"]]
-    assert {dict(rank.env)["WORLD_SIZE"] for rank in ranks} == {"3"}
-    assert {dict(rank.env)["MASTER_PORT"] for rank in ranks} == {"29500"}
+    keys = ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK")
+    assert [[env[key] for key in keys] for env in environments(made)] == [
+        ["0", "0", "0", "2", "0"],
+        ["1", "1", "0", "2", "1"],
+        ["2", "0", "1", "1", "2"],
+    ]
+    assert {env["WORLD_SIZE"] for env in environments(made)} == {"3"}
+    assert {env["MASTER_PORT"] for env in environments(made)} == {"29500"}
+    assert {env["UGRO_NODE"] for env in environments(made)[:2]} == {"gpu1"}
     assert ranks[2].argv == ("/opt/b/python3", "-u", "train.py", "--epochs", "3")
-    assert dict(ranks[0].env)["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "GLOO_SOCKET_IFNAME" not in dict(ranks[2].env)
+
+
+def test_a_rank_uses_the_interface_that_reaches_the_others() -> None:
+    first, _, last = ddp_environments()
+    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+    assert "GLOO_SOCKET_IFNAME" not in last
+
+
+def test_a_rank_has_every_variable_that_torchrun_gives_but_its_agents_own() -> None:
+    agents_own = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    expected = {  # as seen in a rank of torch 2.13
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "OMP_NUM_THREADS": "1",
+        "RANK": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "3",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "7",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "WORLD_SIZE": "3",
+    }
+    env = ddp_environments()[1]
+    assert {name: env.get(name) for name in expected} == expected
+    assert not agents_own & set(env)
+
+
+def test_only_nodes_with_several_processes_are_told_to_share_their_cores() -> None:
+    assert ["OMP_NUM_THREADS" in env for env in ddp_environments()] == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+def test_what_the_user_said_of_a_job_or_a_node_is_not_overridden_by_a_default(name: str) -> None:
+    assert ddp_environments(env={name: "mine"})[0][name] == "mine"
+    assert name not in ddp_environments(node_env={name: "mine"})[0]  # a rank inherits it there
+    assert ddp_environments(node_env={name: "mine"}, env={name: "job's"})[0][name] == "job's"
+
+
+def test_a_job_cannot_say_who_its_ranks_are_or_what_ugro_tells_them() -> None:
+    wrong = {"RANK": "9", "MASTER_PORT": "1", "UGRO_NODE": "x", "UGRO_RESUME_DIR": "x", "CUDA_VISIBLE_DEVICES": "9"}
+    env = ddp_environments(env=wrong, extra={"UGRO_RESUME_DIR": "/right"})[0]
+    assert [env[name] for name in wrong] == ["0", "29500", "gpu1", "/right", "0,2"]
+
+
+def test_a_rank_knows_how_often_it_was_tried_before() -> None:
+    third = job(Launcher.DDP, "x", attempt=3, retries=5)
+    env = environments(plan(third, 3, UNEQUAL, Surroundings(MEETING, PYTHONS)))[0]
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == ("2", "5")
+    free_of_charge = ddp_environments(attempt=3)[0]
+    assert free_of_charge["TORCHELASTIC_MAX_RESTARTS"] == "2"
 
 
 def test_torchrun_gets_static_rendezvous_and_no_restarts_of_its_own() -> None:
-    made = plan(job(Launcher.TORCHRUN, "train.py"), 1, UNEQUAL, Surroundings(MEETING, PYTHONS))
-    argv = made.nodes[1].ranks[0].argv
-    assert argv[:4] == ("/opt/b/python3", "-u", "-m", "torch.distributed.run")
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--max-restarts=0", "train.py"} <= set(argv)
+    made = plan(job(Launcher.TORCHRUN, "train.py", "--x"), 1, UNEQUAL, Surroundings(MEETING, PYTHONS))
+    first, second = (node.ranks[0] for node in made.nodes)
+    assert second.argv[:4] == ("/opt/b/python3", "-u", "-m", "torch.distributed.run")
+    assert second.argv[4:] == (
+        *("--nnodes=2", "--node-rank=1", "--nproc-per-node=1"),
+        *("--master-addr=10.0.0.1", "--master-port=29500", "--max-restarts=0", "train.py", "--x"),
+    )
+    assert "--nproc-per-node=2" in first.argv
+    assert dict(first.env)["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "RANK" not in dict(first.env)
 
 
 def test_only_what_has_ranks_needs_a_place_to_meet() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from tests.rig.waiting import wait_until
 from ugro.nodes import bootstrap
-from ugro.remote import check_net, check_system, detach, durable, flood, ports, rundir
+from ugro.remote import detach, durable, flood, guise, ports, rundir, stopping, survival
 from ugro.remote.durable import Numbers
 from ugro.remote.main import RUN_METHODS
 from ugro.remote.program import Refused
@@ -207,6 +208,68 @@ def test_the_space_for_the_last_word_is_taken_beforehand(run: RunDir) -> None:
     assert not os.path.exists(run.file("exit.reserve"))
 
 
+def test_a_claimed_attempt_is_closed_for_good_once_its_claim_is_let_go(agent: AgentDir, run: RunDir) -> None:
+    run.fence.enter(1)
+    assert run.claim()
+    run.fence.close(1, is_lasting=False)
+    run.make_claim_last()
+    assert run.claimed_in() == rundir.boot_id()
+    run.reserve_exit()
+    run.write_exit({"outcome": "succeeded"})
+    assert stopping.remove_quickly(run)
+    assert os.listdir(agent.runs_path) == []
+    assert refused(lambda: run.fence.enter(1)) == "fenced"
+
+
+def test_what_is_not_small_or_not_closed_is_not_removed_quickly(agent: AgentDir, run: RunDir) -> None:
+    assert refused(lambda: stopping.remove_quickly(run)) == "not-exited"
+    run.claim()
+    run.write_exit({"outcome": "succeeded"})
+    assert not stopping.remove_quickly(run)
+    run.fence.close(1)
+    for number in range(100):
+        (Path(run.file("output")) / str(number)).touch()
+    assert not stopping.remove_quickly(run)
+    assert run.exists()
+    shutil.rmtree(run.file("output"))
+    Path(run.file("output.large")).touch()
+    os.truncate(run.file("output.large"), 1 << 30)
+    assert not stopping.remove_quickly(run)
+    os.unlink(run.file("output.large"))
+    lock = run.take_lock(0)
+    assert refused(lambda: stopping.remove_quickly(run)) == "alive"
+    os.close(lock or 0)
+    assert stopping.remove_quickly(run)
+    assert not stopping.remove_quickly(run)
+
+
+def test_a_machine_that_was_restarted_is_known_by_the_claim(run: RunDir) -> None:
+    run.claim()
+    Path(run.file("claim")).write_text("another boot")
+    stopping.clean(run)
+    record = run.exit()
+    assert record is not None
+    assert (record["outcome"], record["reason"]) == ("lost", "the machine was restarted")
+    assert run.status()["claimed_in"] == "another boot"
+
+
+def test_a_forked_process_can_show_a_command_and_an_environment_of_its_own(tmp_path: Path) -> None:
+    shown = guise.Guise([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
+
+    def show() -> None:
+        shown.put_on()
+        signal.pause()
+
+    pid = _fork(show)
+    try:
+        wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes() == b"one\0two\0")
+        assert Path(f"/proc/{pid}/environ").read_bytes() == b"MARK=here\0LONG=" + b"x" * 20000 + b"\0"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert os.fsencode(sys.executable.rpartition("/")[2]) in Path("/proc/self/cmdline").read_bytes()
+
+
 def test_a_last_word_that_is_too_long_loses_the_oldest_lines(run: RunDir) -> None:
     lines = [f"{number} " + "\0" * 1000 for number in range(50)]
     run.write_exit({"outcome": "failed", "failure": {"tail": lines}})
@@ -219,7 +282,7 @@ def test_a_last_word_that_is_too_long_loses_the_oldest_lines(run: RunDir) -> Non
 def test_what_is_set_aside_is_out_of_sight(run: RunDir) -> None:
     aside = run.set_aside()
     assert run.agent.runs() == []
-    assert run.set_aside_before() == [aside]
+    assert run.agent.set_aside_before() == [aside]
 
 
 # --- moments and leases -----------------------------------------------------------------------------------------
@@ -261,6 +324,8 @@ def test_a_renewal_that_comes_late_renews_no_more_than_its_moment(agent: AgentDi
         ({"lease_s": 0}, "lease_s"),
         ({"log_cap_bytes": 1}, "log_cap_bytes"),
         ({"log_cap": 1}, "no log_cap"),
+        ({"stop_signal": "SIGINT"}, "without SIG"),
+        ({"stop_signal": "CONT"}, "ends a program"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused_in_words(change: dict[str, Any], complaint: str) -> None:
@@ -334,9 +399,9 @@ def test_a_supervisor_is_started_where_a_logout_does_not_reach(
 def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    survival = _system(tmp_path, monkeypatch, True, False)
-    with pytest.raises(Refused, match=f"loginctl enable-linger {survival['user']}") as refusal:
-        detach.ways(survival, "unit", str(tmp_path))
+    system = _system(tmp_path, monkeypatch, True, False)
+    with pytest.raises(Refused, match=f"loginctl enable-linger {system['user']}") as refusal:
+        detach.ways(system, "unit", str(tmp_path))
     assert refusal.value.kind == "would-be-killed"
 
 
@@ -391,10 +456,10 @@ def _system(prefix: Path, monkeypatch: pytest.MonkeyPatch, kills: bool, lingers:
     if lingers:
         linger = prefix / "var/lib/systemd/linger"
         linger.mkdir(parents=True)
-        (linger / check_net.user_name(os.getuid())).touch()
+        (linger / survival.user_name(os.getuid())).touch()
     tools = prefix / "bin"
     tools.mkdir()
     (tools / "systemd-run").write_text("#!/bin/sh\n")
     (tools / "systemd-run").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
-    return check_system.survival(str(prefix))
+    return survival.survival(str(prefix))

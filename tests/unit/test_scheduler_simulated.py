@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.test_scheduler import BATCH, GIB, NORMAL, URGENT, job, nodes, snapshot
-from ugro.core.job import ALL_GPUS, JobSpec, JobState, Launcher, Placement, Resources
+from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
 from ugro.policy.decision import Decision, Preempt, Start, Wait
-from ugro.policy.demand import alternatives, gpu_fits
+from ugro.policy.demand import Makes, alternatives, gpu_fits, needs_of
 from ugro.policy.fit import check_fits
 from ugro.policy.scheduler import schedule
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
@@ -53,9 +53,14 @@ def satisfies(placement: Placement, way: Resources, views: dict[str, NodeView]) 
         working = [gpu for gpu in gpus if not gpu.is_foreign and not gpu.is_broken]
         usable = [gpu_fits(way, gpu.model, gpu.memory_bytes) for gpu in working]
         enough = len(gpus) >= 1 if way.gpus_per_node == ALL_GPUS else len(gpus) == way.gpus_per_node
+        if way.gpus_per_node == ANY_GPUS:
+            enough = all(bool(other.gpus) == bool(gpus) for other in placement.shares)
         if view.unusable or usable.count(True) < len(gpus) or not enough or not set(way.labels) <= set(view.labels):
             return False
-        if (share.cpus, share.memory_bytes) != (way.cpus, way.memory_bytes):
+        cpus = way.cpus if way.cpus is not None else share.cpus
+        if (share.cpus, share.memory_bytes) != (cpus, way.memory_bytes) or not 0 <= share.cpus <= view.cores:
+            return False
+        if way.cpus is None and not 1 <= share.cpus <= max(1, len(gpus)):
             return False
     return True
 
@@ -177,10 +182,10 @@ def clusters(draw: st.DrawFn, *, may_be_down: bool = True) -> tuple[NodeView, ..
 def plain_resources() -> st.SearchStrategy[Resources]:
     return st.builds(
         lambda least, more, gpus, memory, cpus, labels: Resources(
-            least, least + more, gpus, memory, cpus=cpus, memory_bytes=cpus * GIB, labels=labels
+            least, least + more, gpus, memory, cpus=cpus, memory_bytes=(cpus or 0) * GIB, labels=labels
         ),
-        st.integers(1, 3), st.integers(0, 2), st.sampled_from([0, 1, 1, 2, 3, ALL_GPUS]),
-        st.sampled_from([None, None, 6 * GIB]), st.integers(0, 4), st.sampled_from([(), (), ("big",)]),
+        st.integers(1, 3), st.integers(0, 2), st.sampled_from([0, 1, 1, 2, 3, ALL_GPUS, ANY_GPUS]),
+        st.sampled_from([None, None, 6 * GIB]), st.none() | st.integers(0, 4), st.sampled_from([(), (), ("big",)]),
     )  # fmt: skip
 
 
@@ -233,7 +238,13 @@ def test_nothing_that_fills_a_gap_ever_delays_the_first_in_the_queue(views: tupl
 def possible(work: Work, views: tuple[NodeView, ...]) -> Work:
     """The jobs that fit without the GPUs that others use: here those never go away."""
     bare = [replace(view, gpus=tuple(gpu for gpu in view.gpus if not gpu.is_foreign)) for view in views]
-    return [(job, takes) for job, takes in work if check_fits(job.spec.resources, bare) is None]
+
+    def can_run(resources: Resources) -> bool:
+        # Whether it is to have GPUs is decided by those that there are, also by others' use of them.
+        needs = needs_of(resources, False, Makes(views))
+        return any(check_fits(need.resources, bare) is None for need in needs)
+
+    return [(job, takes) for job, takes in work if can_run(job.spec.resources)]
 
 
 def test_twice_the_queue_takes_at_most_about_twice_the_time() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.test_scheduler import holds, job, node, nodes, snapshot
 from ugro.core.errors import NotFound
-from ugro.core.job import JobState
+from ugro.core.job import ANY_GPUS, JobState, Placement, Share
+from ugro.policy.snapshot import Holding
 from ugro.policy.why import why
 
 
@@ -29,6 +32,33 @@ def test_why_looks_ahead_through_the_queue() -> None:
     waiting = [job(number, time_limit_s=100.0) for number in range(1, 8)]
     seen = snapshot(nodes(1), waiting, [holds(9, "n0", time_limit_s=300.0)])
     assert [why(seen, number).may_start_at for number in (1, 2, 7)] == [300.0, 400.0, 900.0]
+
+
+def test_why_names_who_has_the_cores() -> None:
+    on_cores = Placement((Share("n0", cpus=8),))
+    holder = replace(holds(9, "n0", time_limit_s=700.0), placement=on_cores)
+    told = why(snapshot(nodes(1), [job(1, gpus=0)], [holder]), 1)
+    assert told.text == "needs a node with a free core; none is free now; waits for job 9 on n0, for 10m at most"
+    assert told.details == (
+        "job 9 of bob holds n0 and ends within 10m",
+        "it may start within 10m, if nothing more urgent comes",
+    )
+
+
+def test_why_says_that_a_job_would_start_without_the_gpus_it_waits_for() -> None:
+    waits = job(1, gpus=ANY_GPUS)
+    told = why(snapshot([node("gpu"), node("cpu", gpus=0)], [waits], [holds(9, "gpu")]), 1)
+    assert told.text.startswith("needs a node with all its GPUs; none is free now; waits for job 9 on gpu")
+    assert "without GPUs it could start now: --gpus-per-node 0" in told.details
+    away = why(snapshot([node("gpu", unusable="is unreachable"), node("cpu", gpus=0)], [waits]), 1)
+    assert away.text == "needs a node with all its GPUs; no usable node has that; gpu is unreachable"
+    assert "without GPUs it could start now: --gpus-per-node 0" in away.details
+    no_core = replace(node("cpu", gpus=0), unusable="is drained")
+    assert "without" not in " ".join(why(snapshot([node("gpu"), no_core], [waits], [full("gpu")]), 1).details)
+
+
+def full(name: str) -> Holding:
+    return replace(holds(9, name), placement=Placement((Share(name, (0,), cpus=8),)))
 
 
 def test_why_also_answers_for_jobs_that_do_not_wait() -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import ugro
 from ugro.agent import hostkeys
+from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.cluster import Cluster
 from ugro.agent.doctor import Doctor
 from ugro.agent.engine import Engine
 from ugro.agent.execution import Command, Execution
 from ugro.agent.health import HealthCheck
+from ugro.agent.homecoming import Homecoming, checkpoint_env
 from ugro.agent.jobs import JobService
 from ugro.agent.launching import Launching
 from ugro.agent.logmirror import LogMirror
@@ -76,8 +78,11 @@ class Agent:
         watch = RunWatch(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
         snapshots = Snapshots(jobs, self.cluster, self.health)
-        self._engine = Engine(jobs, watch, Launching(jobs, self.cluster, watch), snapshots, mirror)
-        self._job_service = JobService(jobs, self._engine, snapshots, mirror)
+        checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
+        launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints))
+        home = Homecoming(watch, mirror, checkpoints)
+        self._engine = Engine(jobs, watch, launching, snapshots, home)
+        self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, self.cluster)
 
     def status(self) -> AgentStatus:
         nodes = list(self.cluster.inventory)
@@ -165,6 +170,8 @@ class Agent:
         execution.cancel()
 
     def cancel_all(self) -> None:
+        if self._job_service is not None:
+            self._job_service.end_streams()
         for execution in self._executions.values():
             execution.cancel()
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Response
 from pydantic import Field
 
+from ugro.agent.joblogs import Selection
 from ugro.agent.jobs import JobService
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
-from ugro.core.job import Job
+from ugro.agent.submitting import Needs, Submit
+from ugro.core.errors import UsageError
+from ugro.core.job import Job, JobState
 from ugro.policy.why import Why
+
+_FRAMES = "application/vnd.ugro.frames"
+_MOST_AT_ONCE = 10_000
+_MOST_JOBS = 1_000_000
+_LATEST_S = 4e9  # a time of this century
 
 
 class JobBody(Body):
@@ -19,22 +27,36 @@ class JobBody(Body):
     user: str
     file: str | None = None
     fields: dict[str, Any] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    here: str = "/"
+    env: dict[str, str] | None = None
+
+    def submit(self) -> Submit:
+        file = Path(self.file) if self.file else None
+        return Submit(self.user, self.key, file, self.fields, Path(self.here), self.env)
+
+
+class BatchBody(Body):
+    jobs: list[JobBody] = Field(max_length=_MOST_AT_ONCE)
+
+
+class RetryBody(Body):
+    key: str
+    user: str
 
 
 def add_job_routes(app: FastAPI, jobs: JobService) -> None:
-    @app.post("/v1/jobs", response_model=Job)
-    async def submit(body: JobBody) -> Response:
-        file = Path(body.file) if body.file else None
-        return json_response(await jobs.submit(file, body.fields, body.env, body.user, body.key))
+    _add_submit_routes(app, jobs)
 
     @app.get("/v1/jobs")
-    async def newest(limit: int = 50) -> Response:
-        return json_response({"jobs": await jobs.newest(limit)})
+    async def newest(
+        limit: Annotated[int, Query(ge=1, le=_MOST_JOBS)] = 50,
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006  # FastAPI copies it for each request
+    ) -> Response:
+        return json_response({"jobs": await jobs.newest(limit, state)})
 
-    @app.get("/v1/jobs/{word}", response_model=Job)
-    async def find(word: str) -> Response:
-        return json_response(await jobs.find(word))
+    @app.get("/v1/jobs/{word}")
+    async def details(word: str) -> Response:
+        return json_response(await jobs.details(word))
 
     @app.post("/v1/jobs/{word}/cancel", response_model=Job)
     async def cancel(word: str) -> Response:
@@ -45,17 +67,78 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
         return json_response(await jobs.why(word))
 
 
+def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
+    @app.post("/v1/jobs")
+    async def submit(body: JobBody) -> Response:
+        """``{"job"}``, or ``{"needs"}``: the names of variables to ask again with, their values in ``env``."""
+        answer = await jobs.submit(body.submit())
+        return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"job": answer})
+
+    @app.post("/v1/jobs/batch")
+    async def submit_many(body: BatchBody) -> Response:
+        return json_response({"jobs": await jobs.submit_many([job.submit() for job in body.jobs])})
+
+    @app.post("/v1/jobs/plan")
+    async def dry_run(body: JobBody) -> Response:
+        answer = await jobs.dry_run(body.submit())
+        return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"dry_run": answer})
+
+    @app.post("/v1/jobs/{word}/retry", response_model=Job)
+    async def retry(word: str, body: RetryBody) -> Response:
+        return json_response(await jobs.retry(word, body.user, body.key))
+
+
 def add_job_streams(app: FastAPI, jobs: JobService) -> None:
     @app.get("/v1/jobs/{word}/wait")
-    async def wait(word: str) -> Response:
-        await jobs.find(word)
-        return LiveResponse(ndjson(jobs.wait(word)), "application/x-ndjson")
-
-    @app.get("/v1/jobs/{word}/logs")
-    async def logs(word: str, rank: int | None = None, follow: bool = False) -> Response:
-        await jobs.find(word)
-        return LiveResponse(jobs.logs(word, rank, follow), "application/vnd.ugro.frames")
+    async def wait(word: str, timeout_s: Annotated[float | None, Query(ge=0)] = None) -> Response:
+        number = (await jobs.find(word)).id
+        return LiveResponse(ndjson(jobs.moves(number, timeout_s)), "application/x-ndjson")
 
     @app.get("/v1/events")
-    async def events(after: int = 0, job: str | None = None, follow: bool = False) -> Response:
-        return LiveResponse(ndjson(jobs.events(after, job, follow)), "application/x-ndjson")
+    async def events(
+        after: int = 0,
+        job: str | None = None,
+        since: Annotated[float | None, Query(ge=0, le=_LATEST_S)] = None,  # seconds since the epoch
+        follow: bool = False,
+    ) -> Response:
+        number = (await jobs.find(job)).id if job else None
+        return LiveResponse(ndjson(jobs.events(after, number, since, follow)), "application/x-ndjson")
+
+    @app.get("/v1/jobs/{word}/logs")
+    async def logs(word: str, wanted: Annotated[LogQuery, Query()]) -> Response:
+        selection = wanted.selection()
+        job = await jobs.check_logs(word, selection)
+        return LiveResponse(jobs.logs(job.id, selection), _FRAMES)
+
+
+class LogQuery(Body):
+    rank: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    node: tuple[str, ...] = ()
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    from_attempt: Annotated[int, Field(ge=1)] | None = None
+    since: Annotated[float, Field(ge=0, le=_LATEST_S)] | None = None  # seconds since the epoch
+    tail: Annotated[int, Field(ge=0)] | None = None
+    follow: bool = False
+    moves: bool = False
+    at: tuple[str, ...] = ()  # ATTEMPT.RANK:OFFSET, where a client that was cut off goes on
+
+    def selection(self) -> Selection:
+        return Selection(
+            ranks=self.rank,
+            nodes=self.node,
+            attempt=self.attempt,
+            from_attempt=self.from_attempt,
+            since_unix_s=self.since,
+            tail=self.tail,
+            follow=self.follow,
+            with_moves=self.moves,
+            positions=dict(_position(text) for text in self.at),
+        )
+
+
+def _position(text: str) -> tuple[tuple[int, int], int]:
+    place, _, offset = text.partition(":")
+    attempt, _, rank = place.partition(".")
+    if not (attempt.isdigit() and rank.isdigit() and offset.isdigit()):
+        raise UsageError(f"at: expected ATTEMPT.RANK:OFFSET, got {text:.60}")
+    return (int(attempt), int(rank)), int(offset)

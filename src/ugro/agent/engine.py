@@ -1,4 +1,4 @@
-"""The reconcile loop: looks at jobs and nodes, asks policy, acts, and does so again until nothing is left to do.
+"""The reconcile loop: looks at jobs and nodes, asks policy, acts, and does so again when something has changed.
 
 It keeps no truth of its own. After a crash it looks at the same database and the same nodes and goes on: a start that
 was recorded is asked for again, which the nodes answer with what they already have.
@@ -10,226 +10,216 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
 
+from ugro.agent.conclusion import Conclusion
+from ugro.agent.crashpoint import point
+from ugro.agent.homecoming import Homecoming
 from ugro.agent.launching import Launching
-from ugro.agent.logmirror import LogMirror
+from ugro.agent.leases import Leases
 from ugro.agent.runwatch import RunWatch
+from ugro.agent.signal import Signal
 from ugro.agent.snapshot import Snapshots
+from ugro.agent.starting import Starting
+from ugro.agent.sweep import Sweep
+from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.core.failure import Cause, Failure
-from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Tries
+from ugro.core.job import HOLDING_STATES, Ending, Job, JobState
 from ugro.policy import attempt, decision
-from ugro.policy.postmortem import Lost, RankEnd, classify
-from ugro.policy.recovery import JobView, Retry, after_failure
+from ugro.policy.attempt import AttemptView, NodeRun
 from ugro.policy.scheduler import schedule
 from ugro.store.jobs import JobStore, StaleMove
 
 log = logging.getLogger(__name__)
 
-_LIVE_S = 0.25
-_IDLE_S = 5.0
-_LOGS_S = 30.0
-_CAUSES = {Ending.TIME_LIMIT: Cause.TIME_LIMIT, Ending.PREEMPTED: Cause.PREEMPTED}
+# Looked at again without a cause: a node may have come to the cluster, a report may have changed.
+_LONGEST_PAUSE_S = 1.0
+_STOP_AGAIN_S = 1.0
 
 
 class Engine:
     def __init__(
-        self, jobs: JobStore, watch: RunWatch, launching: Launching, snapshots: Snapshots, mirror: LogMirror
+        self, jobs: JobStore, watch: RunWatch, launching: Launching, snapshots: Snapshots, home: Homecoming
     ) -> None:
         self._jobs = jobs
         self._watch = watch
-        self._launching = launching
         self._snapshots = snapshots
-        self._mirror = mirror
-        self._work: dict[tuple[object, ...], asyncio.Task[None]] = {}
+        self._home = home
+        self._starting = Starting(launching, watch)
+        self._conclusion = Conclusion(jobs, watch, home, self._starting)
+        self._sweep = Sweep(jobs, watch, home)
+        self._leases = Leases(watch)
         self._wake = asyncio.Event()
+        self._work = Work(self._wake.set)
+        self._must_schedule = True
+        self._schedule_at = 0.0
+        watch.on_change(self._wake.set)
+        snapshots.listen(self.wake)
+        self.changed = Signal()  # some job has moved
+        jobs.listen(self.changed.notify)
 
     def wake(self) -> None:
+        """Something was submitted, has moved, or is to end."""
+        self._must_schedule = True
         self._wake.set()
 
     async def run(self) -> None:
+        self._snapshots.start()
         while True:
             self._wake.clear()
+            pause_s = _LONGEST_PAUSE_S
             try:
-                is_busy = await self._look()
+                pause_s = await self._look()
             except UgroError as error:
                 log.error("a pass over the jobs failed: %s", error)
-                is_busy = True
+            except Exception:  # the top of a daemon's loop: whatever it is, the other jobs go on
+                log.exception("a pass over the jobs failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LIVE_S if is_busy or self._work else _IDLE_S):
+                async with asyncio.timeout(pause_s):
                     await self._wake.wait()
 
     async def close(self) -> None:
-        for task in self._work.values():
-            task.cancel()
-        await asyncio.gather(*self._work.values(), return_exceptions=True)
-        await self._mirror.close()
+        await self._snapshots.close()
+        await self._work.close()
+        await self._leases.close()
+        await self._watch.close()
+        await self._home.close()
 
-    async def _look(self) -> bool:
+    async def _look(self) -> float:
+        """Returns after how long it has to look again, whatever happens."""
+        self._watch.keep_up()
         holding = await self._jobs.in_states(HOLDING_STATES)
-        await self._watch.refresh({node for job in holding for node in _nodes(job)})
-        for job in holding:
-            await self._step(job)
-        return await self._schedule() or bool(holding)
+        await asyncio.gather(*filter(None, [self._step(job) for job in holding]))
+        self._clear_away({(job.id, job.attempt) for job in holding})
+        renew_s = self._leases.keep(holding)
+        return min(renew_s or _LONGEST_PAUSE_S, await self._schedule_when_due(holding))
 
     # --- jobs that hold devices --------------------------------------------------------------------------------
 
-    async def _step(self, job: Job) -> None:
-        runs = tuple(self._watch.state(node, job.id, job.attempt) for node in _nodes(job))
-        view = attempt.AttemptView(job.state, job.ending, runs, _is_over_time(job))
-        step = attempt.next_step(view)
-        if job.state is JobState.RUNNING or isinstance(step, attempt.Conclude):
-            await self._follow_logs(job)
-        match step:
+    def _step(self, job: Job) -> Awaitable[None] | None:
+        """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
+        runs = tuple(self._node_run(job, node) for node in _nodes(job))
+        refusal = self._starting.refusal(job)
+        view = AttemptView(
+            state=job.state,
+            ending=job.ending,
+            runs=runs,
+            is_over_time=_is_over_time(job),
+            refusal=refusal.reason if refusal else None,
+            is_overdue=self._starting.is_overdue(job),
+        )
+        if ("conclude", job.id, job.attempt) not in self._work:
+            self._home.follow(job)
+        match attempt.next_step(view):
             case attempt.Start(nodes):
-                for node in nodes:
-                    self._do(("start", job.id, job.attempt, node), self._start_on(job, node))
+                self._work.do(("start", job.id, job.attempt), partial(self._start, job, nodes))
             case attempt.Stop(nodes):
                 for node in nodes:
-                    self._do(("stop", job.id, job.attempt, node), self._stop_on(job, node))
+                    self._work.do(("stop", job.id, job.attempt, node), partial(self._stop, job, node))
             case attempt.Move(state, reason, ending):
-                await self._move(job, state, reason, ending)
+                return self._move(job, state, reason, ending)
             case attempt.Conclude():
-                self._do(("conclude", job.id, job.attempt), self._conclude(job))
+                self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
+        return None
+
+    def _node_run(self, job: Job, node: str) -> NodeRun:
+        run = self._watch.state(node, job.id, job.attempt)
+        if run.is_reachable:
+            return run
+        is_gone = self._leases.is_over(job, node) or self._starting.was_never_asked(job, node)
+        return NodeRun(node, run.state, is_reachable=False, is_gone=is_gone)
 
     async def _move(self, job: Job, state: JobState, reason: str, ending: Ending | None) -> None:
         with contextlib.suppress(StaleMove):
             await self._jobs.move(job, state, reason, ending=ending or job.ending)
-            self.wake()
+            if state in (JobState.RUNNING, JobState.STOPPING):
+                point("running.recorded" if state is JobState.RUNNING else "stop.recorded")
+            self._wake.set()
 
-    async def _start_on(self, job: Job, node: str) -> None:
-        try:
-            status = await self._launching.start(job, node)
-        except (Unreachable, TimedOut) as error:
-            log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
-        except (RemoteFailure, NotFound) as error:
-            self._watch.note_problem(node, job.id, job.attempt, error.message)
-        else:
-            self._watch.learn(node, status)
-        self.wake()
+    async def _start(self, job: Job, nodes: tuple[str, ...]) -> None:
+        await self._home.gather(job, await self._used(job))
+        await self._starting.start(job, nodes)
 
-    async def _stop_on(self, job: Job, node: str) -> None:
-        reason = job.reason or "asked to end"
+    async def _used(self, job: Job) -> tuple[str, ...]:
+        """Every node that it was ever given, this attempt's first."""
+        if job.attempt == 1:
+            return _nodes(job)
+        attempts = await self._jobs.attempts(job.id)
+        earlier = [node for attempt in attempts for node in attempt.placement.nodes]
+        return tuple(dict.fromkeys((*_nodes(job), *earlier)))
+
+    async def _stop(self, job: Job, node: str) -> None:
+        point("stop.asked")
         try:
-            status = await self._watch.runs(node).stop(job.id, job.attempt, reason, job.spec.stop.grace_s)
-        except (Unreachable, TimedOut, RemoteFailure) as error:
+            runs = self._watch.runs(node)
+            status = await runs.stop(job.id, job.attempt, job.reason or "asked to end", job.spec.stop.grace_s)
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.warning("cannot stop it yet: %s", error, extra={"job": job.id, "node": node})
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_STOP_AGAIN_S)
         else:
+            point("stop.answered")
             self._watch.learn(node, status)
-            self.wake()
-
-    async def _follow_logs(self, job: Job) -> None:
-        plan = await self._jobs.plan(job)
-        for node in plan.nodes if plan else ():
-            if self._watch.status(node.node, job.id, job.attempt) is not None:
-                for rank in node.ranks:
-                    self._mirror.follow(node.node, job.id, job.attempt, rank.rank)
-
-    # --- how it was --------------------------------------------------------------------------------------------
 
     async def _conclude(self, job: Job) -> None:
-        """Every rank has ended: the logs come home, the story is written down, the nodes forget the run."""
-        await self._mirror.finish(job.id, job.attempt, _LOGS_S)
         with contextlib.suppress(StaleMove):
-            await self._write_down(job)
-        for node in _nodes(job):
-            with contextlib.suppress(Unreachable, TimedOut, RemoteFailure, NotFound):
-                await self._watch.runs(node).remove(job.id, job.attempt)
-        self._watch.forget(job.id, job.attempt, _nodes(job))
+            await self._conclusion.conclude(job)
         self.wake()
+        ended = await self._jobs.get(job.id)
+        if ended.is_final:
+            nodes = await self._used(ended)
+            self._work.do(("keep", job.id), partial(self._home.keep_what_it_made, ended, nodes))
 
-    async def _write_down(self, job: Job) -> None:
-        job = await self._jobs.get(job.id)
-        if job.ending is Ending.CANCELLED:
-            await self._jobs.move(job, JobState.CANCELLED, "cancelled; every rank has ended", exit_code=130)
-            return
-        if job.ending is Ending.DONE:
-            await self._jobs.move(job, JobState.SUCCEEDED, "every rank ended with 0", exit_code=0)
-            return
-        failure = self._failure(job)
-        view = JobView(job.spec.retry, job.tries.charged, job.tries.free)
-        verdict = after_failure(view, failure, time.time())
-        if isinstance(verdict, Retry):
-            tries = Tries(verdict.charged, verdict.free, verdict.not_before, verdict.avoid)
-            await self._jobs.move(job, JobState.RECOVERING, verdict.reason, ending=None, tries=tries)
-        else:
-            code = failure.exit_code if failure.exit_code else 1
-            await self._jobs.move(job, JobState.FAILED, verdict.reason, exit_code=code)
-
-    def _failure(self, job: Job) -> Failure:
-        ends: list[RankEnd] = []
-        lost: list[Lost] = []
-        for node in _nodes(job):
-            status = self._watch.status(node, job.id, job.attempt)
-            if status is None or status.outcome in ("start-failed", "never-started"):
-                continue
-            if status.outcome == "lost":
-                lost.append(Lost(node, Cause.SUPERVISOR_LOST))
-                continue
-            ends += [
-                RankEnd(
-                    rank=rank.rank,
-                    node=node,
-                    exit_code=rank.code,
-                    signal=rank.signal,
-                    ended_unix_s=rank.ended_at or 0.0,
-                    last_lines=status.tail if rank.rank == status.failed_rank else (),
-                    was_oom_killed=rank.is_oom,
-                    was_stopped_by_us=status.outcome == "stopped",
-                )
-                for rank in status.ranks
-            ]
-        stopped_for = _CAUSES.get(job.ending) if job.ending else None
-        has_culprit = lost or any(end.has_failed and not end.was_stopped_by_us for end in ends)
-        if stopped_for is None and not has_culprit:
-            return Failure(Cause.START_FAILED, job.reason)
-        return classify(ends, lost=lost, stopped_for=stopped_for)
+    def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
+        for node, status in self._watch.all():
+            if (int(status.job), status.attempt) not in under_way:
+                key = ("clear", node, status.job, status.attempt)
+                self._work.do(key, partial(self._sweep.clear, node, status))
 
     # --- jobs that wait ----------------------------------------------------------------------------------------
 
-    async def _schedule(self) -> bool:
+    async def _schedule_when_due(self, holding: Sequence[Job]) -> float:
+        """Returns when it is due again. A long queue takes its time to look through: not more than half of all time."""
+        begun = time.monotonic()
+        wait_s = self._schedule_at - begun
+        if wait_s > (0.0 if self._must_schedule else -_LONGEST_PAUSE_S):
+            return wait_s if self._must_schedule else _LONGEST_PAUSE_S
+        self._must_schedule = False
+        await self._schedule(holding)
+        self._schedule_at = 2 * time.monotonic() - begun
+        return _LONGEST_PAUSE_S
+
+    async def _schedule(self, holding: Sequence[Job]) -> None:
         waiting = await self._jobs.in_states({JobState.QUEUED, JobState.RECOVERING})
-        for job in [job for job in waiting if job.ending is Ending.CANCELLED]:
-            with contextlib.suppress(StaleMove):
-                await self._jobs.move(job, JobState.CANCELLED, "cancelled before it started", exit_code=130)
+        await self._drop([job for job in waiting if job.ending is Ending.CANCELLED])
         waiting = [job for job in waiting if job.ending is None]
         if not waiting:
-            return False
+            return
         by_id = {job.id: job for job in waiting}
-        for wanted in schedule(await self._snapshots.take(waiting)):
+        decisions = schedule(await self._snapshots.take(waiting, holding))
+        wanted = [decided for decided in decisions if not isinstance(decided, decision.Wait)]
+        await asyncio.gather(*(self._act(one, by_id) for one in wanted))
+
+    async def _drop(self, cancelled: Sequence[Job]) -> None:
+        for job in cancelled:
             with contextlib.suppress(StaleMove):
-                await self._act(wanted, by_id)
-        return True
+                await self._jobs.move(job, JobState.CANCELLED, "cancelled before it started", exit_code=130)
 
     async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
-        match wanted:
-            case decision.Start(job, placement, reason):
-                await self._jobs.start(waiting[job], placement, reason)
-                self.wake()
-            case decision.Preempt(job):
-                await self._jobs.ask_to_end(job, Ending.PREEMPTED)
-                self.wake()
-            case decision.Fail(job, reason):
-                await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
-
-    def _do(self, key: tuple[object, ...], work: Coroutine[Any, Any, None]) -> None:
-        """One task per piece of work: asked for again while it is under way, it just goes on."""
-        if key in self._work:
-            work.close()
-            return
-        task = asyncio.create_task(work, name=" ".join(str(part) for part in key))
-        self._work[key] = task
-        task.add_done_callback(lambda done: self._done(key, done))
-
-    def _done(self, key: tuple[object, ...], task: asyncio.Task[None]) -> None:
-        del self._work[key]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=error)
-        self.wake()
+        with contextlib.suppress(StaleMove):
+            match wanted:
+                case decision.Start(job, placement, reason):
+                    started = await self._jobs.start(waiting[job], placement, reason)
+                    point("start.recorded")
+                    self._starting.decided(started)
+                    self._wake.set()
+                case decision.Preempt(job):
+                    await self._jobs.ask_to_end(job, Ending.PREEMPTED)
+                    self._wake.set()
+                case decision.Fail(job, reason):
+                    await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
+                    self.wake()
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

@@ -62,6 +62,10 @@ class HealthCheck:
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
 
+    async def drained(self) -> dict[str, str]:
+        """The nodes that take no new work, and the reasons given."""
+        return await self._store.drained()
+
     def _is_fresh(self, node: Node, max_age_s: float) -> bool:
         """A node whose link broke since is asked again."""
         checked_at, report = self._reports.get(node, (float("-inf"), None))

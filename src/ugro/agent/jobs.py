@@ -3,131 +3,226 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
-from typing import Any
+import difflib
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from ugro.agent.cluster import Cluster
 from ugro.agent.engine import Engine
+from ugro.agent.joblogs import JobLogs, Selection, agent_stops
+from ugro.agent.jobplan import DryRun, Previewer, Previews
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.snapshot import Snapshots
-from ugro.config.jobfile import read_job
-from ugro.core.errors import NotFound, Unsatisfiable
+from ugro.agent.submitting import Needs, Submit, Submitting
+from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
-from ugro.core.job import Ending, Job, JobState, Launcher
-from ugro.policy.fit import check_fits
+from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState
+from ugro.policy.decision import Wait
+from ugro.policy.scheduler import schedule
 from ugro.policy.why import Why, why
-from ugro.remote import wire
 from ugro.store.jobs import JobStore
 
-_LOOK_S = 0.1
+_LOOK_S = 0.5  # without a signal
+_REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
 _NAMED_JOBS = 1000
-_READ = 256 * 1024
+_WAITING = frozenset({JobState.QUEUED, JobState.RECOVERING})
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    job: Job
+    attempts: list[Attempt]
 
 
 class JobService:
-    def __init__(self, jobs: JobStore, engine: Engine, snapshots: Snapshots, mirror: LogMirror) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        engine: Engine,
+        snapshots: Snapshots,
+        mirror: LogMirror,
+        launching: Previewer,
+        cluster: Cluster,
+    ) -> None:
         self._jobs = jobs
         self._engine = engine
         self._snapshots = snapshots
-        self._mirror = mirror
+        self._submitting = Submitting(jobs, snapshots, cluster)
+        self._previews = Previews(jobs, snapshots, launching)
+        self._reasons = _Reasons(jobs, snapshots)
+        self._logs = JobLogs(jobs, mirror, engine.changed, self._look)
 
-    async def submit(
-        self, file: Path | None, fields: Mapping[str, Any], env: Mapping[str, str], user: str, key: str
-    ) -> Job:
-        names = {job.spec.name: job.id for job in reversed(await self._jobs.newest(_NAMED_JOBS))}
+    def end_streams(self) -> None:
+        """The agent stops: whoever follows something is told so, and keeps nobody waiting."""
+        self._logs.is_ending = True
+        self._engine.changed.notify()
 
-        def resolve(name: str) -> int:
-            if name not in names:
-                raise NotFound(f"there is no job {name!r}", hint="see: ugro status")
-            return names[name]
+    # --- in and out --------------------------------------------------------------------------------------------
 
-        spec = read_job(file, fields=fields, env=env, resolve=resolve).spec
-        nodes = (await self._snapshots.take([])).nodes
-        is_single = spec.launcher is Launcher.COMMAND
-        if (misfit := check_fits(spec.resources, nodes, on_one_node=is_single)) is not None:
-            raise Unsatisfiable(misfit.reason, hint=misfit.hint)
-        submission = await self._jobs.submit(spec, user, key)
-        self._engine.wake()
+    async def submit(self, submit: Submit) -> Job | Needs:
+        spec = await self._submitting.spec(submit)
+        if isinstance(spec, Needs):
+            return spec
+        await self._submitting.check_fit([spec])
+        return (await self._put([(spec, submit)]))[0]
+
+    async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
+        """All of them, or an error and none of them; they share one commit."""
+        asked = [await self._submitting.spec(replace(submit, env=submit.env or {})) for submit in submits]
+        specs = [spec for spec in asked if not isinstance(spec, Needs)]
+        await self._submitting.check_fit(specs)
+        return await self._put(list(zip(specs, submits, strict=True)))
+
+    async def dry_run(self, submit: Submit) -> DryRun | Needs:
+        spec = await self._submitting.spec(submit)
+        if isinstance(spec, Needs):
+            return spec
+        await self._submitting.check_fit([spec])
+        return await self._previews.dry_run(spec, submit.user)
+
+    async def retry(self, word: str, user: str, key: str) -> Job:
+        """A job that has ended, once more: as a new job with the same spec."""
+        old = await self.find(word)
+        if not old.is_final:
+            raise NotAllowed(f"job {old.id} is {old.state}: only what has ended is run again", hint=_end_first(old))
+        await self._submitting.check_fit([old.spec])
+        submission = await self._jobs.submit(old.spec, user, key)
+        if submission.is_new:
+            await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
+            await self._jobs.note("retried", f"the same as job {old.id}, which {old.state}", job=submission.job)
+            self._engine.wake()
         return submission.job
 
-    async def newest(self, limit: int) -> list[Job]:
-        return await self._jobs.newest(limit)
-
-    async def find(self, word: str) -> Job:
-        return await self._jobs.find(word)
-
     async def cancel(self, word: str) -> Job:
-        job = await self._jobs.ask_to_end((await self._jobs.find(word)).id, Ending.CANCELLED)
+        job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
         self._engine.wake()
         return job
 
-    async def why(self, word: str) -> Why:
-        job = await self._jobs.find(word)
-        waiting = await self._jobs.in_states({JobState.QUEUED, JobState.RECOVERING})
-        return why(await self._snapshots.take(waiting), job.id)
+    async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
+        work = (self._jobs.submit(spec, submit.user, submit.key) for spec, submit in submits)
+        submissions = await asyncio.gather(*work)
+        self._engine.wake()
+        return [submission.job for submission in submissions]
 
-    async def wait(self, word: str) -> AsyncGenerator[list[Job]]:
-        """The job each time it has moved, until it has ended."""
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    async def newest(self, limit: int, states: Iterable[JobState] = ()) -> list[Job]:
+        """The newest first."""
+        wanted = frozenset(states)
+        found = (await self._jobs.in_states(wanted))[::-1][:limit] if wanted else await self._jobs.newest(limit)
+        return await self._reasons.added_to(found)
+
+    async def find(self, word: str) -> Job:
+        try:
+            return await self._jobs.find(word)
+        except NotFound as error:
+            if word.isdigit() or word == "last":
+                raise
+            names = dict.fromkeys(job.spec.name for job in await self._jobs.newest(_NAMED_JOBS))
+            near = difflib.get_close_matches(word, names, n=1)
+            raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
+
+    async def details(self, word: str) -> Details:
+        [job] = await self._reasons.added_to([await self.find(word)])
+        return Details(job, await self._jobs.attempts(job.id))
+
+    async def why(self, word: str) -> Why:
+        job = await self.find(word)
+        waiting = await self._jobs.in_states(_WAITING)
+        snapshot = await self._snapshots.take(waiting)
+        return why(replace(snapshot, ended={**snapshot.ended, job.id: job.state}), job.id)
+
+    async def _look(self, number: int) -> Job:
+        return (await self._reasons.added_to([await self._jobs.get(number)]))[0]
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    async def moves(self, number: int, timeout_s: float | None = None) -> AsyncGenerator[list[Job]]:
+        """The job now and each time it has moved, until it has ended or the time is over."""
         shown: tuple[JobState, int, str] | None = None
-        number = (await self._jobs.find(word)).id
-        while True:
-            job = await self._jobs.get(number)
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        while not self._logs.is_ending:
+            seen = self._engine.changed.count
+            job = await self._look(number)
             if (job.state, job.attempt, job.reason) != shown:
                 shown = (job.state, job.attempt, job.reason)
                 yield [job]
-            if job.is_final:
+            left_s = deadline - time.monotonic()
+            if job.is_final or left_s <= 0:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await self._engine.changed.wait(seen, min(_LOOK_S, left_s))
+        raise agent_stops()
 
-    async def events(self, after: int, word: str | None, follow: bool) -> AsyncGenerator[list[Event]]:
-        number = (await self._jobs.find(word)).id if word else None
-        while True:
-            found = await self._jobs.events(after=after, job=number)
+    async def events(
+        self, after: int, job: int | None, since_unix_s: float | None, follow: bool
+    ) -> AsyncGenerator[list[Event]]:
+        if since_unix_s is not None:
+            since = datetime.fromtimestamp(since_unix_s, UTC).isoformat(timespec="milliseconds")
+            after = max(after, await self._seq_before(since))
+        while not self._logs.is_ending:
+            seen = self._engine.changed.count
+            found = await self._jobs.events(after=after, job=job)
             if found:
                 after = found[-1].seq
                 yield found
             elif not follow:
                 return
             else:
-                await asyncio.sleep(_LOOK_S)
+                await self._engine.changed.wait(seen, _LOOK_S)
+        raise agent_stops()
 
-    async def logs(self, word: str, rank: int | None, follow: bool) -> AsyncGenerator[bytes]:
-        """Frames: OUT with the rank as its id. With ``follow`` until the job has ended and all of it was sent."""
-        number = (await self._jobs.find(word)).id
-        offsets: dict[tuple[int, int], int] = {}
-        while True:
-            job = await self._jobs.get(number)
-            sent = False
-            for attempt, at in await self._ranks(job):
-                if rank is not None and at != rank:
-                    continue
-                start = offsets.get((attempt, at), 0)
-                content = await asyncio.to_thread(_read, self._mirror.path(job.id, attempt, at), start)
-                if content:
-                    offsets[attempt, at] = start + len(content)
-                    sent = True
-                    for begin in range(0, len(content), wire.CHUNK):
-                        yield wire.frame(wire.OUT, at, content[begin : begin + wire.CHUNK])
-            if not sent:
-                if not follow or job.is_final:
-                    return
-                await asyncio.sleep(_LOOK_S)
+    async def check_logs(self, word: str, wanted: Selection) -> Job:
+        job = await self.find(word)
+        if not wanted.follow:
+            await self._logs.check(job, wanted)
+        return job
 
-    async def _ranks(self, job: Job) -> list[tuple[int, int]]:
-        """All attempts' ranks in order, as their logs are on disk."""
-        folder = self._mirror.path(job.id, 1, 0).parent.parent.parent
-        if not folder.is_dir():
-            return []
-        found = []
-        for file in folder.glob("attempt_*/logs/rank_*.log"):
-            found.append((int(file.parent.parent.name.split("_")[1]), int(file.stem.split("_")[1])))
-        return sorted(found)
+    def logs(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
+        return self._logs.frames(number, wanted)
+
+    async def _seq_before(self, since: str) -> int:
+        """The last event before a time. Events are in order of time: a few looks find it among millions."""
+        low, high = 0, 1
+        while (found := await self._jobs.events(after=high, limit=1)) and found[0].at < since:
+            low, high = high, 2 * high
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._jobs.events(after=middle, limit=1)
+            if found and found[0].at < since:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
 
-def _read(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(_READ)
-    except FileNotFoundError as error:
-        raise NotFound(f"{path} is gone") from error
+class _Reasons:
+    """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
+
+    def __init__(self, jobs: JobStore, snapshots: Snapshots) -> None:
+        self._jobs = jobs
+        self._snapshots = snapshots
+        self._known: dict[int, str] = {}
+        self._until = float("-inf")
+
+    async def added_to(self, jobs: Sequence[Job]) -> list[Job]:
+        """Between attempts, how the last one ended says more."""
+        if not any(job.state is JobState.QUEUED for job in jobs):
+            return list(jobs)
+        await self._refresh()
+        return [replace(job, reason=self._of(job)) for job in jobs]
+
+    def _of(self, job: Job) -> str:
+        return self._known.get(job.id, job.reason) if job.state is JobState.QUEUED else job.reason
+
+    async def _refresh(self) -> None:
+        if time.monotonic() < self._until:
+            return
+        self._until = time.monotonic() + _REASONS_S
+        snapshot = await self._snapshots.take(await self._jobs.in_states(_WAITING))
+        self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
+
+
+def _end_first(job: Job) -> str:
+    return f"end it first: ugro cancel {job.id}"

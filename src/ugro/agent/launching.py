@@ -3,57 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from ugro.agent.cluster import Cluster
+from ugro.agent.crashpoint import point
+from ugro.agent.preflight import Preflight
 from ugro.agent.runwatch import RunWatch
-from ugro.core.job import Job
+from ugro.agent.together import one_error, together
+from ugro.core.job import Job, Launcher, OnLost, Placement
 from ugro.core.plan import Plan, Rendezvous
+from ugro.nodes.node import Node
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
+# What else the ranks of a job on that node are told, such as the folder to resume from.
+ExtraEnv = Callable[[Job, str], Awaitable[Mapping[str, str]]]
+_NODES_OWN_SIGNAL = "TERM"
+
 
 class Launching:
-    def __init__(self, jobs: JobStore, cluster: Cluster, watch: RunWatch) -> None:
+    def __init__(self, jobs: JobStore, cluster: Cluster, watch: RunWatch, extra_env: ExtraEnv | None = None) -> None:
         self._jobs = jobs
         self._cluster = cluster
         self._watch = watch
-        self._planning: dict[int, asyncio.Lock] = {}
+        self._extra_env = extra_env
+        self._planning: dict[tuple[int, int], asyncio.Lock] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}  # of attempts that are being started
+        self.preflight = Preflight(cluster, watch)
 
     async def start(self, job: Job, node: str) -> RunStatus:
+        """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
-        settings = {
-            "grace_s": job.spec.stop.grace_s,
-            "env": {"UGRO_JOB": str(job.id), "UGRO_ATTEMPT": str(job.attempt), "UGRO_NODE": node},
-        }
-        return await self._watch.runs(node).start(job.id, job.attempt, part, settings)
+        return await self._watch.runs(node).start(job.id, job.attempt, part, _settings(job))
 
     async def plan(self, job: Job) -> Plan:
-        """The attempt's plan, made once: after a crash the same processes are asked for, port and all."""
-        lock = self._planning.setdefault(job.id, asyncio.Lock())
-        async with lock:
-            recorded = await self._jobs.plan(job)
-            if recorded is None:
-                recorded = await self._make(job)
-                await self._jobs.record_plan(job, recorded)
+        """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
+
+        Raises ``LaunchRefused`` when the attempt must not start.
+        """
+        key = (job.id, job.attempt)
+        async with self._planning.setdefault(key, asyncio.Lock()):
+            if key not in self._plans:
+                self._plans[key] = self._known(job) or await self._recorded(job)
+        self._planning.pop(key, None)
+        return self._plans[key]
+
+    def forget(self, job: int, attempt: int) -> None:
+        """It has ended: nobody will ask for its plan again."""
+        self._plans.pop((job, attempt), None)
+
+    def _known(self, job: Job) -> Plan | None:
+        """A plain command's plan follows from the job and its placement: there is nothing to find out or remember."""
+        is_plain = job.spec.launcher is Launcher.COMMAND and not job.spec.setup and not job.spec.checkpoint.is_given
+        if not is_plain or job.placement is None:
+            return None
+        return plan(job, job.attempt, job.placement, self._surroundings(job.placement, None, {}))
+
+    async def _recorded(self, job: Job) -> Plan:
+        recorded = await self._jobs.plan(job)
+        if recorded is None:
+            recorded, notes = await self._make(job)
+            point("start.checked")
+            await self._jobs.record_plan(job, recorded)
+            for note in notes:
+                await self._jobs.note("preflight", note, job=job)
         return recorded
 
-    async def _make(self, job: Job) -> Plan:
-        assert job.placement is not None
-        rendezvous = await self._rendezvous(job) if needs_rendezvous(job) else None
-        pythons = {node: self._python(node) for node in job.placement.nodes}
-        return plan(job, job.attempt, job.placement, Surroundings(rendezvous, pythons))
+    def preview(self, job: Job, placement: Placement) -> Plan:
+        """What ``plan`` would make, as far as that can be said without asking or changing anything."""
+        rendezvous = self.preflight.guess(placement) if needs_rendezvous(job) else None
+        return plan(job, max(1, job.attempt), placement, self._surroundings(placement, rendezvous, {}))
 
-    async def _rendezvous(self, job: Job) -> Rendezvous:
+    async def _make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
-        first = job.placement.nodes[0]
-        port = await self._watch.runs(first).reserve_port(job.id, job.attempt)
-        spec = self._cluster.inventory.get(first).spec
-        is_here = spec.transport != "ssh"
-        address = self._cluster.config.cluster.master_ip or ("127.0.0.1" if is_here else spec.host or spec.name)
-        return Rendezvous(address, port)
+        placement = job.placement
+        await self.preflight.set_up(job, placement)
+        async with one_error() as group:
+            rendezvous = group.create_task(self._rendezvous(job, placement))
+            notes = group.create_task(self.preflight.agree(job, placement))
+            extra = group.create_task(self._extra(job, placement))
+        surroundings = self._surroundings(placement, rendezvous.result(), extra.result())
+        return plan(job, job.attempt, placement, surroundings), notes.result()
 
-    def _python(self, node: str) -> str:
-        found = self._cluster.inventory.get(node)
-        return found.spec.python or (found.machine.python_path if found.machine else "python3")
+    async def _rendezvous(self, job: Job, placement: Placement) -> Rendezvous | None:
+        return await self.preflight.rendezvous(job, placement) if needs_rendezvous(job) else None
+
+    async def _extra(self, job: Job, placement: Placement) -> dict[str, Mapping[str, str]]:
+        if self._extra_env is None:
+            return {}
+        ask = self._extra_env
+
+        async def asked(node: str) -> Mapping[str, str]:
+            return await ask(job, node)
+
+        found = await together(asked(node) for node in placement.nodes)
+        return dict(zip(placement.nodes, found, strict=True))
+
+    def _surroundings(
+        self, placement: Placement, rendezvous: Rendezvous | None, extra_env: Mapping[str, Mapping[str, str]]
+    ) -> Surroundings:
+        nodes = [self._cluster.inventory.get(name) for name in placement.nodes]
+        return Surroundings(
+            rendezvous,
+            {node.spec.name: _python(node) for node in nodes},
+            {node.spec.name: dict(node.spec.env) for node in nodes},
+            extra_env,
+        )
+
+
+def _python(node: Node) -> str:
+    """The one that runs the node program: its whole path, and the one whose packages were compared."""
+    return node.machine.python_path if node.machine else node.spec.python or "python3"
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    spec = job.spec
+    settings: dict[str, Any] = {"grace_s": spec.stop.grace_s}
+    if spec.stop.signal != _NODES_OWN_SIGNAL:
+        settings["stop_signal"] = spec.stop.signal
+    if spec.disconnect.on_lost is OnLost.RESTART:
+        settings["lease_s"] = spec.disconnect.lost_after_s
+    return settings

@@ -10,8 +10,11 @@ import logging
 import os
 from pathlib import Path
 
+from ugro.agent.logindex import LogIndexWriter
 from ugro.agent.runwatch import RunWatch
+from ugro.agent.signal import Signal
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.nodes.runs import Piece
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +23,10 @@ _AGAIN_S = 1.0
 
 class LogMirror:
     def __init__(self, folder: Path, watch: RunWatch) -> None:
+        self.changed = Signal()  # some bytes of some log came home
         self._folder = folder
         self._watch = watch
-        self._tasks: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
     def path(self, job: int, attempt: int, rank: int) -> Path:
         return self._folder / str(job) / f"attempt_{attempt}" / "logs" / f"rank_{rank}.log"
@@ -39,7 +43,7 @@ class LogMirror:
         tasks = [task for key, task in self._tasks.items() if key[:2] == (job, attempt)]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        is_complete = all(task.done() for task in tasks)
+        is_complete = all(_has_all(task) for task in tasks)
         for key in [key for key in self._tasks if key[:2] == (job, attempt)]:
             self._tasks.pop(key).cancel()
         return is_complete
@@ -49,25 +53,51 @@ class LogMirror:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _mirror(self, node: str, job: int, attempt: int, rank: int) -> None:
+    async def _mirror(self, node: str, job: int, attempt: int, rank: int) -> bool:
+        """True when all of it came home."""
+        while True:
+            try:
+                await self._copy(node, job, attempt, rank)
+                return True
+            except (Unreachable, TimedOut):
+                await asyncio.sleep(_AGAIN_S)
+            except (RemoteFailure, NotFound) as error:
+                log.warning("a log stays behind: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+                return False
+            except OSError as error:  # a full disk here may be emptied; what is on the node waits
+                log.error("a log cannot be written: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _copy(self, node: str, job: int, attempt: int, rank: int) -> None:
         path = self.path(job, attempt, rank)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            while True:
-                try:
-                    await self._copy(node, (job, attempt, rank), descriptor)
-                    return
-                except (Unreachable, TimedOut):
-                    await asyncio.sleep(_AGAIN_S)
-        except (RemoteFailure, NotFound) as error:
-            log.warning("a log stays behind: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+            writer = _Writer(descriptor, LogIndexWriter(path))
+            runs = self._watch.runs(node)
+            async for piece in runs.follow(job, attempt, f"logs/rank_{rank}.log", writer.size):
+                await asyncio.to_thread(writer.write, piece)
+                self.changed.notify()
+            # Before anybody takes it for complete: the node is told to delete its own then.
+            await asyncio.to_thread(os.fsync, descriptor)
         finally:
             os.close(descriptor)
 
-    async def _copy(self, node: str, run: tuple[int, int, int], descriptor: int) -> None:
-        job, attempt, rank = run
-        offset = os.fstat(descriptor).st_size
-        async for piece in self._watch.runs(node).follow(job, attempt, f"logs/rank_{rank}.log", offset):
-            # At its own offset: where the head of a log was cut on the node, a hole here says so.
-            await asyncio.to_thread(os.pwrite, descriptor, piece.content, piece.offset)
+
+def _has_all(task: asyncio.Task[bool]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None and task.result()
+
+
+class _Writer:
+    def __init__(self, descriptor: int, index: LogIndexWriter) -> None:
+        self.size = os.fstat(descriptor).st_size
+        self._descriptor = descriptor
+        self._index = index
+
+    def write(self, piece: Piece) -> None:
+        self._index.note(self.size, piece.offset)
+        # At its own offset: where the head of a log was cut on the node, there is a hole here, which the index tells.
+        done = 0
+        while done < len(piece.content):
+            done += os.pwrite(self._descriptor, piece.content[done:], piece.offset + done)
+        self.size = piece.offset + len(piece.content)

@@ -51,29 +51,56 @@ def read_job(
     path: Path | None, *, fields: Mapping[str, object], env: Mapping[str, str], resolve: Resolve | None = None
 ) -> Request:
     """``fields`` are options, named as ``jobflags`` says; ``env`` is the submitter's environment."""
-    if path is None:
-        return _request(_Source(read_flags(fields)), env, resolve)
-    return parse_job(_text(path), path, fields=fields, env=env, resolve=resolve)
+    return draft_job(path, fields=fields).request(env, resolve)
 
 
 def parse_job(
     text: str, path: Path, *, fields: Mapping[str, object], env: Mapping[str, str], resolve: Resolve | None = None
 ) -> Request:
     given = read_flags(fields)
-    return _request(_Source(given, path, _document(text, escaped(str(path)))), env, resolve)
+    return _draft(_Source(given, path, _document(text, escaped(str(path))))).request(env, resolve)
 
 
-def _request(source: _Source, env: Mapping[str, str], resolve: Resolve | None) -> Request:
+def draft_job(path: Path | None, *, fields: Mapping[str, object]) -> Draft:
+    """A job that is judged by itself: what it still needs of its submitter and of the agent can be asked for."""
+    given = read_flags(fields)
+    if path is None:
+        return _draft(_Source(given))
+    return _draft(_Source(given, path, _document(_text(path), escaped(str(path)))))
+
+
+def _draft(source: _Source) -> Draft:
     section = validated(JobSection, source.tree, (), source.document, source.problems)
     source.refuse_problems()
     assert section is not None, "what is not valid has a problem"
-    variables = source.variables(section, env)
-    after = After(
-        ok=source.ids(("after", "ok"), section.after.ok, resolve),
-        any=source.ids(("after", "any"), section.after.any, resolve),
-    )
-    source.refuse_problems()
-    return Request(section.spec(variables, after), source.workdir(section))
+    return Draft(source, section)
+
+
+@dataclass(slots=True)
+class Draft:
+    source: _Source
+    section: JobSection
+
+    @property
+    def wanted_variables(self) -> tuple[str, ...]:
+        """Environment variables whose values must come from the submitter."""
+        return tuple(name for name, text in self.section.env.items() if text is None)
+
+    @property
+    def named_jobs(self) -> tuple[str, ...]:
+        """Jobs that it comes after and names: their ids are to be found."""
+        after = self.section.after
+        return tuple(job for job in (*after.ok, *after.any) if isinstance(job, str))
+
+    def request(self, env: Mapping[str, str], resolve: Resolve | None) -> Request:
+        source, section = self.source, self.section
+        variables = source.variables(section, env)
+        after = After(
+            ok=source.ids(("after", "ok"), section.after.ok, resolve),
+            any=source.ids(("after", "any"), section.after.any, resolve),
+        )
+        source.refuse_problems()
+        return Request(section.spec(variables, after), source.workdir(section))
 
 
 @dataclass(slots=True)

@@ -15,16 +15,15 @@ from ugro.config.reference import default_of, kind_in_words, table, write_page
 from ugro.config.schema import Section
 from ugro.config.yamltext import flow
 from ugro.core.failure import Cause
-from ugro.policy.recovery import FREE_RETRIES, INFRASTRUCTURE, PROGRAMS_FAULT
+from ugro.policy.recovery import FREE_RETRIES, INFRASTRUCTURE, LASTING
 
 _BEGINNING = """\
 # Job files
 
 <!-- Made by `python -m ugro.config.jobreference docs/jobs.md`: change the schema, not this page. -->
 
-> Being built: the commands that take this file (`ugro launch`, `ugro run`) are not part of this version yet.
-
-A job file says what to run and what it needs. It will be submitted with `ugro launch -f job.yaml`. The smallest one:
+A job file says what to run and what it needs. It is submitted with `ugro launch -f job.yaml`; with `--dry-run`
+the exact plan is shown, and nothing is submitted. The smallest one:
 
 ```yaml
 script: train.py
@@ -93,6 +92,8 @@ _CAUSES = {
     Cause.NODE_REBOOTED: "a node was started again",
     Cause.SUPERVISOR_LOST: "UGRO's own process on a node was killed",
     Cause.START_FAILED: "a process could not be started",
+    Cause.SETUP_FAILED: "the job's set-up script failed on a node",
+    Cause.MISMATCH: "the nodes' environments do not agree",
     Cause.TIME_LIMIT: "it reached its time limit",
     Cause.PREEMPTED: "it made way for a more urgent job",
 }
@@ -165,7 +166,7 @@ def _causes() -> str:
 def _consequence(cause: Cause) -> str:
     if cause in INFRASTRUCTURE:
         return "yes, free"
-    return "no" if cause in PROGRAMS_FAULT else "yes, with a retry"
+    return "no" if cause in LASTING else "yes, with a retry"
 
 
 def _lines(section: type[Section], indent: str) -> Iterator[str]:

@@ -81,11 +81,17 @@ class AlternativeSection(Section):
     gpus_per_node: Annotated[int | None, OrNull(GpuCount())] = Field(
         None,
         description="How many GPUs of each node; `all` is every free one that will do, and at least one. "
-        "Null is 1 where `gpu` asks for something, else 0.",
+        "Null is 1 where `gpu` asks for something; else 0 for a command, and for a script `all` where as many nodes "
+        "have GPUs as it needs, 0 on every node where they do not.",
         examples=["all"],
     )
     gpu: GpuSection = Field(default_factory=GpuSection)
-    cpus: Annotated[int, Whole(0, 100_000)] = Field(0, description="How many cores of each node.", examples=[4])
+    cpus: Annotated[int | None, OrNull(Whole(0, 100_000))] = Field(
+        None,
+        description="How many cores of each node. Null is one for each process, as far as the node has them; with 0 it "
+        "takes none, and up to four such jobs per core share a node.",
+        examples=[4],
+    )
     memory: Annotated[int | None, OrNull(Size())] = Field(
         None, description="How much memory of each node.", examples=["16GB"]
     )
@@ -103,11 +109,14 @@ class AlternativeSection(Section):
             )
         return self
 
-    def resources(self) -> job.Resources:
+    def resources(self, launcher: Launcher) -> job.Resources:
+        default_gpus = 0 if launcher is Launcher.COMMAND else job.ANY_GPUS
+        if self.gpu.is_given:
+            default_gpus = 1
         return job.Resources(
             min_nodes=self.nodes.low,
             max_nodes=self.nodes.high,
-            gpus_per_node=int(self.gpu.is_given) if self.gpus_per_node is None else self.gpus_per_node,
+            gpus_per_node=default_gpus if self.gpus_per_node is None else self.gpus_per_node,
             gpu_memory_bytes=self.gpu.memory,
             gpu_models=self.gpu.model,
             cpus=self.cpus,
@@ -139,10 +148,10 @@ class ResourcesSection(AlternativeSection):
             raise BadValueError("does not count beside any_of", hint="put it into each alternative", at=(others[0],))
         return self
 
-    def resources(self) -> job.Resources:
+    def resources(self, launcher: Launcher) -> job.Resources:
         if self.any_of:
-            return job.Resources(any_of=tuple(way.resources() for way in self.any_of))
-        return super().resources()
+            return job.Resources(any_of=tuple(way.resources(launcher) for way in self.any_of))
+        return super().resources(launcher)
 
 
 class AfterSection(Section):
@@ -166,7 +175,7 @@ class RetrySection(Section):
     )
     on: Annotated[tuple[str, ...], _CAUSES] = Field(
         (),
-        description="The only causes after which a retry is used; empty: those that are not the program's own doing.",
+        description="The only causes after which a retry is used; empty: all but what would surely happen again.",
         examples=[["cuda_oom", "nccl_timeout"]],
     )
     never_on: Annotated[tuple[str, ...], _CAUSES] = Field(
@@ -295,10 +304,14 @@ class JobSection(Section):
     disconnect: DisconnectSection = Field(default_factory=DisconnectSection)
     stop: StopSection = Field(default_factory=StopSection)
     outputs: Annotated[tuple[str, ...], ListOf("a list of patterns such as ['results/*.csv']", _OUTPUT)] = Field(
-        (), description="Files to bring home, inside the job's directory.", examples=[["results/*.csv"]]
+        (),
+        description="Files to bring home, inside the job's directory. Kept with the job; not brought yet.",
+        examples=[["results/*.csv"]],
     )
     notify: Annotated[tuple[str, ...], ListOf("a list of texts such as [mail]", _LINE)] = Field(
-        (), description="Who or what is told when it ends.", examples=[["mail"]]
+        (),
+        description="Who or what is told when it ends. Kept with the job; nobody is told yet.",
+        examples=[["mail"]],
     )
 
     @model_validator(mode="after")
@@ -339,15 +352,16 @@ class JobSection(Section):
     def spec(self, env: Mapping[str, str], after: job.After) -> JobSpec:
         """``env`` and ``after`` complete: with the submitter's variables, and with ids for names."""
         is_batch = self.priority <= PRIORITIES["batch"]
+        launcher = Launcher(self.launcher or (Launcher.COMMAND if self.script is None else Launcher.DDP))
         return JobSpec(
             name=self.name or self._default_name(),
             argv=self.command or (str(self.script), *self.args),
-            launcher=Launcher(self.launcher or (Launcher.COMMAND if self.script is None else Launcher.DDP)),
+            launcher=launcher,
             # Sorted: the same variables in another order are the same job.
             env=tuple(sorted(env.items())),
             cwd=self.cwd,
             setup=self.setup,
-            resources=self.resources.resources(),
+            resources=self.resources.resources(launcher),
             priority=self.priority,
             is_preemptible=is_batch if self.preemptible is None else self.preemptible,
             time_limit_s=self.time_limit,

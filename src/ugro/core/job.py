@@ -13,6 +13,7 @@ from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
 
 ALL_GPUS = -1
+ANY_GPUS = -2
 
 
 class JobState(StrEnum):
@@ -41,7 +42,6 @@ MOVES: dict[JobState, dict[JobState, str]] = {
     JobState.STARTING: {
         JobState.RUNNING: "every rank has started",
         JobState.STOPPING: "a rank did not start, or it is to end; what started is taken back",
-        JobState.UNREACHABLE: "a node cannot be asked whether its ranks started",
     },
     JobState.RUNNING: {
         JobState.STOPPING: "a rank ended, a limit was reached, or it is to end",
@@ -50,7 +50,6 @@ MOVES: dict[JobState, dict[JobState, str]] = {
     JobState.UNREACHABLE: {
         JobState.RUNNING: "all its nodes answer again and its ranks live",
         JobState.STOPPING: "a rank ended meanwhile, or it is to end",
-        JobState.RECOVERING: "its nodes were lost for too long, and the ranks there are proven dead",
     },
     JobState.STOPPING: {
         JobState.SUCCEEDED: "every rank ended with 0",
@@ -95,14 +94,18 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job needs. Every node of it gets the same demands; the number of GPUs may still differ with ALL_GPUS."""
+    """What a job needs. Every node of it gets the same demands; the number of GPUs may still differ with ALL_GPUS.
+
+    ANY_GPUS is ALL_GPUS where enough nodes of the cluster have some, and otherwise none on any node: ranks with and
+    without GPUs cannot train together.
+    """
 
     min_nodes: int = 1
     max_nodes: int = 1
-    gpus_per_node: int = 0  # ALL_GPUS: every free one that fits, at least one
+    gpus_per_node: int = 0  # ALL_GPUS: every free one that fits, at least one; ANY_GPUS: see above
     gpu_memory_bytes: int | None = None
     gpu_models: tuple[str, ...] = ()  # words that a model's name must contain, any of them
-    cpus: int = 0
+    cpus: int | None = None  # None: one for each process, as far as a node has them; 0: it takes none
     memory_bytes: int = 0
     labels: tuple[str, ...] = ()
     any_of: tuple[Resources, ...] = ()  # alternatives, in order of preference; then the fields above do not count
@@ -111,7 +114,7 @@ class Resources:
 @dataclass(frozen=True, slots=True)
 class Retry:
     max_retries: int = 0
-    on: tuple[str, ...] = ()  # causes of failure that are retried; empty: those that are not the program's fault
+    on: tuple[str, ...] = ()  # causes of failure that are retried; empty: all but those that would surely happen again
     never_on: tuple[str, ...] = ()
 
 
@@ -142,6 +145,10 @@ class After:
 class Checkpoint:
     dir: str | None = None
     every_s: float | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self.dir is not None or self.every_s is not None
 
 
 @dataclass(frozen=True, slots=True)

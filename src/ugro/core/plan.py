@@ -28,6 +28,7 @@ class Rendezvous:
     port: int
     # The network interface of each node that reaches the others, where it is known.
     interfaces: tuple[tuple[str, str], ...] = ()
+    is_tentative: bool = False  # a guess for ``--dry-run``: the real one is found when the job starts
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,41 @@ class RunStatus:
     outcome: str | None = None
     reason: str | None = None
     ranks: tuple[RankRecord, ...] = ()
+    started_ranks: tuple[int, ...] = ()
     failed_rank: int | None = None
+    is_programs_fault: bool = False  # it could not be started because of what it is, not because of where
     tail: tuple[str, ...] = ()
-    boot_id: str | None = None
+    was_rebooted: bool = False
 
     @property
     def has_ended(self) -> bool:
         return self.status == "exited"
+
+    @property
+    def progress(self) -> int:
+        """Only ever grows: of two words about a run, the one that is further is the newer one."""
+        if self.status == "dead":
+            return 3 if self.is_claimed else 0
+        return {"absent": 0, "starting": 1, "running": 2, "exited": 4}[self.status]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An instant on a node's own clock, as it was told to us; given back, it says how fresh our word is."""
+
+    boot_id: str
+    clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a node says of our runs: all of them when ``is_first``, later those that changed."""
+
+    now: Moment
+    runs: tuple[RunStatus, ...] = ()
+    gone: tuple[str, ...] = ()  # JOB.ATTEMPT
+    is_first: bool = False
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +107,21 @@ class Runs:
         answer = await self._call("start", _START_S, job=str(job), attempt=attempt, spec=spec)
         return _status(answer["run"])
 
-    async def list(self) -> list[RunStatus]:
-        found: list[RunStatus] = []
-        after = None
-        while True:
-            answer = await self._call("list", self.answer_s, after=after)
-            found += [_status(run) for run in answer["runs"]]
-            if not answer["has_more"] or not answer["runs"]:
-                return found
-            after = f"{found[-1].job}.{found[-1].attempt}"
+    async def watch(self) -> AsyncGenerator[News]:
+        """All our runs on the node, then every change of one, until the link is lost."""
+        link = await self.node.ready(self.connect_s)
+        stream = link.stream("runs.watch", self.identity.params())
+        try:
+            async for _, payload in stream:
+                yield _news(payload)
+            await stream.result()
+        finally:
+            stream.cancel()
+
+    async def renew(self, as_of: Moment) -> Moment:
+        """Says that we were alive at that moment: the runs there with a lease go on."""
+        answer = await self._call("renew", self.answer_s, as_of={"boot_id": as_of.boot_id, "clock_s": as_of.clock_s})
+        return _moment(answer)
 
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         limit_s = grace_s + _PREPARE_S
@@ -122,9 +156,28 @@ class Runs:
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
+def _news(payload: bytes) -> News:
+    try:
+        document = json.loads(payload)
+        return News(
+            _moment(document),
+            tuple(_status(run) for run in document["runs"]),
+            tuple(str(name) for name in document.get("gone", ())),
+            bool(document.get("is_first")),
+            bool(document.get("has_more")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RemoteFailure(f"what it says of its runs makes no sense: {error!r:.200}") from error
+
+
+def _moment(answer: dict[str, Any]) -> Moment:
+    return Moment(str(answer["now"]["boot_id"]), float(answer["now"]["clock_s"]))
+
+
 def _status(answer: dict[str, Any]) -> RunStatus:
     record = answer.get("exit") or {}
     failure = record.get("failure") or {}
+    boots = {part["boot_id"] for part in (answer.get("state"), record) if part and part.get("boot_id")}
     try:
         return decode(
             RunStatus,
@@ -133,9 +186,11 @@ def _status(answer: dict[str, Any]) -> RunStatus:
                 "outcome": record.get("outcome"),
                 "reason": record.get("reason"),
                 "ranks": [{key: rank.get(key) for key in _RANK_KEYS} for rank in record.get("ranks", [])],
+                "started_ranks": [rank["rank"] for rank in (answer.get("state") or {}).get("ranks", ())],
                 "failed_rank": failure.get("rank"),
+                "is_programs_fault": failure.get("kind") == "program",
                 "tail": failure.get("tail") or [],
-                "boot_id": (answer.get("state") or record).get("boot_id"),
+                "was_rebooted": len(boots) > 1,
             },
         )
     except (DecodeError, KeyError, TypeError, AttributeError) as error:

@@ -25,7 +25,9 @@ class NodeRun:
     node: str
     state: RunState
     is_reachable: bool = True
-    problem: str | None = None  # why it could not be started, when the node said so
+    # Nothing of the attempt can live there any more, whatever we last heard: its lease is over, or its node was
+    # taken out of the cluster.
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class AttemptView:
     ending: Ending | None
     runs: tuple[NodeRun, ...]
     is_over_time: bool = False
+    refusal: str | None = None  # why it cannot be started at all
+    is_overdue: bool = False  # its ranks were asked to start, and should run by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,6 @@ class Conclude:
 
 Step = Start | Stop | Move | Conclude
 
-_LIVE = frozenset({RunState.STARTING, RunState.RUNNING})
-_OVER = frozenset({RunState.DONE, RunState.FAILED})
 
 
 def next_step(view: AttemptView) -> Step | None:
@@ -70,13 +72,13 @@ def next_step(view: AttemptView) -> Step | None:
         return _stopping(view)
     if (ending := _ending(view)) is not None:
         return ending
+    if view.state is JobState.STARTING:
+        return _starting(view)
     unreachable = [run.node for run in view.runs if not run.is_reachable]
     if unreachable:
         if view.state is JobState.UNREACHABLE:
             return None
         return Move(JobState.UNREACHABLE, f"{_names(unreachable)} cannot be reached; its ranks may well go on")
-    if any(run.state is RunState.UNKNOWN for run in view.runs):
-        return None
     return _going_on(view)
 
 
@@ -84,10 +86,8 @@ def _ending(view: AttemptView) -> Move | None:
     """What makes the attempt end, whatever else is known."""
     if view.ending is not None:
         return Move(JobState.STOPPING, f"asked to end: {view.ending.value.replace('_', ' ')}", view.ending)
-    failed = [run for run in view.runs if run.state in (RunState.FAILED, RunState.DEAD) or run.problem]
-    if failed:
-        problems = "; ".join(f"{run.node}: {run.problem or _WORDS[run.state]}" for run in failed)
-        return Move(JobState.STOPPING, problems, Ending.FAILED)
+    if (problem := _problem(view)) is not None:
+        return Move(JobState.STOPPING, problem, Ending.FAILED)
     if view.is_over_time:
         return Move(JobState.STOPPING, "its time limit is over", Ending.TIME_LIMIT)
     if all(run.state is RunState.DONE for run in view.runs):
@@ -95,25 +95,49 @@ def _ending(view: AttemptView) -> Move | None:
     return None
 
 
+def _problem(view: AttemptView) -> str | None:
+    if view.refusal is not None:
+        return view.refusal
+    problems = [f"{run.node}: {_WORDS[run.state]}" for run in view.runs if run.state in _WORDS]
+    problems += [f"{run.node} is lost" for run in view.runs if run.is_gone and run.state is not RunState.DONE]
+    return "; ".join(problems) or None
+
+
+def _starting(view: AttemptView) -> Step | None:
+    """All ranks within one window, or none."""
+    if _is_running(view):
+        return Move(JobState.RUNNING, "every rank runs")
+    if view.is_overdue:
+        late = [run.node for run in view.runs if run.state not in (RunState.RUNNING, RunState.DONE)]
+        return Move(JobState.STOPPING, f"{_names(late)} did not start in time: all is taken back", Ending.FAILED)
+    absent = tuple(run.node for run in view.runs if run.state is RunState.ABSENT and run.is_reachable)
+    return Start(absent) if absent else None
+
+
 def _going_on(view: AttemptView) -> Step | None:
-    absent = tuple(run.node for run in view.runs if run.state is RunState.ABSENT)
-    if absent and view.state is JobState.STARTING:
-        return Start(absent)
+    absent = [run.node for run in view.runs if run.state is RunState.ABSENT]
     if absent:
         # It ran there before: a folder that was deleted, or a machine set up anew.
         return Move(JobState.STOPPING, f"{_names(absent)} knows nothing of it any more", Ending.FAILED)
-    is_running = all(run.state in (RunState.RUNNING, RunState.DONE) for run in view.runs)
-    if is_running and view.state is not JobState.RUNNING:
-        return Move(JobState.RUNNING, "every rank runs")
+    if view.state is JobState.UNREACHABLE and _is_running(view):
+        return Move(JobState.RUNNING, "every node answers again, and every rank runs")
     return None
+
+
+def _is_running(view: AttemptView) -> bool:
+    return all(run.state in (RunState.RUNNING, RunState.DONE) for run in view.runs)
 
 
 def _stopping(view: AttemptView) -> Step | None:
     """Every node is asked until it has said that nothing of the attempt lives there."""
-    left = tuple(run.node for run in view.runs if run.is_reachable and run.state not in _OVER)
+    left = tuple(run.node for run in view.runs if run.is_reachable and not _is_over(run))
     if left:
         return Stop(left)
-    return Conclude() if all(run.state in _OVER for run in view.runs) else None
+    return Conclude() if all(_is_over(run) for run in view.runs) else None
+
+
+def _is_over(run: NodeRun) -> bool:
+    return run.is_gone or run.state in (RunState.DONE, RunState.FAILED)
 
 
 _WORDS = {
@@ -122,5 +146,5 @@ _WORDS = {
 }
 
 
-def _names(nodes: list[str] | tuple[str, ...]) -> str:
+def _names(nodes: list[str]) -> str:
     return ", ".join(nodes)

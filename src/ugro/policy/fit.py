@@ -1,6 +1,7 @@
 """Whether a job could ever run on these nodes, whoever uses them now; if not, why, and the nearest that could.
 
-Nodes that are drained or down count, for they come back. Broken GPUs do not.
+Nodes that are drained or down count, for they come back, and one that has never answered counts as fitting: a job is
+refused only for what is known. Broken GPUs do not count.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from itertools import accumulate
 
 from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.quantity import format_size
-from ugro.policy.demand import Need, alternatives, gpu_fits
-from ugro.policy.room import Shape, empty, slots_of
+from ugro.policy.demand import Makes, Need, gpu_fits, needs_of
+from ugro.policy.room import Shapes, empty
 from ugro.policy.snapshot import GpuView, NodeView
 from ugro.policy.words import count_of, in_words, names
 
@@ -32,25 +33,25 @@ class Misfit:
 
 def check_fits(resources: Resources, nodes: Sequence[NodeView], *, on_one_node: bool = False) -> Misfit | None:
     """``on_one_node``: for a launcher that runs on one node, whatever number is asked for."""
-    ways = list(alternatives(resources))
+    needs = list(needs_of(resources, on_one_node, Makes(nodes)))
     misfits = []
-    for way in ways:
-        misfit = _check(way, nodes, on_one_node)
+    for need in needs:
+        misfit = _check(need, nodes, on_one_node)
         if misfit is None:
             return None
         misfits.append(misfit)
     if len(misfits) == 1:
         return misfits[0]
-    return Misfit(f"none of the {len(ways)} alternatives fits: {names([misfit.reason for misfit in misfits])}")
+    return Misfit(f"none of the {len(needs)} alternatives fits: {names([misfit.reason for misfit in misfits])}")
 
 
-def _check(wanted: Resources, nodes: Sequence[NodeView], on_one_node: bool) -> Misfit | None:
-    need = Need.of(wanted, on_one_node=on_one_node)
+def _check(need: Need, nodes: Sequence[NodeView], on_one_node: bool) -> Misfit | None:
     capable = _capable(need, nodes)
     if len(capable) >= need.min_nodes:
         return None
-    wanted = replace(wanted, min_nodes=need.min_nodes, max_nodes=need.max_nodes)
-    reason = _shortage(wanted, nodes) or _too_few(need, capable)
+    wanted = replace(need.resources, min_nodes=need.min_nodes, max_nodes=need.max_nodes)
+    known = [node for node in nodes if node.is_known]
+    reason = (_shortage(wanted, known) if known or not nodes else None) or _too_few(need, capable)
     for nearest in _nearer(wanted, nodes, len(capable)):
         asked = Need.of(nearest)
         can_span = not on_one_node or nearest.min_nodes == 1
@@ -60,12 +61,14 @@ def _check(wanted: Resources, nodes: Sequence[NodeView], on_one_node: bool) -> M
 
 
 def _capable(need: Need, nodes: Sequence[NodeView]) -> list[NodeView]:
-    return [node for node in nodes if need.fits(_shape(node), empty(node, with_foreign=True))]
-
-
-def _shape(node: NodeView) -> Shape:
-    gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
-    return Shape(gpus, frozenset(node.labels), slots_of(node))
+    shapes = Shapes()
+    labels = set(need.resources.labels)
+    return [
+        node
+        for node in nodes
+        if (labels.issubset(node.labels) and not node.is_known)
+        or need.fits(shapes.of(node), empty(node, with_foreign=True))
+    ]
 
 
 def _shortage(wanted: Resources, nodes: Sequence[NodeView]) -> str | None:
@@ -113,7 +116,7 @@ def _gpu_kind_shortage(wanted: Resources, nodes: Sequence[NodeView]) -> str:
 
 def _host_shortage(wanted: Resources, nodes: Sequence[NodeView]) -> str | None:
     largest = max(nodes, key=lambda node: node.cores)
-    if largest.cores < wanted.cpus:
+    if wanted.cpus is not None and largest.cores < wanted.cpus:
         return f"no node has {count_of(wanted.cpus, 'core')}; the largest has {largest.cores} ({largest.name})"
     largest = max(nodes, key=lambda node: node.memory_bytes)
     if largest.memory_bytes < wanted.memory_bytes:
@@ -137,7 +140,7 @@ def _nearer(wanted: Resources, nodes: Sequence[NodeView], capable: int) -> Itera
         yield from _other_gpu_counts(wanted, nodes)
     memories = {gpu.memory_bytes or 0 for node in nodes for gpu in node.gpus}
     yield from (replace(wanted, gpu_memory_bytes=size) for size in _below(wanted.gpu_memory_bytes or 0, memories))
-    yield from (replace(wanted, cpus=cores) for cores in _below(wanted.cpus, {node.cores for node in nodes}))
+    yield from (replace(wanted, cpus=cores) for cores in _below(wanted.cpus or 0, {node.cores for node in nodes}))
     sizes = {node.memory_bytes for node in nodes}
     yield from (replace(wanted, memory_bytes=size) for size in _below(wanted.memory_bytes, sizes))
 

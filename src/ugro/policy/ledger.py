@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
 from ugro.policy.demand import Need
-from ugro.policy.room import Claim, Free, Held, Room, Shape, empty, slots_of
-from ugro.policy.snapshot import STOPPING_S, NodeView, Snapshot
+from ugro.policy.room import Claim, Free, Held, Room, Shape, Shapes, empty
+from ugro.policy.snapshot import STOPPING_S, Snapshot
 
 EVERYTHING = -1  # allowed to use whatever is reserved
 
@@ -114,10 +114,10 @@ class Ledger:
         return sum(one.bit for one in self.reservations if one.start is not None and end <= one.start)
 
     def _open_rooms(self) -> None:
-        shapes: dict[tuple[object, ...], Shape] = {}
+        shapes = Shapes()
         for node in self.nodes:
             if node.unusable is None:
-                self.rooms[node.name] = Room(node, _shape(node, shapes), empty(node))
+                self.rooms[node.name] = Room(node, shapes.of(node), empty(node))
 
     def _enter_holdings(self) -> None:
         for holder in self.holdings.values():
@@ -130,11 +130,3 @@ class Ledger:
                 self.known_end[holder.id] = end
                 self.ends.append((end, holder.id))
         self.ends.sort()
-
-
-def _shape(node: NodeView, known: dict[tuple[object, ...], Shape]) -> Shape:
-    gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
-    key = (gpus, node.labels, node.cores)
-    if key not in known:
-        known[key] = Shape(gpus, frozenset(node.labels), slots_of(node))
-    return known[key]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
 from ugro.policy.demand import Need
@@ -25,6 +26,8 @@ class Candidates:
         self._ledger = ledger
         self._allowed = allowed
         self._avoid = frozenset(avoid)
+        self._words = _words(need)
+        self._goes_by_load = not need.least_gpus and not need.cpus
         self._seen = len(ledger.changes)
         self._fitting: dict[str, set[Room]] = defaultdict(set)  # by group
         self._heaps: dict[str, list[tuple[_Key, int, Room]]] = defaultdict(list)
@@ -33,23 +36,33 @@ class Candidates:
             for room in rooms:
                 self._add(room, rank)
 
-    def place(self) -> Placement | None:
+    def place(self) -> Placed | None:
         """Take what the job needs, whole or not at all."""
-        rooms = self._choose()
-        if not rooms:
+        chosen = self._choose()
+        if not chosen:
             return None
-        return Placement(tuple(self._take(room) for room in rooms))
+        preference = self._preference(*chosen[-1])
+        return Placed(Placement(tuple(self._take(room) for _, room in chosen)), preference)
 
-    def _choose(self) -> list[Room]:
+    def _choose(self) -> list[tuple[_Key, Room]]:
         self._refresh()
         fitting = sum(map(len, self._fitting.values()))
         if fitting < self.need.min_nodes:
             return []
         wanted = min(self.need.max_nodes, fitting)
-        chosen: list[Room] = []
+        chosen: list[tuple[_Key, Room]] = []
         for group in self._groups(wanted):
             chosen += self._best(group, wanted - len(chosen))
         return chosen
+
+    def _preference(self, key: _Key, room: Room) -> str:
+        """What the last that was chosen has over the next best beside it; empty if nothing but its name."""
+        group = self._group(room)
+        if not self._fitting[group]:
+            return ""
+        next_key = self._top(group)
+        differs = next(index for index, mine in enumerate(key) if mine != next_key[index])
+        return f"rather than {next_key[-1]}: {self._words[differs]}" if differs < len(self._words) else ""
 
     def _groups(self, wanted: int) -> list[str]:
         """One group that has enough, the fastest; otherwise those with most, so that few are spanned."""
@@ -61,13 +74,13 @@ class Candidates:
             return [min(enough, key=lambda group: (self._top(group), group))]
         return sorted(groups, key=lambda group: (-len(self._fitting[group]), self._top(group), group))
 
-    def _best(self, group: str, most: int) -> list[Room]:
-        best: list[Room] = []
+    def _best(self, group: str, most: int) -> list[tuple[_Key, Room]]:
+        best: list[tuple[_Key, Room]] = []
         while len(best) < most and self._fitting[group]:
             self._top(group)
-            room = heapq.heappop(self._heaps[group])[2]
+            key, _, room = heapq.heappop(self._heaps[group])
             self._fitting[group].discard(room)
-            best.append(room)
+            best.append((key, room))
         return best
 
     def _take(self, room: Room) -> Share:
@@ -92,7 +105,9 @@ class Candidates:
 
     def _add(self, room: Room, rank: _Rank) -> None:
         before, after = rank
-        key = (room.node.name in self._avoid, *before, -room.node.speed, *after, room.node.name)
+        node, cost = room.node, room.cost
+        first = cost if self._goes_by_load else 0.0
+        key = (node.name in self._avoid, first, *before, -node.speed, *after, cost, node.name)
         group = self._group(room)
         self._fitting[group].add(room)
         heapq.heappush(self._heaps[group], (key, room.version, room))
@@ -103,6 +118,31 @@ class Candidates:
 
 # What counts before the node's speed, and what after it; less is better.
 _Rank = tuple[tuple[float, float], tuple[float, float]]
+_LEAST_LOAD = "the least load"
+_LEFT = "the fewest GPUs left over"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    placement: Placement
+    preference: str  # why there and not elsewhere, where that was a choice
+
+
+def _words(need: Need) -> tuple[str, ...]:
+    """What each part of a key but the name means, as an advantage over others."""
+    before, after = _rank_words(need)
+    return ("the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
+
+
+def _rank_words(need: Need) -> tuple[tuple[str, str], tuple[str, str]]:
+    if not need.least_gpus:
+        return ("it has no free GPUs", "the tightest fit" if need.cpus else "the most cores"), ("", "")
+    memory = "the most GPU memory" if need.resources.gpu_memory_bytes is None else "the smallest GPU that will do"
+    if need.wants_all_gpus:
+        return ("the most free GPUs", ""), (memory, "")
+    if need.max_nodes == 1 and need.resources.gpu_memory_bytes is not None:
+        return (memory, _LEFT), ("", "")
+    return ("", ""), (memory, _LEFT)
 
 
 def _rank(need: Need, shape: Shape, free: Free) -> _Rank:
@@ -112,18 +152,14 @@ def _rank(need: Need, shape: Shape, free: Free) -> _Rank:
     taken = need.part_of(shape, free).gpus
     left = (usable & ~taken).bit_count()
     largest = max(memory or 0 for position, (_, memory) in enumerate(shape.gpus) if taken >> position & 1)
+    has_least = need.resources.gpu_memory_bytes is not None
+    memory = largest if has_least else -largest
     if need.wants_all_gpus:
-        return (-taken.bit_count(), 0), (largest, 0)
-    if need.max_nodes > 1:
-        return (0, 0), (largest, left)
-    if need.resources.gpu_memory_bytes is not None:
-        return (largest, left), (0, 0)
-    return (0, 0), (-largest, left)
+        return (-taken.bit_count(), 0), (memory, 0)
+    if has_least and need.max_nodes == 1:
+        return (memory, left), (0, 0)
+    return (0, 0), (memory, left)
 
 
 def _rank_without_gpus(need: Need, shape: Shape, free: Free) -> _Rank:
-    has_free_gpus = bool(free.gpus)
-    if need.cpus:
-        return (has_free_gpus, free.cpus - need.cpus), (0, 0)
-    # Who asks for nothing is spread: the node with the most room for more.
-    return (has_free_gpus, 1 - free.slots / shape.slots), (0, 0)
+    return (bool(free.gpus), free.cpus - need.cpus if need.cpus else -shape.cores), (0, 0)

@@ -77,7 +77,7 @@ class _Search:
         short_gpus = self.need.least_gpus - (fitting & state.gpus).bit_count()
         shortages = (
             (short_gpus, (fitting & part.gpus).bit_count()),
-            (self.need.cpus - state.cpus, part.cpus),
+            (self.need.least_cpus(room.shape) - state.cpus, part.cpus),
             (self.need.memory_bytes - state.memory_bytes, part.memory_bytes),
             (1 - state.slots, part.slots),
         )

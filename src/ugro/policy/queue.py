@@ -28,6 +28,7 @@ class Queue:
         for job in snapshot.waiting:
             self._lines[job.spec.priority, job.user].append(job)
         self._users = {user: _User(held[user], snapshot.now) for _, user in self._lines}
+        self._gifts = 0
 
     def __iter__(self) -> Iterator[Waiting]:
         for line in self._lines.values():
@@ -35,10 +36,9 @@ class Queue:
         heads = [self._entry(line[-1]) for line in self._lines.values()]
         heapq.heapify(heads)
         while heads:
-            _, _, _, _, job = heads[0]
-            fresh = self._entry(job)
-            # Its user was given something since it was entered; that only ever moves it back.
-            if fresh > heads[0]:
+            _, _, _, _, job, gifts = heads[0]
+            # Its user may have been given something since it was entered; that only ever moves it back.
+            if gifts != self._gifts and (fresh := self._entry(job))[1] > heads[0][1]:
                 heapq.heapreplace(heads, fresh)
                 continue
             line = self._lines[job.spec.priority, job.user]
@@ -51,11 +51,12 @@ class Queue:
 
     def given(self, job: Waiting, devices: int) -> None:
         """The job was just yielded and starts."""
+        self._gifts += 1
         self._users[job.user].given(job, devices)
 
-    def _entry(self, job: Waiting) -> tuple[int, int, float, int, Waiting]:
+    def _entry(self, job: Waiting) -> tuple[int, int, float, int, Waiting, int]:
         standing = self._users[job.user].standing(job, self._now)
-        return (-job.spec.priority, standing, job.submitted_at, job.id, job)
+        return (-job.spec.priority, standing, job.submitted_at, job.id, job, self._gifts)
 
 
 class _User:
@@ -75,7 +76,7 @@ class _User:
     def standing(self, job: Waiting, now: float) -> int:
         """The devices held, less what the job's wait forgives."""
         place = (job.submitted_at, job.id)
-        if self._oldest_given < place:
+        if not self.devices or self._oldest_given < place:
             return self.devices
         since = job.submitted_at
         older = bisect_left(self._submitted, place)

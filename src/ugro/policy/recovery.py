@@ -24,11 +24,18 @@ INFRASTRUCTURE = frozenset(
         Cause.SUPERVISOR_LOST,
         Cause.PORT_IN_USE,
         Cause.START_FAILED,
-        Cause.PREEMPTED,
+        Cause.KILLED,
     }
 )
-# The program would most likely do the same again.
-PROGRAMS_FAULT = frozenset({Cause.RANK_FAILED, Cause.OOM, Cause.CUDA_OOM, Cause.IMPORT_ERROR, Cause.TIME_LIMIT})
+# The next try would most certainly end the same way.
+LASTING = frozenset(
+    {
+        Cause.IMPORT_ERROR,
+        Cause.TIME_LIMIT,
+        Cause.SETUP_FAILED,
+        Cause.MISMATCH,
+    }
+)
 # Another node may do better.
 _NODES_FAULT = frozenset(
     {
@@ -73,17 +80,17 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
     words = _words_for(failure)
     if words & set(view.retry.never_on):
         return GiveUp(f"{failure.reason}; never retried after {failure.cause}, as it was submitted", failure.hint)
+    if failure.cause is Cause.PREEMPTED:  # it waits in the queue anyway, and was promised to be tried again
+        return Retry(now, charged, free, f"{failure.reason}; it is tried again{_from(view)} when there is room")
     if failure.cause in INFRASTRUCTURE and free < FREE_RETRIES:
         return _free_retry(view, failure, charged, free + 1, now)
     return _charged_retry(view, failure, (charged, free), now)
 
 
 def _free_retry(view: JobView, failure: Failure, charged: int, free: int, now: float) -> Retry:
-    # Preempted, it waits in the queue anyway.
-    pause_s = 0.0 if failure.cause is Cause.PREEMPTED else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (free - 1))
-    when = f" in {format_duration(pause_s)}" if pause_s else ""
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (free - 1))
     reason = (
-        f"{failure.reason}; that is not the job's fault: it is tried again{when}{_from(view)}, "
+        f"{failure.reason}; that is not the job's fault: it is tried again in {format_duration(pause_s)}{_from(view)}, "
         f"free of charge ({free} of {FREE_RETRIES})"
     )
     return Retry(now + pause_s, charged, free, reason, _avoid(failure))
@@ -105,7 +112,7 @@ def _charged_retry(view: JobView, failure: Failure, counts: tuple[int, int], now
 def _is_retried(retry: job.Retry, failure: Failure) -> bool:
     if retry.on:
         return bool(_words_for(failure) & set(retry.on))
-    return failure.cause not in PROGRAMS_FAULT
+    return failure.cause not in LASTING
 
 
 def _not_retried(retry: job.Retry, failure: Failure) -> str:

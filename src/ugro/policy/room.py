@@ -23,7 +23,7 @@ class Shape:
 
     gpus: tuple[tuple[str, int | None], ...]  # model and memory
     labels: frozenset[str]
-    slots: int
+    cores: int
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -84,10 +84,16 @@ class Room:
     capacity: Free = field(init=False)  # what would be free if none of our jobs held anything
     held: list[Held] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    given: int = 0  # cores in this pass; a job that takes none counts as one
     version: int = 0
 
     def __post_init__(self) -> None:
         self.capacity = self.free
+
+    @property
+    def cost(self) -> float:
+        """What the node's load will be, for a load that was measured before this pass knows nothing of it."""
+        return self.node.cost + self.given / max(1, self.node.cores)
 
     def hold(self, holder: Holding, share: Share) -> Held:
         part = Free(self.mask_of(share.gpus) & self.free.gpus, share.cpus, share.memory_bytes, 1)
@@ -119,6 +125,7 @@ class Room:
 
     def take(self, part: Free, allowed: int) -> None:
         self.free = self.free.minus(part)
+        self.given += max(1, part.cpus)
         self.version += 1
         for kept in self.kept:
             if not kept.reservation & allowed:
@@ -139,8 +146,19 @@ class Room:
         return sum(1 << position for position, gpu in enumerate(self.node.gpus) if gpu.index in indices)
 
 
-def slots_of(node: NodeView) -> int:
-    return max(_LEAST_SLOTS, _SLOTS_PER_CORE * node.cores)
+class Shapes:
+    """One object per different shape."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Shape] = {}
+
+    def of(self, node: NodeView) -> Shape:
+        gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
+        key = (gpus, node.labels, node.cores)
+        shape = self._known.get(key)
+        if shape is None:
+            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores)
+        return shape
 
 
 def empty(node: NodeView, *, with_foreign: bool = False) -> Free:
@@ -149,4 +167,5 @@ def empty(node: NodeView, *, with_foreign: bool = False) -> Free:
     for position, gpu in enumerate(node.gpus):
         if not gpu.is_broken and (with_foreign or not gpu.is_foreign):
             mask |= 1 << position
-    return Free(mask, node.cores, node.memory_bytes, slots_of(node))
+    slots = max(_LEAST_SLOTS, _SLOTS_PER_CORE * node.cores)
+    return Free(mask, node.cores, node.memory_bytes, slots)

@@ -38,9 +38,9 @@ class _Pass:
         self._snapshot = snapshot
         self._ledger = Ledger(snapshot)
         self._queue = Queue(snapshot)
-        self._demands = Demands()
+        self._demands = Demands(snapshot.nodes)
         self._candidates: dict[tuple[Need, int], Candidates] = {}
-        self._failed: dict[Demand, list[int]] = {}  # with which reservations allowed
+        self._failed: dict[Demand, set[int]] = {}  # with which reservations allowed
         self._cannot_be_kept: set[Demand] = set()
         self._blocked: dict[Demand, Blocked] = {}
 
@@ -70,14 +70,14 @@ class _Pass:
     def _start(self, job: Waiting, demand: Demand) -> Start | None:
         end = _end(job, self._snapshot.now)
         allowed = self._ledger.allowed(end)
-        failed = self._failed.get(demand, ())
-        if any(allowed & ~tried == 0 for tried in failed):
+        failed = self._failed.get(demand)
+        if failed is not None and (allowed in failed or any(allowed & ~tried == 0 for tried in failed)):
             return None
         for need in demand.needs:
-            placement = self._candidates_for(need, allowed, job.avoid).place()
-            if placement is not None:
-                return Start(job.id, placement, sentences.start_reason(placement, self._ledger, allowed, end))
-        self._failed.setdefault(demand, []).append(allowed)
+            placed = self._candidates_for(need, allowed, job.avoid).place()
+            if placed is not None:
+                return Start(job.id, placed.placement, sentences.start_reason(need, placed, self._ledger, allowed, end))
+        self._failed.setdefault(demand, set()).add(allowed)
         return None
 
     def _candidates_for(self, need: Need, allowed: int, avoid: tuple[str, ...] = ()) -> Candidates:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ugro.core.job import Placement, Share
+from ugro.core.job import Share
 from ugro.core.quantity import format_duration
 from ugro.policy.demand import Demand, Need
 from ugro.policy.ledger import EVERYTHING, Ledger, Reservation
+from ugro.policy.placement import Placed
 from ugro.policy.snapshot import Holding, NodeView
 from ugro.policy.words import in_words, jobs, names
 
@@ -24,9 +25,11 @@ class Blocked:
     until: float | None = None
 
 
-def start_reason(placement: Placement, ledger: Ledger, allowed: int, end: float | None) -> str:
+def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: float | None) -> str:
     """``end``: when it is gone at the latest, which is why it may use the reservations in ``allowed``."""
-    reason = f"free now: {names([given(share) for share in placement.shares])}"
+    placement = placed.placement
+    where = f"free now: {names([given(share) for share in placement.shares])}"
+    reason = "; ".join(part for part in (where, placed.preference, need.note) if part)
     if not ledger.reservations:
         return reason
     borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]

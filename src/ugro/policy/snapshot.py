@@ -30,10 +30,13 @@ class NodeView:
     memory_bytes: int
     gpus: tuple[GpuView, ...] = ()
     labels: tuple[str, ...] = ()
-    speed: float = 1.0  # against the other nodes; more is faster
+    speed: float = 1.0  # against the other nodes, where it was measured; more is faster
     group: str = ""  # nodes of one group are close to each other: the same subnet or switch
     # Why it takes no new work, as words after its name: "is drained: new fans", "is unreachable".
     unusable: str | None = None
+    cost: float = 0.0  # how busy it is, as ``selection`` counts it; less is better
+    is_known: bool = True  # False: it has not said yet what it has; only its labels are sure
+    is_awaited: bool = False  # its very first answer is still on its way
 
 
 @dataclass(frozen=True, slots=True)

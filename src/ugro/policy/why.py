@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ugro.core.errors import NotFound
-from ugro.core.job import JobState, Placement
+from ugro.core.job import ANY_GPUS, JobState, Placement
 from ugro.core.quantity import format_duration
 from ugro.policy.decision import Decision, Fail, Start, Wait
 from ugro.policy.scheduler import schedule
@@ -43,8 +43,20 @@ def why(snapshot: Snapshot, job_id: int) -> Why:
     start = decision.may_start_at
     if start is None:
         start = _forecast(snapshot, decisions, job_id)
-    details = (*_details(snapshot, decisions, decision), _when(start, snapshot.now))
+    details = (*_details(snapshot, decisions, decision), *_other_ways(snapshot, job_id), _when(start, snapshot.now))
     return Why(job_id, decision.reason, details, decision.blocked_by, _nodes_of(decision, snapshot), start)
+
+
+def _other_ways(snapshot: Snapshot, job_id: int) -> Iterator[str]:
+    """A job that left GPUs open may wait for some although nodes without any are free."""
+    job = next(job for job in snapshot.waiting if job.id == job_id)
+    if job.spec.resources.gpus_per_node != ANY_GPUS:
+        return
+    on_cores = replace(job, spec=replace(job.spec, resources=replace(job.spec.resources, gpus_per_node=0)))
+    others = (other for other in snapshot.waiting if other.id != job_id)
+    decisions = schedule(replace(snapshot, waiting=(*others, on_cores)))
+    if any(isinstance(one, Start) and one.job == job_id for one in decisions):
+        yield "without GPUs it could start now: --gpus-per-node 0"
 
 
 def _not_waiting(snapshot: Snapshot, job_id: int) -> Why | None:

@@ -12,7 +12,7 @@ import os
 import signal
 from typing import Any, Callable, Dict, NoReturn
 
-from ugro.remote import check_net, check_system, tree, wire
+from ugro.remote import check_mesh, check_net, check_system, tree, wire
 from ugro.remote.execute import close_all_but
 from ugro.remote.program import Call
 
@@ -27,6 +27,8 @@ _CHECKS: Dict[str, Work] = {
     "network": lambda params, say: check_net.network([int(port) for port in params["ports"]]),
     "listen": check_net.listen,
     "connect": lambda params, say: check_net.connect(params),
+    "mesh_listen": check_mesh.listen,
+    "mesh_connect": lambda params, say: check_mesh.connect(params),
 }
 
 
@@ -41,6 +43,7 @@ class _Check:
     def __init__(self, call: Call, work: Work, params: Dict[str, Any]) -> None:
         self._call = call
         self._unread = b""
+        self._end_of_pipe = ("crashed", "the check ended without an answer")
         self._timeout_s = float(params["timeout_s"])
         parent = os.getpid()
         self._pipe, write = os.pipe()
@@ -68,7 +71,7 @@ class _Check:
         os.close(self._pipe)
         with contextlib.suppress(ChildProcessError):  # reaped together with a command's
             os.waitpid(self._pid, 0)
-        self._call.fail("crashed", "the check ended without an answer")
+        self._call.fail(*self._end_of_pipe)
 
     def _pass_on(self, said: Dict[str, Any]) -> None:
         if "answer" in said:
@@ -80,16 +83,18 @@ class _Check:
 
     def _give_up(self) -> None:
         if not self._call.is_done:
-            self._end("timed-out", "it did not end within %g s" % self._timeout_s)
+            # Not waited for here: one that hangs in the kernel dies later, and is then reaped when its pipe closes.
+            self._kill()
+            self._call.fail("timed-out", "it did not end within %g s" % self._timeout_s)
 
     def _cancel(self) -> None:
-        self._end("cancelled", "it was cancelled")
+        # Answered when it is gone: what it held, such as a port, may be wanted next.
+        self._end_of_pipe = ("cancelled", "it was cancelled")
+        self._kill()
 
-    def _end(self, kind: str, text: str) -> None:
-        # Not waited for here: one that hangs in the kernel dies later, and is then reaped when its pipe closes.
+    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        self._call.fail(kind, text)
 
 
 def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn:

@@ -9,12 +9,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import pwd
 import random
 import socket
 import struct
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ugro.remote.survival import user_name
 
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
@@ -159,10 +160,3 @@ def _owner(sockets: List[_Socket]) -> Dict[str, Any]:
                 with open("/proc/%s/comm" % pid, encoding="utf-8", errors="replace") as name:
                     return {"pid": int(pid), "process": name.read().strip(), "user": user}
     return {"user": user}
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

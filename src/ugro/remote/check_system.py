@@ -10,13 +10,12 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from ugro.remote import tree
-from ugro.remote.check_net import user_name
+from ugro.remote.survival import survival as survival
 
 _BLOCK = b"\0" * 4096
-_CONFIG_FOLDERS = ("usr/lib", "usr/local/lib", "run", "etc")  # the last one wins
 
 # Runs in the user's Python as a job would see it, hence apart from this one, which sees no packages. Importing torch
 # takes seconds and may touch the GPUs; its files say as much.
@@ -82,21 +81,6 @@ def packages() -> Dict[str, Any]:
     return answer
 
 
-def survival(prefix: str = "/") -> Dict[str, Any]:
-    """Whether logind ends what a user left running; ``prefix`` is where the system's files are."""
-    user = user_name(os.getuid())
-    settings = _logind_settings(prefix)
-    is_listed = not settings.get("KillOnlyUsers", "").split() or user in settings["KillOnlyUsers"].split()
-    is_excluded = user in settings.get("KillExcludeUsers", "root").split()
-    is_on = settings.get("KillUserProcesses", "no").lower() in ("yes", "y", "true", "t", "on", "1")
-    return {
-        "user": user,
-        "has_logind": os.path.isdir(os.path.join(prefix, "run/systemd/system")),
-        "kills_processes": is_on and is_listed and not is_excluded,
-        "lingers": os.path.exists(os.path.join(prefix, "var/lib/systemd/linger", user)),
-    }
-
-
 def _write_and_remove(path: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -119,36 +103,3 @@ def _filesystem(path: str) -> Optional[str]:
             if len(mount) >= len(best) and (path + "/").startswith(mount.rstrip("/") + "/"):
                 best, kind = mount, filesystem
     return kind
-
-
-def _logind_settings(prefix: str) -> Dict[str, str]:
-    settings: Dict[str, str] = {}
-    for path in _logind_files(prefix):
-        section = ""
-        for line in _lines(path):
-            line = line.strip()
-            if line.startswith("["):
-                section = line
-            elif section == "[Login]" and "=" in line and line[0] not in "#;":
-                key, _, value = line.partition("=")
-                settings[key.strip()] = value.strip()
-    return settings
-
-
-def _logind_files(prefix: str) -> List[str]:
-    """In the order in which later ones win: one main file, then the drop-ins by name, wherever they are."""
-    folders = [os.path.join(prefix, folder, "systemd") for folder in _CONFIG_FOLDERS]
-    mains = [path for path in (os.path.join(folder, "logind.conf") for folder in folders) if os.path.exists(path)]
-    drop_ins: Dict[str, str] = {}
-    for folder in (os.path.join(folder, "logind.conf.d") for folder in folders):
-        if os.path.isdir(folder):
-            drop_ins.update((name, os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".conf"))
-    return mains[-1:] + [drop_ins[name] for name in sorted(drop_ins)]
-
-
-def _lines(path: str) -> List[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(64 * 1024).splitlines()
-    except OSError:
-        return []

@@ -6,6 +6,7 @@ It knows nothing of runs; ``rundir`` says which file means what.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.005
 _TORN_READS = 200
 _DIGITS = 39  # as many as a boot id has
+_KEEP_SIZE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
-def write_json(path: str, value: Dict[str, Any]) -> None:
-    """Whoever reads sees the old file or the new one, also after a power cut."""
+def write_json(path: str, value: Dict[str, Any], *, is_lasting: bool = True) -> None:
+    """Whoever reads sees the old file or the new one; ``is_lasting``: also after a power cut."""
     fresh = "%s.%d.new" % (path, os.getpid())
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
             write_all(fd, json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
-            os.fsync(fd)
+            if is_lasting:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(fresh, path)
@@ -39,7 +44,8 @@ def write_json(path: str, value: Dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
-    sync_folder(os.path.dirname(path))
+    if is_lasting:
+        sync_folder(os.path.dirname(path))
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
@@ -59,16 +65,38 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 def sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Which names are in it; what is behind them is ``sync_file``'s."""
+    sync_file(path, os.O_DIRECTORY)
+
+
+def sync_file(path: str, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
+def take_space(path: str, size: int) -> None:
+    """So much can be written to this file later, even if the disk is full by then."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        # Some file systems promise the space and take none: what they took is what counts.
+        if _libc.fallocate(fd, _KEEP_SIZE, 0, size) != 0 or os.fstat(fd).st_blocks * 512 < size:
+            # Not zeros: some file systems would store none of them. Synced: others look for space only then.
+            write_all(fd, os.urandom(size))
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def make_folder(path: str) -> None:
     """Only its owner may look into it; so into those above it that are made on the way."""
-    if not os.path.isdir(path):
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
         make_folder(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)

@@ -1,4 +1,4 @@
-"""Ending all processes of a run: SIGTERM, grace, SIGKILL, until two looks in a row find nothing.
+"""Ending all processes of a run: SIGTERM or what its ranks want, grace, SIGKILL, until two looks in a row find none.
 
 A step at a time, so that a supervisor goes on watching logs and orders meanwhile. Who is to end is looked for anew at
 each step: below the supervisor (a child subreaper, so nothing escapes by leaving its parent), by the run's mark, and in
@@ -27,13 +27,21 @@ Processes = Dict[int, int]
 
 
 class Ending:
-    """``leaders`` get SIGTERM first, and the others once no leader is left: a rank that saves its work on SIGTERM
-    still needs its own children for that."""
+    """``leaders`` are asked first, with a signal of their own choice, and the others once no leader is left: a rank
+    that saves its work when it is asked still needs its own children for that."""
 
-    def __init__(self, find: Callable[[], Processes], leaders: Callable[[], Processes], grace_s: float) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Processes],
+        leaders: Callable[[], Processes],
+        grace_s: float,
+        first_signal: int = signal.SIGTERM,
+    ) -> None:
         self._find = find
         self._leaders = leaders
         self._kill_at = time.monotonic() + grace_s
+        self._first_signal = first_signal
+        self._look_s = _QUICK_S
         self._asked: Set[int] = set()
         self._clean_looks = 0
         self.pause_s = _QUICK_S  # before the next step, at most
@@ -48,16 +56,17 @@ class Ending:
         now = time.monotonic()
         leaders = self._leaders()
         if leaders and now < self._kill_at:
-            self._ask(leaders)
+            self._ask(leaders, self._first_signal)
+            self.pause_s = self._kill_at - now  # the end of each is told
             return False
         alive = self._find()
         self.found.update(alive)
         is_clean = not alive and not has_children()
         self._clean_looks = self._clean_looks + 1 if is_clean else 0
         # A look reads all of /proc: quick while most ends happen, then seldom.
-        self.pause_s = min(_SLOW_S, self.pause_s * 1.2)
+        self._look_s = self.pause_s = min(_SLOW_S, self._look_s * 1.2)
         if now < self._kill_at:
-            self._ask(alive)
+            self._ask(alive, signal.SIGTERM)
         else:
             _kill_children()
             for pid, started in alive.items():
@@ -65,12 +74,12 @@ class Ending:
         self.left = [] if is_clean else sorted(alive or self.found)
         return self._clean_looks >= 2 or now > self._kill_at + LIMIT_S
 
-    def _ask(self, processes: Processes) -> None:
+    def _ask(self, processes: Processes, signum: int) -> None:
         for pid, started in processes.items():
             if pid not in self._asked:
                 self._asked.add(pid)
-                send(pid, started, signal.SIGTERM)
-                send(pid, started, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
+                send(pid, started, signum)
+                send(pid, started, signal.SIGCONT)  # a stopped process cannot act on it
 
 
 def has_children() -> bool:

@@ -35,7 +35,7 @@ def execute(call: Call, params: Dict[str, Any]) -> None:
     grace_s = float(params.get("grace_s", GRACE_S))
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
-    _Execution(call, _Command(argv, env, cwd, grace_s), marker)
+    run_guarded(call, Command(argv, env, cwd, grace_s), marker)
 
 
 def _encoded(word: Any) -> bytes:
@@ -46,12 +46,22 @@ def _encoded(word: Any) -> bytes:
     return encoded
 
 
-class _Command:
-    def __init__(self, argv: List[bytes], env: Dict[bytes, bytes], cwd: bytes, grace_s: float) -> None:
+class Command:
+    """``keep``: a descriptor that is open as long as anything of the command may live, such as one with a lock."""
+
+    def __init__(
+        self, argv: List[bytes], env: Dict[bytes, bytes], cwd: bytes, grace_s: float, keep: Optional[int] = None
+    ) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
         self.grace_s = grace_s
+        self.keep = keep
+
+
+def run_guarded(call: Call, command: Command, marker: bytes) -> None:
+    """``marker`` is no other command's, on this whole machine."""
+    _Execution(call, command, marker)
 
 
 class _Pipes:
@@ -80,7 +90,7 @@ _guards: Set[int] = set()
 class _Execution:
     """The node program's side: forwards output as credit allows, and answers when everything has ended."""
 
-    def __init__(self, call: Call, command: _Command, marker: bytes) -> None:
+    def __init__(self, call: Call, command: Command, marker: bytes) -> None:
         self._call = call
         self._program: Program = call.program
         self._marker = marker
@@ -207,7 +217,7 @@ def _is_known(pid: int) -> bool:
 class _Guard:
     """Runs in the forked process and never returns to the node program's code."""
 
-    def __init__(self, command: _Command, pipes: _Pipes) -> None:
+    def __init__(self, command: Command, pipes: _Pipes) -> None:
         self._command = command
         self._control = pipes.control[0]
         self._status = pipes.status[1]
@@ -223,8 +233,8 @@ class _Guard:
 
     def _watch(self) -> None:
         os.setsid()
-        keep = sorted((self._control, self._status, *self._outputs))
-        close_all_but(keep)
+        kept = [] if self._command.keep is None else [self._command.keep]
+        close_all_but(sorted([self._control, self._status, *self._outputs, *kept]))
         tree.become_subreaper()
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from ugro.remote.program import Method
 
-RUN_METHODS = ("start", "stop", "remove", "list", "follow", "renew", "reserve_port", "free_port")
+RUN_METHODS = ("start", "stop", "remove", "list", "watch", "follow", "renew", "setup", "reserve_port", "free_port")
+CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
 
 
 def main(root: str, nonce: str, silence_s: float) -> None:
@@ -26,6 +27,7 @@ def main(root: str, nonce: str, silence_s: float) -> None:
     program = Program(link_in, link_out, root, silence_s)
     program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
     program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
+    program.methods.update(("checkpoints." + name, _checkpoints(name)) for name in CHECKPOINT_METHODS)
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -76,6 +78,15 @@ def _check(call: Call, params: Dict[str, Any]) -> None:
 def _runs(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
         from ugro.remote.runs import METHODS
+
+        METHODS[name](call, params)
+
+    return method
+
+
+def _checkpoints(name: str) -> Method:
+    def method(call: Call, params: Dict[str, Any]) -> None:
+        from ugro.remote.checkpoints import METHODS
 
         METHODS[name](call, params)
 

@@ -5,24 +5,42 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import List, Tuple
+from typing import List, NamedTuple, Tuple
 
 _SAMPLE_EVERY_S = 5.0
 # A large process takes a while from its death sentence to its end.
 _WINDOW_S = 30.0
 
 
+class _Look(NamedTuple):
+    at_s: float
+    files: List[str]
+    counts: List[int]
+
+
+_latest: List[_Look] = []
+
+
+def look() -> _Look:
+    """What the counters say, at most so old as the time between two samples. A forked process takes it over."""
+    now = time.monotonic()
+    if not _latest or now - _latest[0].at_s >= _SAMPLE_EVERY_S:
+        files = _counters()
+        _latest[:] = [_Look(now, files, [_value(path) for path in files])]
+    return _latest[0]
+
+
 class OomCounter:
     """How many processes the kernel killed lately: on the whole machine, and in our own control group."""
 
     def __init__(self) -> None:
-        self._files = _counters()
-        self._samples: List[Tuple[float, List[int]]] = []
-        self.sample()
+        first = look()
+        self._files = first.files
+        self._samples: List[Tuple[float, List[int]]] = [(first.at_s, first.counts)]
 
     def sample(self) -> None:
         now = time.monotonic()
-        if not self._samples or now - self._samples[-1][0] >= _SAMPLE_EVERY_S:
+        if now - self._samples[-1][0] >= _SAMPLE_EVERY_S:
             while len(self._samples) > 1 and self._samples[1][0] < now - _WINDOW_S:
                 self._samples.pop(0)
             self._samples.append((now, self._counts()))
@@ -48,8 +66,7 @@ def _counters() -> List[str]:
 
 
 def _value(path: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        for line in file:
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
+    with contextlib.suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
+        _, _, rest = (b"\n" + file.read()).partition(b"\noom_kill ")
+        return int(rest.split(None, 1)[0])
     return 0

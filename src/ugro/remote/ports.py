@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
-import socket
-from typing import List
+from typing import List, Optional
 
 from ugro.remote import durable
 from ugro.remote.program import Refused
@@ -18,11 +16,12 @@ MOST = 64
 _TRIES = 2000
 _LOCK_S = 0.5
 _GIVEN_OUT = "/proc/sys/net/ipv4/ip_local_port_range"
-_BOUND_ADDRESSES = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))
 
 
-def reserve(run: RunDir, count: int) -> List[int]:
+def reserve(run: RunDir, count: int, preferred: Optional[int] = None) -> List[int]:
     """The same ports again for a run that has them already: an answer may have been lost."""
+    import random  # leaves something to do after every fork of the node program
+
     if not 0 < count <= MOST:
         raise ValueError("count is not between 1 and %d" % MOST)
     folder = _folder(run.agent)
@@ -30,7 +29,8 @@ def reserve(run: RunDir, count: int) -> List[int]:
     with durable.locked(os.path.join(folder, "lock"), _LOCK_S):
         _forget_past_boots(run.agent)
         ports = owned(run)
-        for port in random.sample(_candidates(), min(_TRIES, len(_candidates()))):
+        others = random.sample(_candidates(), min(_TRIES, len(_candidates())))
+        for port in others if preferred is None else [preferred, *others]:
             if len(ports) >= count:
                 break
             if not os.path.exists(os.path.join(folder, str(port))) and is_free(port):
@@ -54,8 +54,10 @@ def owned(run: RunDir) -> List[int]:
 
 
 def is_free(port: int) -> bool:
+    import socket  # most runs want no port
+
     # Without SO_REUSEADDR: with it, Linux lets two sockets bind what only one of them can listen on.
-    for family, address in _BOUND_ADDRESSES:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 if family == socket.AF_INET6:

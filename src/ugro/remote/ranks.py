@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from typing import Any, Dict, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from ugro.remote import ending, tree
 from ugro.remote.flood import CappedLog
@@ -16,10 +16,28 @@ from ugro.remote.runspec import RankSpec
 
 _OOM_ADJUSTMENT = 200  # when memory runs out, a rank goes before what supervises it
 _LONGEST_EXEC_S = 60.0
+_LONGEST_COMPLAINT = 4096
+
+
+# What the machine lacks when a program cannot be started; everything else is wrong with the program or its folder.
+_OF_THE_NODE = {
+    errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EROFS,
+    errno.ESTALE, errno.EHOSTDOWN, errno.EREMOTEIO, errno.ETIMEDOUT,
+}  # fmt: skip
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
 class NotStarted(Exception):
-    """In words for the user."""
+    """In words for the user. ``kind`` says whose fault it is: "program" or "node"."""
+
+    def __init__(self, rank: int, number: int, what: str = "") -> None:
+        """``number`` is the system's number of the error, ``what`` the program or the folder it is about."""
+        why = os.strerror(number)
+        parts = ["rank %d" % rank, *([what] if what else []), why[:1].lower() + why[1:]]
+        super().__init__(": ".join(parts))
+        self.rank = rank
+        self.kind = "node" if number in _OF_THE_NODE else "program"
+        self.code = _code(number)
 
 
 class Rank:
@@ -57,19 +75,26 @@ class Rank:
         """Returns when it runs the rank's own program; ``NotStarted`` says why it cannot."""
         said, say = os.pipe()
         supervisor = os.getpid()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            os.close(said)
+            raise NotStarted(self.number, error.errno or 0) from error
+        finally:
+            if os.getpid() == supervisor:
+                os.close(say)
         if self.pid == 0:
             self._become(env, cwd, say, supervisor)
-        os.close(say)
-        self.start_ticks = ending.start_time(self.pid) or 0
         try:
             # Closed by the exec. A program on a file server that hangs is not waited for: it starts when it starts.
             is_said = select.select([said], [], [], _LONGEST_EXEC_S)[0]
-            complaint = os.read(said, 4096) if is_said else b""
+            complaint = os.read(said, _LONGEST_COMPLAINT) if is_said else b""
         finally:
             os.close(said)
         if complaint:
-            raise NotStarted("rank %d: %s" % (self.number, complaint.decode("utf-8", "replace")))
+            number, _, what = complaint.partition(b" ")
+            raise NotStarted(self.number, int(number), what.decode("utf-8", "replace"))
+        self.start_ticks = ending.start_time(self.pid) or 0
 
     def end(self, wait_status: int) -> None:
         self.wait_status = wait_status
@@ -101,21 +126,43 @@ class Rank:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(self.log.fileno(), 1)
         os.dup2(self.log.fileno(), 2)
-        culprit = cwd
+        what = b"working directory " + cwd
         try:
             os.chdir(cwd)
-            culprit = self.spec.argv[0]
-            os.execvpe(culprit, self.spec.argv, env)
+            what = self.spec.argv[0]
+            _run(self.spec.argv, env)
         except OSError as error:
-            complaint = culprit + b": " + os.strerror(error.errno or 0).encode()
+            number = error.errno or 0
+            if number == errno.ENOENT and b"/" in what and what != cwd and os.path.exists(what):
+                what += b": what its first line names"
             with contextlib.suppress(OSError):
-                os.write(2, complaint + b"\n")
-            os.write(say, complaint[:4096])
-            os._exit(127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126)
+                os.write(2, what + b": " + os.strerror(number).encode() + b"\n")
+            os.write(say, (b"%d " % number + what)[:_LONGEST_COMPLAINT])
+            os._exit(_code(number))
+
+
+def _run(argv: List[bytes], env: Dict[bytes, bytes]) -> NoReturn:
+    """As a shell would find it; of several reasons, one that is more than "not here" is the one to tell."""
+    program = argv[0]
+    folders = [b""] if b"/" in program else env.get(b"PATH", os.defpath.encode()).split(b":")
+    reason = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for folder in folders:
+        try:
+            os.execve(os.path.join(folder, program), argv, env)
+        except OSError as error:
+            if error.errno not in _NOT_FOUND:
+                reason = error
+                if error.errno != errno.EACCES:
+                    break
+    raise reason
+
+
+def _code(number: int) -> int:
+    return 127 if number in _NOT_FOUND else 126
 
 
 def _offer_to_oom_killer() -> None:
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        wanted = min(1000, int(file.read()) + _OOM_ADJUSTMENT)
-        file.seek(0)
-        file.write(str(wanted))
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+        os.pwrite(fd, b"%d" % min(1000, int(os.read(fd, 20)) + _OOM_ADJUSTMENT), 0)
+        os.close(fd)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -28,8 +29,8 @@ CRASH_VARIABLE = "UGRO_CRASH_POINT"
 POINTS = (
     "start.admitted", "start.fenced", "start.made", "start.specified", "start.alone", "start.launched",
     "supervisor.begun", "supervisor.locked", "supervisor.reserved", "supervisor.fenced", "supervisor.claimed",
-    "supervisor.first", "supervisor.all", "supervisor.stated", "supervisor.ending", "supervisor.ended",
-    "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
+    "supervisor.closed", "supervisor.first", "supervisor.all", "supervisor.stated", "supervisor.ending",
+    "supervisor.ended", "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
     "remove.closed", "remove.renamed", "remove.deleted",
 )  # fmt: skip
 # Large enough for the last lines of a log; a record that is longer loses some of them.
@@ -38,6 +39,7 @@ _FENCE_S = 10.0
 _GENERATION_S = 0.5
 _REMOVING = ".removing"
 _JOB = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+_RUN = re.compile(r"(%s)\.([1-9][0-9]{0,8})" % _JOB)
 _crash_point, _, _crash_how = os.environ.get(CRASH_VARIABLE, "").partition(":")
 
 
@@ -47,6 +49,7 @@ def point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP if _crash_how == "pause" else signal.SIGKILL)
 
 
+@functools.lru_cache(maxsize=None)
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
@@ -72,9 +75,18 @@ def age_s(as_of: Optional[Dict[str, Any]]) -> float:
 
 
 def spec_hash(spec: Dict[str, Any]) -> str:
-    import hashlib  # brings OpenSSL with it, which a supervisor has no use for
+    return str(_sha256()(json.dumps(spec, sort_keys=True).encode()).hexdigest())
 
-    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+
+@functools.lru_cache(maxsize=None)
+def _sha256() -> Any:
+    """Python's own: hashlib would bring OpenSSL, and every process that is forked would carry that along."""
+    import importlib
+
+    for module in ("_sha2", "_sha256", "hashlib"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).sha256
+    raise ImportError("no SHA-256 in this Python")
 
 
 class AgentDir:
@@ -83,7 +95,7 @@ class AgentDir:
     def __init__(self, root: str, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError("no name for an agent: %.40r" % name)
-        self.root = os.path.realpath(root)  # however it is spelled: processes are found by it
+        self.root = _real(root)  # however it is spelled: processes are found by it
         self.name = name
         self.path = os.path.join(self.root, ".ugro", "agents", name)
         self.runs_path = os.path.join(self.path, "runs")
@@ -92,13 +104,14 @@ class AgentDir:
 
     def admit(self, generation: int) -> None:
         """Remembers the newest generation; an agent that was replaced has no say any more."""
-        for folder in (self.runs_path, os.path.join(self.path, "fence")):
-            durable.make_folder(folder)
-        if generation > self._generation.read()[0]:
-            with durable.locked(self._generation.path, _GENERATION_S):
-                if generation > self._generation.read()[0]:
-                    self._generation.write(generation)
         newest = self._generation.read()[0]
+        if generation > newest:
+            for folder in (self.runs_path, os.path.join(self.path, "fence")):
+                durable.make_folder(folder)
+            with durable.locked(self._generation.path, _GENERATION_S):
+                newest = self._generation.read()[0]
+                if generation > newest:
+                    self._generation.write(generation)
         if generation < newest:
             text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
             raise Refused("fenced-agent", text % (generation, newest))
@@ -110,12 +123,18 @@ class AgentDir:
         return RunDir(self, job, attempt)
 
     def runs(self) -> List[RunDir]:
-        found = []
-        for name in sorted(os.listdir(self.runs_path)):
-            job, _, attempt = name.rpartition(".")
-            if re.fullmatch(_JOB, job) and re.fullmatch(r"[1-9][0-9]{0,8}", attempt):
-                found.append(RunDir(self, job, int(attempt)))
-        return found
+        found = (self.named(name) for name in sorted(os.listdir(self.runs_path)))
+        return [run for run in found if run is not None]
+
+    def named(self, name: str) -> Optional[RunDir]:
+        """The run of that folder, if it is one's name."""
+        match = _RUN.fullmatch(name)
+        return RunDir(self, match[1], int(match[2])) if match else None
+
+    def set_aside_before(self) -> List[str]:
+        """Runs that were set aside and are still there: their deletion was cut short."""
+        names = os.listdir(self.runs_path)
+        return [os.path.join(self.runs_path, name) for name in names if name.endswith(_REMOVING)]
 
     def renew(self, as_of: Optional[Dict[str, Any]]) -> float:
         """The agent was alive at that moment. A renewal that comes late renews no more than its own moment."""
@@ -136,34 +155,45 @@ class AgentDir:
 
 
 class Fence:
-    """Of a job: the highest attempt that came here, and the highest that may never start here any more."""
+    """Of a job: the highest attempt that came here, and the highest that may never start here any more.
+
+    What is written here need not last by itself while nothing depends on it: whoever starts ranks, or lets go of a
+    claim, sees to it that it does.
+    """
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._numbers = Numbers(path, 2)
 
     @contextlib.contextmanager
     def held(self, timeout_s: float = _FENCE_S) -> Iterator[None]:
-        with durable.locked(self._numbers.path, timeout_s):
+        with durable.locked(self.path, timeout_s):
             yield
+
+    def seen(self) -> int:
+        return self._numbers.read()[0]
 
     def allows(self, attempt: int) -> bool:
         seen, closed = self._numbers.read()
         return attempt >= seen and attempt > closed
 
+    def is_closed_to(self, attempt: int) -> bool:
+        return attempt <= self._numbers.read()[1]
+
     def enter(self, attempt: int) -> None:
         """Held by the caller. From now on no older attempt starts here."""
         seen, closed = self._numbers.read()
-        if not self.allows(attempt):
+        if attempt < seen or attempt <= closed:
             text = "attempt %d may not start here: attempt %d came, and up to %d all are over"
             raise Refused("fenced", text % (attempt, seen, closed))
         if attempt > seen:
-            self._numbers.write(attempt, closed)
+            self._numbers.write(attempt, closed, is_lasting=False)
 
-    def close(self, attempt: int) -> None:
+    def close(self, attempt: int, *, is_lasting: bool = True) -> None:
         """Held by the caller. From now on neither this attempt nor an older one starts here."""
         seen, closed = self._numbers.read()
         if attempt > closed:
-            self._numbers.write(max(seen, attempt), attempt)
+            self._numbers.write(max(seen, attempt), attempt, is_lasting=is_lasting)
 
 
 class RunDir:
@@ -208,15 +238,17 @@ class RunDir:
     # --- what it is to do ---------------------------------------------------------------------------------------
 
     def make(self, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> None:
-        """The fence is held by the caller, so that of two who make it with different specs one is refused."""
-        for name in ("logs", "output", "work"):
-            durable.make_folder(self.file(name))
+        """The fence is held by the caller, so that of two who make it with different specs one is refused.
+
+        Nothing of it has to last: without a claim that does, it is made anew.
+        """
+        for name in ("", "logs", "output", "work"):
+            durable.make_folder(self.file(name) if name else self.path)
         point("start.made")
         recorded = self.envelope()
         if recorded is None:
             envelope = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment(), "spec": spec}
-            durable.write_json(self.file("spec.json"), envelope)
-            durable.sync_folder(self.agent.runs_path)
+            durable.write_json(self.file("spec.json"), envelope, is_lasting=False)
         elif recorded.get("hash") != spec_hash(spec):
             text = "%s is on this node already, with another spec; a folder that two nodes share would explain it"
             raise Refused("conflict", text % self.name)
@@ -232,12 +264,32 @@ class RunDir:
             fd = os.open(self.file("claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
-        os.close(fd)
-        durable.sync_folder(self.path)
+        try:
+            with contextlib.suppress(OSError):  # a full disk; it is a claim without that, too
+                os.write(fd, boot_id().encode())
+        finally:
+            os.close(fd)
         return True
 
     def is_claimed(self) -> bool:
         return os.path.exists(self.file("claim"))
+
+    def claimed_in(self) -> Optional[str]:
+        """The boot it was claimed in: None when it was not, empty when that could not be written down."""
+        with contextlib.suppress(OSError), open(self.file("claim"), encoding="ascii", errors="replace") as file:
+            return file.read()
+        return None
+
+    def make_claim_last(self) -> None:
+        """Before the first rank starts. A claim or a fence that a power cut takes back would let it start again.
+
+        With it last the names of all that was made before: the run's folder, and the space for its last word.
+        """
+        durable.sync_file(self.file("claim"))
+        durable.sync_folder(self.path)
+        durable.sync_folder(self.agent.runs_path)
+        durable.sync_file(self.fence.path)
+        durable.sync_folder(os.path.dirname(self.fence.path))
 
     def take_lock(self, timeout_s: float) -> Optional[int]:
         """Held until the descriptor is closed. Those who only look hold it shared for a moment, hence the time."""
@@ -249,7 +301,8 @@ class RunDir:
 
     def is_alive(self) -> bool:
         try:
-            fd = os.open(self.file("lock"), os.O_RDWR | os.O_CLOEXEC)
+            # Not for writing: who watches the file is told when one that was open for writing is closed.
+            fd = os.open(self.file("lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
@@ -260,22 +313,18 @@ class RunDir:
     # --- what became of it --------------------------------------------------------------------------------------
 
     def write_state(self, state: Dict[str, Any]) -> None:
-        durable.write_json(self.file("state.json"), {"v": VERSION, **state})
+        """Need not last: what it tells of is over when the machine is."""
+        durable.write_json(self.file("state.json"), {"v": VERSION, **state}, is_lasting=False)
 
     def state(self) -> Optional[Dict[str, Any]]:
         return durable.read_json(self.file("state.json"))
 
     def reserve_exit(self) -> None:
         """Takes the space for the last word now; a disk may be full by then."""
-        fd = os.open(self.file("exit.reserve"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            # Not zeros: some file systems would store none of them.
-            durable.write_all(fd, os.urandom(EXIT_BYTES))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        durable.take_space(self.file("exit.reserve"), EXIT_BYTES)
 
     def write_exit(self, record: Dict[str, Any]) -> None:
+        """It can be read when this returns, and lasts after ``make_exit_last``."""
         content = _fitting({"v": VERSION, **record})
         fd = os.open(self.file("exit.reserve"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -286,7 +335,6 @@ class RunDir:
                 os.lseek(fd, 0, os.SEEK_SET)
                 durable.write_all(fd, content)
             os.ftruncate(fd, len(content))
-            os.fsync(fd)
         finally:
             os.close(fd)
         point("exit.written")
@@ -294,8 +342,11 @@ class RunDir:
 
     def adopt_exit(self) -> None:
         os.rename(self.file("exit.reserve"), self.file("exit.json"))
-        durable.sync_folder(self.path)
         point("exit.renamed")
+
+    def make_exit_last(self) -> None:
+        """Under its new name or under the one that ``make_claim_last`` made last: both are looked at."""
+        durable.sync_file(self.file("exit.json"))
 
     def unadopted_exit(self) -> Optional[Dict[str, Any]]:
         """A last word that was written down and not yet put in its place."""
@@ -310,19 +361,21 @@ class RunDir:
         if record is None:
             is_alive = self.is_alive()
             record = self.exit()  # it may have ended between the two looks
-        state, envelope = self.state(), self.envelope()
+        state = self.state()
         if record is not None:
             word = "exited"
         elif is_alive:
             word = "starting" if state is None else "running"
         else:
             word = "dead"
+        claimed_in = self.claimed_in()
         return {
             "job": self.job,
             "attempt": self.attempt,
             "status": word,
-            "is_claimed": self.is_claimed(),
-            "spec_hash": None if envelope is None else envelope.get("hash"),
+            "is_claimed": claimed_in is not None,
+            "claimed_in": claimed_in,
+            "spec_hash": (state or self.envelope() or {}).get("hash"),
             "state": state,
             "exit": record,
         }
@@ -330,16 +383,13 @@ class RunDir:
     # --- its end ------------------------------------------------------------------------------------------------
 
     def set_aside(self) -> str:
-        """Takes it out of sight in one step; what it leaves can then be deleted piece by piece."""
+        """Takes it out of sight in one step; what it leaves can then be deleted piece by piece.
+
+        Need not last: a run that a power cut brings back is removed once more.
+        """
         aside = "%s.%s%s" % (self.path, os.urandom(4).hex(), _REMOVING)
         os.rename(self.path, aside)
-        durable.sync_folder(self.agent.runs_path)
         return aside
-
-    def set_aside_before(self) -> List[str]:
-        """What was set aside and is still there: of this run and of others, whose deletion was cut short."""
-        names = os.listdir(self.agent.runs_path)
-        return [os.path.join(self.agent.runs_path, name) for name in names if name.endswith(_REMOVING)]
 
 
 def _fitting(record: Dict[str, Any]) -> bytes:
@@ -349,6 +399,11 @@ def _fitting(record: Dict[str, Any]) -> bytes:
         if len(content) <= EXIT_BYTES or not tail:
             return content
         record["failure"]["tail"] = tail[(len(tail) + 1) // 2 :]
+
+
+@functools.lru_cache(maxsize=None)
+def _real(root: str) -> str:
+    return os.path.realpath(root)
 
 
 def _boot_number() -> int:

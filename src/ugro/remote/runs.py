@@ -1,31 +1,30 @@
 """`runs.*`: what an agent can ask of the runs on this node. Every call can be made again, and does no harm then.
 
-What may take its time (ending processes, waiting for a lock, deleting) is done in a forked process, so that the node
-program goes on answering. That process can be killed at any moment: the truth is in the files.
+What may take its time (ending processes, waiting for a lock, for a disk, deleting much) is done in a forked process, so
+that the node program goes on answering. That process can be killed at any moment: the truth is in the files.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, Set
 
-from ugro.remote import detach, ports, stopping, tree, wire
-from ugro.remote.execute import close_all_but
+from ugro.remote import ports, stopping, wire, work
 from ugro.remote.follow import follow as follow_file
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import AgentDir, RunDir, moment, point
-from ugro.remote.runspec import GRACE_S, RunSpec, grace
+from ugro.remote.rundir import AgentDir, RunDir, moment
+from ugro.remote.runspec import GRACE_S, RunSpec, grace, stop_signal
+from ugro.remote.setup import setup as set_up
+from ugro.remote.starting import begin
+from ugro.remote.watch import watch as watch_runs
+from ugro.remote.work import Answer
 
-# Ranks whose program is on a slow file server; the run goes on when this is over, only the answer says "starting".
-_START_S = 90.0
-_LOOK_S = 0.02
-_OLDER_GRACE_S = 30.0
 _LIST_BYTES = wire.MAX_PAYLOAD // 2
-
-Answer = Dict[str, Any]
+_EXIT_S = 0.5  # from a supervisor's last word to its end
+_PAUSE_S = 0.005
+# The agents whose leftovers of removals that were cut short were deleted once, since this node program began.
+_swept: Set[str] = set()
 
 
 def start(call: Call, params: Dict[str, Any]) -> None:
@@ -35,24 +34,18 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
-    _Work(call, lambda: _prepare(run, spec, as_of), lambda answer: _Start(call, run).go_on(answer))
+    begin(call, run, spec, as_of)
 
 
 def stop(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
-    _Work(call, lambda: {"run": stopping.stop(run, reason, grace_s)})
+    signum = stop_signal(params.get("signal"))
+    work.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
 
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
-    run = _run(call, params)
-
-    def work() -> Answer:
-        stopping.remove(run)
-        ports.free(run)
-        return {}
-
-    _Work(call, work)
+    _Removal(call, _run(call, params)).go_on()
 
 
 def list_(call: Call, params: Dict[str, Any]) -> None:
@@ -73,6 +66,10 @@ def list_(call: Call, params: Dict[str, Any]) -> None:
     call.finish({"now": moment(), "runs": found, "has_more": has_more})
 
 
+def watch(call: Call, params: Dict[str, Any]) -> None:
+    watch_runs(call, _agent(call, params))
+
+
 def follow(call: Call, params: Dict[str, Any]) -> None:
     follow_file(call, _run(call, params), str(params["file"]), int(params.get("offset", 0)))
 
@@ -82,9 +79,14 @@ def renew(call: Call, params: Dict[str, Any]) -> None:
     call.finish({"now": moment(), "silent_s": round(silent_s, 3)})
 
 
+def setup(call: Call, params: Dict[str, Any]) -> None:
+    set_up(call, _run(call, params), params)
+
+
 def reserve_port(call: Call, params: Dict[str, Any]) -> None:
     run, count = _run(call, params), int(params.get("count", 1))
-    _Work(call, lambda: {"ports": ports.reserve(run, count)})
+    preferred = None if params.get("preferred") is None else int(params["preferred"])
+    work.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
 
 
 def free_port(call: Call, params: Dict[str, Any]) -> None:
@@ -96,8 +98,10 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "stop": stop,
     "remove": remove,
     "list": list_,
+    "watch": watch,
     "follow": follow,
     "renew": renew,
+    "setup": setup,
     "reserve_port": reserve_port,
     "free_port": free_port,
 }
@@ -122,173 +126,42 @@ def _without_tail(status: Answer) -> Answer:
     return {**status, "exit": {**record, "failure": failure}}
 
 
-# --- starting ---------------------------------------------------------------------------------------------------
-
-
-def _prepare(run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> Answer:
-    """Everything up to the launch. The answer's run is still to be launched if nobody has claimed it."""
-    point("start.admitted")
-    with run.fence.held():
-        run.fence.enter(run.attempt)
-        point("start.fenced")
-        run.make(spec, as_of)
-        point("start.specified")
-    # From here on no older attempt can begin on this node; those that have begun are ended.
-    for older in run.agent.runs():
-        if older.job == run.job and older.attempt < run.attempt and older.exit() is None:
-            grace_s = min(_OLDER_GRACE_S, _grace_of(older))
-            stopping.stop(older, "attempt %d takes its place" % run.attempt, grace_s)
-    point("start.alone")
-    return {"run": run.status()}
-
-
-def _grace_of(run: RunDir) -> float:
-    envelope = run.envelope()
-    return RunSpec(envelope["spec"]).grace_s if envelope else 0.0
-
-
-class _Start:
-    """The launch itself, in the node program: it alone can give a supervisor a life outside of its own."""
+class _Removal:
+    """Here where that takes no time, else in a process of its own. What a run wrote last may be a moment old."""
 
     def __init__(self, call: Call, run: RunDir) -> None:
         self._call = call
         self._run = run
-        self._ways: List[List[str]] = []
-        self._ready = -1
-        self._said = b""
-        self._deadline = time.monotonic() + _START_S
+        self._until = time.monotonic() + _EXIT_S
+        call.on_cancel = lambda: call.fail("cancelled", "it was cancelled")
 
-    def go_on(self, answer: Answer) -> None:
-        self._call.on_cancel = self._give_up
-        if answer["run"]["is_claimed"]:
-            self._await()
-            return
-        self._ways = detach.ways_here(self._run)
-        self._launch()
-
-    def _launch(self) -> None:
-        self._ready = detach.launch(self._run, self._ways.pop(0))
-        self._said = b""
-        self._call.program.watch(self._ready, self._hear)
-
-    def _hear(self) -> None:
-        part = os.read(self._ready, 65536)
-        self._said += part
-        if part:
-            return
-        self._call.program.unwatch(self._ready)
-        os.close(self._ready)
-        if not self._call.is_done:
-            self._conclude()
-
-    def _conclude(self) -> None:
-        if self._said:
-            complaint = json.loads(self._said)
-            self._call.fail(complaint["kind"], complaint["message"])
-            return
-        status = self._run.status()
-        if status["is_claimed"] or status["status"] == "starting":
-            self._await()
-        elif self._ways:
-            self._launch()
-        else:
-            self._call.fail("not-started", "the supervisor of %s ended before it had begun" % self._run.name)
-
-    def _await(self) -> None:
-        """Until it is more than starting: perhaps another link's supervisor is at it."""
+    def go_on(self) -> None:
         if self._call.is_done:
             return
-        status = self._run.status()
-        if status["status"] != "starting" or time.monotonic() > self._deadline:
-            self._call.finish({"now": moment(), "run": status})
-        else:
-            self._call.program.after(_LOOK_S, self._await)
-
-    def _give_up(self) -> None:
-        self._call.fail("cancelled", "it was cancelled; what was begun goes on")
-
-
-# --- work of its own process ------------------------------------------------------------------------------------
-
-
-class _Work:
-    """The node program's side: waits for the answer, without waiting."""
-
-    def __init__(
-        self, call: Call, work: Callable[[], Answer], then: Optional[Callable[[Answer], None]] = None
-    ) -> None:
-        self._call = call
-        self._then = then or (lambda answer: call.finish({"now": moment(), **answer}))
-        self._said = b""
-        self._pipe, self._pid = _fork(work)
-        call.program.watch(self._pipe, self._receive)
-        call.on_cancel = self._cancel
-
-    def _receive(self) -> None:
-        part = os.read(self._pipe, wire.CHUNK)
-        self._said += part
-        if part:
-            return
-        self._call.program.unwatch(self._pipe)
-        os.close(self._pipe)
-        os.waitpid(self._pid, 0)
-        self._call.on_cancel = None  # its pid may be another's from now on
-        if not self._call.is_done:
-            self._conclude()
-
-    def _conclude(self) -> None:
-        if not self._said:
-            self._call.fail("crashed", "it ended without an answer")
-            return
-        said = json.loads(self._said)
-        if "kind" in said:
-            self._call.fail(said["kind"], said["message"])
-            return
         try:
-            self._then(said["answer"])
+            self._remove()
         except Refused as refusal:
-            self._call.fail(refusal.kind, str(refusal))
+            if refusal.kind == "alive" and time.monotonic() < self._until:
+                self._call.program.after(_PAUSE_S, self.go_on)
+            else:
+                self._call.fail(refusal.kind, str(refusal))
         except OSError as error:
             self._call.fail("os", str(error))
 
-    def _cancel(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)  # reaped when its pipe closes
-        self._call.fail("cancelled", "it was cancelled")
+    def _remove(self) -> None:
+        # The first time, also what was left by removals that were cut short before we were here.
+        if self._run.agent.path in _swept and stopping.remove_quickly(self._run):
+            ports.free(self._run)
+            self._call.finish({"now": moment()})
+        else:
+            self._remove_slowly()
 
+    def _remove_slowly(self) -> None:
+        _swept.add(self._run.agent.path)
 
-def _fork(work: Callable[[], Answer]) -> Tuple[int, int]:
-    pipe, say = os.pipe()
-    parent = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(pipe)
-        os.close(say)
-        raise
-    if pid == 0:
-        _do(work, say, parent)
-    os.close(say)
-    return pipe, pid
+        def remove() -> Answer:
+            stopping.remove(self._run)
+            ports.free(self._run)
+            return {}
 
-
-def _do(work: Callable[[], Answer], say: int, parent: int) -> NoReturn:
-    """Runs in the forked process and never returns to the node program's code."""
-    try:
-        tree.die_with_parent()
-        if os.getppid() == parent:
-            close_all_but([say])
-            with open(say, "w", encoding="utf-8", errors="replace") as pipe:
-                pipe.write(json.dumps(_outcome(work)))
-    finally:
-        os._exit(0)
-
-
-def _outcome(work: Callable[[], Answer]) -> Dict[str, Any]:
-    try:
-        return {"answer": work()}
-    except Refused as refusal:
-        return {"kind": refusal.kind, "message": str(refusal)}
-    except OSError as error:
-        return {"kind": "os", "message": str(error)}
-    except (KeyError, TypeError, ValueError) as error:
-        return {"kind": "usage", "message": "bad parameters: %.200s" % error}
+        work.do(self._call, remove)

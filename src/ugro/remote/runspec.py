@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any, Dict, List, Optional
 
 GRACE_S = 15.0
@@ -11,8 +12,10 @@ LOG_CAP_BYTES = 1 << 30
 LEAST_LOG_CAP_BYTES = 64 * 1024
 MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rundir.EXIT_BYTES)
 
-_FIELDS = {"ranks", "env", "cwd", "grace_s", "lease_s", "log_cap_bytes"}
+_FIELDS = {"ranks", "env", "cwd", "grace_s", "lease_s", "log_cap_bytes", "stop_signal"}
 _RANK_FIELDS = {"rank", "argv", "env"}
+# They end nothing: who gets one of them as its last warning would only be killed later.
+_HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
 
 
 class RankSpec:
@@ -22,7 +25,7 @@ class RankSpec:
         if not isinstance(fields["argv"], list) or not fields["argv"]:
             raise ValueError("rank %d needs argv, a list of words" % self.number)
         self.argv = [encoded(word) for word in fields["argv"]]
-        self.env = _environment(fields.get("env"))
+        self.env = environment(fields.get("env"))
 
 
 class RunSpec:
@@ -31,9 +34,10 @@ class RunSpec:
         self.ranks: List[RankSpec] = [RankSpec(rank) for rank in fields["ranks"]]
         if not 0 < len(self.ranks) <= MOST_RANKS or len({rank.number for rank in self.ranks}) != len(self.ranks):
             raise ValueError("ranks must be 1 to %d, each with a number of its own" % MOST_RANKS)
-        self.env = _environment(fields.get("env"))
-        self.cwd: Optional[bytes] = _folder(fields.get("cwd"))
+        self.env = environment(fields.get("env"))
+        self.cwd: Optional[bytes] = folder(fields.get("cwd"))
         self.grace_s = grace(fields.get("grace_s", GRACE_S))
+        self.stop_signal = stop_signal(fields.get("stop_signal")) or int(signal.SIGTERM)
         lease_s = fields.get("lease_s")
         self.lease_s: Optional[float] = None if lease_s is None else float(lease_s)
         if self.lease_s is not None and not 0 < self.lease_s < float("inf"):
@@ -48,6 +52,16 @@ def grace(value: Any) -> float:
     return grace_s
 
 
+def stop_signal(name: Any) -> Optional[int]:
+    """Its number: a signal's name without SIG, such as INT. None for none."""
+    if name is None:
+        return None
+    number = getattr(signal, "SIG%s" % name, None) if str(name).isalnum() else None
+    if not isinstance(number, signal.Signals) or name in _HARMLESS:
+        raise ValueError("no signal that ends a program: %.40r; write its name without SIG, such as INT" % str(name))
+    return int(number)
+
+
 def encoded(word: Any) -> bytes:
     """UTF-8 whatever the locale here; bytes that are none come as they do in Python's own arguments."""
     text = str(word).encode("utf-8", "surrogateescape")
@@ -56,20 +70,20 @@ def encoded(word: Any) -> bytes:
     return text
 
 
-def _environment(variables: Any) -> Dict[bytes, bytes]:
+def environment(variables: Any) -> Dict[bytes, bytes]:
     env = {encoded(key): encoded(value) for key, value in dict(variables or {}).items()}
     if any(b"=" in key or not key for key in env):
         raise ValueError("a variable's name is empty or has a = in it")
     return env
 
 
-def _folder(path: Any) -> Optional[bytes]:
+def folder(path: Any) -> Optional[bytes]:
     if path is None:
         return None
-    folder = os.path.expanduser(encoded(path))
-    if not os.path.isabs(folder):
+    whole = os.path.expanduser(encoded(path))
+    if not os.path.isabs(whole):
         raise ValueError("cwd must be absolute or begin with ~: %.80r" % str(path))
-    return folder
+    return whole
 
 
 def _whole(value: Any, name: str, least: int) -> int:

@@ -10,11 +10,10 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import stat
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ugro.remote import ending
 from ugro.remote.ending import LIMIT_S, Ending, Processes
@@ -24,17 +23,24 @@ from ugro.remote.rundir import RunDir, boot_id, point
 _REPEAT_S = 1.0
 _LONGEST_REASON = 500  # an order goes through the pipe in one piece
 _DELETIONS = 4
+_FEW = 64
+_LITTLE_BYTES = 16 << 20  # to give back much more space takes a file system its time
+_SMALL = frozenset(("spec.json", "claim", "lock", "control", "state.json", "exit.json", "supervisor.log"))
 _PAUSE_S = 0.02
 _ANSWER_S = 10.0  # beyond its grace and the kernel's time, before a supervisor counts as hanging
 
 
-def stop(run: RunDir, reason: str, grace_s: float) -> Dict[str, Any]:
-    """Returns when the run is over, with its status; ``busy`` when it cannot be ended in time."""
+def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None) -> Dict[str, Any]:
+    """Returns when the run is over, with its status; ``busy`` when it cannot be ended in time.
+
+    ``signum`` is what its ranks get first, instead of what its spec says.
+    """
     if not run.exists():
         with run.fence.held():
             if not run.exists():
                 run.fence.close(run.attempt)  # a start that is still on its way comes too late
                 return {**run.status(), "status": "absent"}
+    order = {"reason": reason[:_LONGEST_REASON], "grace_s": grace_s, "signal": signum}
     hangs_at = time.monotonic() + grace_s + LIMIT_S + _ANSWER_S
     order_at = 0.0
     while run.exit() is None:
@@ -45,7 +51,7 @@ def stop(run: RunDir, reason: str, grace_s: float) -> Dict[str, Any]:
             _end_supervisor(run, hangs_at + LIMIT_S)
         elif now >= order_at:
             order_at = now + _REPEAT_S
-            _order(run, {"reason": reason[:_LONGEST_REASON], "grace_s": grace_s})
+            _order(run, order)
         time.sleep(_PAUSE_S)
     return run.status()
 
@@ -66,37 +72,89 @@ def clean(run: RunDir) -> None:
                 run.adopt_exit()
             else:
                 run.write_exit(_lost(run, was_claimed, left))
+            run.make_exit_last()
     finally:
         os.close(lock)
 
 
 def remove(run: RunDir) -> None:
+    """Also what earlier removals left that were cut short."""
     if run.exists():
-        lock = run.take_lock(timeout_s=0.5)
-        if lock is None:
-            raise Refused("alive", "%s is still alive; stop it first" % run.name)
-        try:
-            if run.exit() is None:
-                raise Refused("not-exited", "%s is not known to be over; stop it first" % run.name)
-            _set_aside(run)
-        finally:
-            os.close(lock)
-    for path in run.set_aside_before():
+        with _over(run, timeout_s=0.5), run.fence.held():
+            run.fence.close(run.attempt)
+            point("remove.closed")
+            with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
+                run.set_aside()
+    point("remove.renamed")
+    for path in run.agent.set_aside_before():
         _delete(path)
     point("remove.deleted")
 
 
-def _set_aside(run: RunDir) -> None:
-    with run.fence.held():
-        run.fence.close(run.attempt)
-        point("remove.closed")
-        with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
-            run.set_aside()
-    point("remove.renamed")
+def remove_quickly(run: RunDir) -> bool:
+    """True when it is done. Only what takes no time: nothing to wait for, no word to the disk, a small folder."""
+    try:
+        with _over(run, timeout_s=0):
+            # Closed when it was claimed, and that has lasted ever since: the claim can go.
+            entries = _few_entries(run.path) if run.fence.is_closed_to(run.attempt) else None
+            if entries is None:
+                return False
+            aside = run.set_aside()
+    except FileNotFoundError:  # not there, or somebody else removes it, too
+        return False
+    return _delete_entries(aside, entries)
+
+
+@contextlib.contextmanager
+def _over(run: RunDir, timeout_s: float) -> Iterator[None]:
+    """Nobody is at it, and nobody comes meanwhile."""
+    lock = run.take_lock(timeout_s)
+    if lock is None:
+        raise Refused("alive", "%s is still alive; stop it first" % run.name)
+    try:
+        if run.exit() is None:
+            raise Refused("not-exited", "%s is not known to be over; stop it first" % run.name)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _few_entries(folder: str) -> Optional[List[Tuple[str, bool]]]:
+    """Names below the folder and whether each is a folder, those to delete first last; None when it is much."""
+    found: List[Tuple[str, bool]] = []
+    folders = [""]
+    size = 0
+    while folders:
+        inside = folders.pop()
+        with os.scandir(os.path.join(folder, inside)) as entries:
+            for entry in entries:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                name = os.path.join(inside, entry.name)
+                found.append((name, is_folder))
+                if is_folder:
+                    folders.append(name)
+                elif entry.name not in _SMALL:
+                    size += entry.stat(follow_symlinks=False).st_size
+                if len(found) > _FEW or size > _LITTLE_BYTES:
+                    return None
+    return found
+
+
+def _delete_entries(folder: str, entries: List[Tuple[str, bool]]) -> bool:
+    """False when something is left: it changed meanwhile, or a folder forbids it."""
+    with contextlib.suppress(OSError):
+        for name, is_folder in reversed(entries):
+            path = os.path.join(folder, name)
+            os.rmdir(path) if is_folder else os.unlink(path)
+        os.rmdir(folder)
+        return True
+    return False
 
 
 def _delete(path: str) -> None:
     """A folder that forbids it is opened, and tried again: its user made it, and we are that user."""
+    import shutil  # brings much with it, and most runs leave little
+
     problems: List[BaseException] = []
 
     def open_up(function: Any, name: str, problem: Any) -> None:
@@ -154,7 +212,7 @@ def _lost(run: RunDir, was_claimed: bool, leftovers: Ending) -> Dict[str, Any]:
     state: Optional[Dict[str, Any]] = run.state()
     if not was_claimed:
         outcome, reason = "never-started", "it was stopped before it had started"
-    elif state is not None and state.get("boot_id") != boot_id():
+    elif run.claimed_in() not in (None, "", boot_id()):
         outcome, reason = "lost", "the machine was restarted"
     else:
         outcome, reason = "lost", "its supervisor was killed"

@@ -45,6 +45,7 @@ class Verdict(NamedTuple):
     outcome: str
     reason: Optional[str]
     grace_s: Optional[float]  # None: as the run's spec says
+    signal: Optional[int] = None  # that its ranks get first; None: as the run's spec says
 
 
 class Supervisor:
@@ -92,6 +93,7 @@ class Supervisor:
             return None
         spec = RunSpec(envelope["spec"])
         as_of = envelope["as_of"]
+        self._spec_hash = envelope.get("hash")
         self._as_of_s = float(as_of["clock_s"]) if as_of["boot_id"] == boot_id() else 0.0
         if spec.lease_s is not None and self._silent_s() > spec.lease_s:
             raise Refused("lease-expired", "this start was sent %.1f s ago, longer than its lease" % self._silent_s())
@@ -101,9 +103,14 @@ class Supervisor:
             point("supervisor.fenced")
             if not self._run.fence.allows(self._run.attempt):
                 raise Refused("fenced", "a newer attempt came before attempt %d had started" % self._run.attempt)
-            is_ours = self._run.claim()
-        point("supervisor.claimed")
-        return spec if is_ours else None
+            if not self._run.claim():
+                return None
+            point("supervisor.claimed")
+            # So that the claim can be let go of later without another word to the disk.
+            self._run.fence.close(self._run.attempt, is_lasting=False)
+        point("supervisor.closed")
+        self._run.make_claim_last()
+        return spec
 
     def _supervise(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -111,7 +118,11 @@ class Supervisor:
         try:
             self._start_ranks()
             self._run.write_state(self._state())
-        except (OSError, NotStarted) as error:
+        except NotStarted as problem:
+            self._note_not_started(problem.kind, problem.rank, problem.code)
+            self._decide("start-failed", str(problem), 0.0)
+        except OSError as error:
+            self._note_not_started("node", None, None)
             self._decide("start-failed", str(error), 0.0)
         point("supervisor.stated")
         self._say_ready()
@@ -123,7 +134,7 @@ class Supervisor:
     # --- starting -----------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        tree.become_subreaper()
+        self._has_all_below = tree.become_subreaper()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self._wake, wake_write = os.pipe()
         for fd in (self._wake, wake_write):
@@ -142,7 +153,10 @@ class Supervisor:
 
     def _start_ranks(self) -> None:
         for rank_spec in self._spec.ranks:
-            log = CappedLog(self._run.log(rank_spec.number), self._spec.log_cap_bytes)
+            try:
+                log = CappedLog(self._run.log(rank_spec.number), self._spec.log_cap_bytes)
+            except OSError as error:
+                raise NotStarted(rank_spec.number, error.errno or 0, "its log") from error
             self._ranks.append(Rank(rank_spec, log))
         cwd = self._spec.cwd or os.fsencode(self._run.file("work"))
         for rank in self._ranks:
@@ -161,6 +175,7 @@ class Supervisor:
             "pid": os.getpid(),
             "start_ticks": ending.start_time(os.getpid()),
             "boot_id": boot_id(),
+            "hash": self._spec_hash,
             "cgroup": ending.own_cgroup(),
             "started_at": self._started_at,
             "clock_s": round(self._started_s, 3),
@@ -191,12 +206,16 @@ class Supervisor:
             return False
         if self._ending is None:
             point("supervisor.ending")
+            # Exact, and no look at /proc: every process of the run is below us, so below one of our children.
+            if self._has_all_below and not ending.has_children():
+                return True
             grace_s = self._spec.grace_s if self._verdict.grace_s is None else self._verdict.grace_s
-            self._ending = Ending(self._alive, self._leaders, grace_s)
+            first_signal = self._verdict.signal or self._spec.stop_signal
+            self._ending = Ending(self._alive, self._leaders, grace_s, first_signal)
         return self._ending.step()
 
     def _wait(self) -> None:
-        pause_s = self._ending.pause_s if self._ending else TICK_S
+        pause_s = min(self._ending.pause_s, TICK_S) if self._ending else TICK_S
         ready, _, _ = select.select([self._wake, self._control], [], [], pause_s)
         if self._wake in ready:
             os.read(self._wake, 4096)
@@ -216,6 +235,11 @@ class Supervisor:
         after_s = round(clock_s() - self._started_s, 3)
         self._failure = {**rank.record(), "after_s": after_s, "oom_kills": self._oom.recent(), "tail": tail}
 
+    def _note_not_started(self, kind: str, rank: Optional[int], code: Optional[int]) -> None:
+        """As if it had run and ended like that; ``kind`` says whose fault it is."""
+        how = {"rank": rank, "code": code, "signal": None, "is_oom": False, "ended_at": time.time(), "kind": kind}
+        self._failure = {**how, "after_s": round(clock_s() - self._started_s, 3), "oom_kills": 0, "tail": []}
+
     def _judge(self) -> None:
         if self._failure is not None:
             how = "signal" if self._failure["signal"] else "code"
@@ -229,9 +253,11 @@ class Supervisor:
     def _silent_s(self) -> float:
         return clock_s() - max(self._as_of_s, self._run.agent.heard_s())
 
-    def _decide(self, outcome: str, reason: Optional[str], grace_s: Optional[float]) -> None:
+    def _decide(
+        self, outcome: str, reason: Optional[str], grace_s: Optional[float], first_signal: Optional[int] = None
+    ) -> None:
         if self._verdict is None:
-            self._verdict = Verdict(outcome, reason, grace_s)
+            self._verdict = Verdict(outcome, reason, grace_s, first_signal)
 
     def _obey(self) -> None:
         """An order is a line; a second one can only hasten the end."""
@@ -241,7 +267,7 @@ class Supervisor:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not from us
                 order = json.loads(line)
-                self._decide("stopped", order["reason"], order["grace_s"])
+                self._decide("stopped", order["reason"], order["grace_s"], order.get("signal"))
                 if self._ending is not None:
                     self._ending.hasten(order["grace_s"])
 
@@ -268,19 +294,21 @@ class Supervisor:
                     raise
                 time.sleep(1.0)
             else:
-                return
+                break
+        with contextlib.suppress(OSError):  # it can be read, which is all we can do on such a disk
+            self._run.make_exit_last()
 
     def _record(self) -> Dict[str, Any]:
         assert self._verdict is not None
-        assert self._ending is not None
-        leftovers = self._ending.found - {rank.pid for rank in self._ranks}
+        found = self._ending.found if self._ending else set()
+        leftovers = found - {rank.pid for rank in self._ranks}
         return {
             "outcome": self._verdict.outcome,
             "reason": self._verdict.reason,
             "failure": self._failure,
             "ranks": [rank.record() for rank in self._ranks],
             "leftovers": len(leftovers),
-            "unkillable": self._ending.left,
+            "unkillable": self._ending.left if self._ending else [],
             "boot_id": boot_id(),
             "started_at": self._started_at,
             "ended_at": time.time(),

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TypedDict, Unpack
+from functools import lru_cache
+from typing import TypedDict, TypeVar, Unpack
 
 from ugro.core.codec import decode, dumps
 from ugro.core.errors import NotFound, UgroError
@@ -29,7 +30,9 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
-from ugro.store.engine import Database
+from ugro.store.engine import Database, Work
+
+T = TypeVar("T")
 
 
 class StaleMove(UgroError):
@@ -56,21 +59,26 @@ class Submission:
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tell: Callable[[], None] = lambda: None
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Called whenever something of a job has changed, and is durable."""
+        self._tell = tell
 
     async def submit(self, spec: JobSpec, user: str, key: str) -> Submission:
         """Idempotent by ``key``: a client that heard no answer may ask again."""
-        return await self._database.run(lambda db: _submit(db, spec, user, key))
+        return await self._change(lambda db: _submit(db, spec, user, key))
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Gives it its devices and its next attempt's number, before anything is started anywhere."""
-        return await self._database.run(lambda db: _start(db, job, placement, reason))
+        return await self._change(lambda db: _start(db, job, placement, reason))
 
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
-        return await self._database.run(lambda db: _move(db, job, state, reason, changes))
+        return await self._change(lambda db: _move(db, job, state, reason, changes))
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
         """Notes why a job is to end. The first reason stands, but a user's word goes before any but success."""
-        return await self._database.run(lambda db: _ask_to_end(db, job, ending))
+        return await self._change(lambda db: _ask_to_end(db, job, ending))
 
     async def plan(self, job: Job) -> Plan | None:
         """What was decided for this attempt before anything of it was started."""
@@ -89,7 +97,7 @@ class JobStore:
         return await self._database.run(lambda db: [_attempt(row) for row in db.execute(query, (job,))])
 
     async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
-        await self._database.run(lambda db: _note(db, kind, text, job, node))
+        await self._change(lambda db: _note(db, kind, text, job, node))
 
     async def get(self, job: int) -> Job:
         return await self._database.run(lambda db: _get(db, job))
@@ -127,6 +135,11 @@ class JobStore:
             ]
         )
 
+    async def _change(self, work: Work[T]) -> T:
+        done = await self._database.run(work)
+        self._tell()
+        return done
+
 
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str) -> Submission:
     known = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
@@ -161,11 +174,13 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
         "INSERT INTO attempts (job, number, placement, started_at) VALUES (?, ?, ?, ?)", (job.id, attempt, text, now)
     )
     db.execute(
-        "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, started_at = COALESCE(started_at, ?) "
+        "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, started_at = ? "
         "WHERE id = ?",
         (JobState.STARTING, reason, attempt, text, now, job.id),
     )
-    started = _get(db, job.id)
+    started = replace(
+        current, state=JobState.STARTING, reason=reason, attempt=attempt, placement=placement, started_at=now
+    )
     _note(db, JobState.STARTING, reason, started, None)
     return started
 
@@ -173,22 +188,21 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
 def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
     current = _current(db, job)
     check_move(current.state, state)
-    ended_at = _now() if state in FINAL_STATES else None
+    moved = replace(
+        current,
+        state=state,
+        reason=reason,
+        exit_code=changes.get("exit_code"),
+        ended_at=_now() if state in FINAL_STATES else None,
+        ending=changes.get("ending", current.ending),
+        tries=changes.get("tries", current.tries),
+    )
     db.execute(
         "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
-        (
-            state,
-            reason,
-            changes.get("exit_code"),
-            ended_at,
-            changes.get("ending", current.ending),
-            dumps(changes.get("tries", current.tries)),
-            job.id,
-        ),
+        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), job.id),
     )
     if current.state in HOLDING_STATES and state not in HOLDING_STATES:
         _release(db, current, reason, changes.get("failure"))
-    moved = _get(db, job.id)
     _note(db, state, reason, moved, None)
     return moved
 
@@ -252,7 +266,7 @@ def _find(db: sqlite3.Connection, word: str) -> Job:
 def _attempt(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["number"],
-        placement=decode(Placement, json.loads(row["placement"])),
+        placement=_placement(row["placement"]),
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         outcome=row["outcome"],
@@ -261,22 +275,39 @@ def _attempt(row: sqlite3.Row) -> Attempt:
 
 
 def _job(row: sqlite3.Row) -> Job:
-    placement = decode(Placement, json.loads(row["placement"])) if row["placement"] else None
     return Job(
         id=row["id"],
-        spec=decode(JobSpec, json.loads(row["spec"])),
+        spec=_spec(row["spec"]),
         user=row["user_name"],
         state=JobState(row["state"]),
         reason=row["reason"],
         submitted_at=row["submitted_at"],
         attempt=row["attempt"],
-        placement=placement,
+        placement=_placement(row["placement"]) if row["placement"] else None,
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         exit_code=row["exit_code"],
         ending=Ending(row["ending"]) if row["ending"] else None,
-        tries=decode(Tries, json.loads(row["tries"])),
+        tries=_tries(row["tries"]),
     )
+
+
+# A job is read many times in its life, and many jobs are alike: frozen values can be shared.
+
+
+@lru_cache(maxsize=4096)
+def _spec(text: str) -> JobSpec:
+    return decode(JobSpec, json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _placement(text: str) -> Placement:
+    return decode(Placement, json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _tries(text: str) -> Tries:
+    return decode(Tries, json.loads(text))
 
 
 def _now() -> str:

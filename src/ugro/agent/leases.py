@@ -1,0 +1,83 @@
+"""Leases: a job that may be restarted elsewhere runs on a node only as long as we keep saying that we are there.
+
+A renewal gives back an instant that the node told us, so one that comes late renews no more than that instant. We take
+a silent node's part for dead only when its own clock must have ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from ugro.agent.runwatch import RunWatch, boot_clock_s
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.job import Job, OnLost
+
+log = logging.getLogger(__name__)
+
+_LONGEST_INTERVAL_S = 5.0
+_CLOCK_DRIFT = 1.01
+# A supervisor looks five times a second, and a machine under load is slow; then its ranks have to be ended.
+_MARGIN_S = 10.0
+
+
+def lease_s(job: Job) -> float | None:
+    """None: silence never ends it, and it is not started elsewhere without proof."""
+    disconnect = job.spec.disconnect
+    return disconnect.lost_after_s if disconnect.on_lost is OnLost.RESTART else None
+
+
+class Leases:
+    def __init__(self, watch: RunWatch) -> None:
+        self._watch = watch
+        # By our clock: when we heard the instant we last gave back. What an agent before us gave back was older.
+        self._since_s = boot_clock_s()
+        self._vouched: dict[str, float] = {}
+        self._renewed: dict[str, float] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def keep(self, holding: Iterable[Job]) -> float | None:
+        """Renews what is due; returns when it wants to be asked again."""
+        intervals: dict[str, float] = {}
+        for job in holding:
+            limit_s = lease_s(job)
+            for node in job.placement.nodes if job.placement and limit_s is not None else ():
+                assert limit_s is not None
+                intervals[node] = min(intervals.get(node, _LONGEST_INTERVAL_S), limit_s / 5)
+        now = boot_clock_s()
+        for node, interval_s in intervals.items():
+            if now - self._renewed.get(node, 0.0) >= interval_s * 0.9 and node not in self._tasks:
+                self._renewed[node] = now
+                self._begin(node)
+        return min(intervals.values(), default=None)
+
+    def is_over(self, job: Job, node: str) -> bool:
+        """The node has ended its part by itself by now, if it lives at all."""
+        limit_s = lease_s(job)
+        if limit_s is None or self._watch.silent_s(node) == 0.0:
+            return False
+        vouched_s = max(self._since_s, self._vouched.get(node, 0.0))
+        return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _begin(self, node: str) -> None:
+        task = asyncio.create_task(self._renew(node), name=f"renew the lease on {node}")
+        self._tasks[node] = task
+        task.add_done_callback(lambda _: self._tasks.pop(node, None))
+
+    async def _renew(self, node: str) -> None:
+        known = self._watch.moment(node)
+        if known is None:
+            return
+        as_of, heard_s = known
+        # Noted before it is sent: whether it arrives is not for us to know.
+        self._vouched[node] = max(heard_s, self._vouched.get(node, 0.0))
+        try:
+            self._watch.note_moment(node, await self._watch.runs(node).renew(as_of))
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+            log.debug("no lease renewed: %s", error, extra={"node": node})

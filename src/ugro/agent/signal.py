@@ -1,0 +1,44 @@
+"""A signal that something has changed, for many who wait for it. It says that, not what: whoever wakes looks again.
+
+Changes are counted, and whoever waits says which count it has seen: one between a look and a wait is not missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+
+class Signal:
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        self.count += 1
+        waiters, self.waiters = self.waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, seen: int, timeout_s: float) -> bool:
+        """Until the count is another than ``seen``; False when that took too long."""
+        return await wait_for_any({self: seen}, timeout_s)
+
+
+async def wait_for_any(seen: Mapping[Signal, int], timeout_s: float) -> bool:
+    """Until the count of one of them is another than what was seen of it."""
+    if not _has_changed(seen):
+        waiter = asyncio.get_running_loop().create_future()
+        for signal in seen:
+            signal.waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            for signal in seen:
+                signal.waiters.discard(waiter)
+    return _has_changed(seen)
+
+
+def _has_changed(seen: Mapping[Signal, int]) -> bool:
+    return any(signal.count != count for signal, count in seen.items())

@@ -1,0 +1,100 @@
+"""Starting an attempt's ranks on all its nodes at once, or saying why it cannot be.
+
+What is only in memory here (whom we asked, why not) is found out anew after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ugro.agent.crashpoint import point
+from ugro.agent.launching import Launching
+from ugro.agent.preflight import LaunchRefused
+from ugro.agent.runwatch import RunWatch
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.failure import Cause, Failure
+from ugro.core.job import Job
+
+log = logging.getLogger(__name__)
+
+# A node that was fit to be chosen and then cannot be talked to for so long is passed over.
+_PREPARE_S = 20.0
+# From asking to every rank running; the program may be on a slow file server.
+_START_S = 120.0
+_AGAIN_S = 0.5
+_PASSING = frozenset({"busy", "crashed", "cancelled"})
+
+Key = tuple[int, int]  # job and attempt
+
+
+class Starting:
+    def __init__(self, launching: Launching, watch: RunWatch) -> None:
+        self._launching = launching
+        self._watch = watch
+        self._since: dict[Key, float] = {}
+        self._asked_at: dict[Key, float] = {}
+        self._asked: dict[Key, set[str]] = {}  # only for attempts whose start was decided by this very process
+        self._refusals: dict[Key, Failure] = {}
+
+    def decided(self, job: Job) -> None:
+        self._asked[job.id, job.attempt] = set()
+
+    def refusal(self, job: Job) -> Failure | None:
+        return self._refusals.get((job.id, job.attempt))
+
+    def is_overdue(self, job: Job) -> bool:
+        asked_at = self._asked_at.get((job.id, job.attempt))
+        return asked_at is not None and time.monotonic() - asked_at > _START_S
+
+    def was_never_asked(self, job: Job, node: str) -> bool:
+        asked = self._asked.get((job.id, job.attempt))
+        return asked is not None and node not in asked
+
+    def forget(self, job: int, attempt: int) -> None:
+        for known in (self._since, self._asked_at, self._asked, self._refusals):
+            known.pop((job, attempt), None)
+        self._launching.forget(job, attempt)
+
+    async def start(self, job: Job, nodes: tuple[str, ...]) -> None:
+        key = (job.id, job.attempt)
+        since = self._since.setdefault(key, time.monotonic())
+        try:
+            await self._launching.plan(job)
+        except LaunchRefused as error:
+            self._refuse(job, error.failure)
+        except (Unreachable, TimedOut) as error:
+            if time.monotonic() - since > _PREPARE_S:
+                self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+            await asyncio.sleep(_AGAIN_S)
+        except (RemoteFailure, NotFound) as error:
+            self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+        else:
+            point("start.planned")
+            self._asked_at.setdefault(key, time.monotonic())
+            await asyncio.gather(*(self._start_on(job, node) for node in nodes))
+
+    async def _start_on(self, job: Job, node: str) -> None:
+        self._asked.get((job.id, job.attempt), set()).add(node)
+        point("start.asked")
+        try:
+            status = await self._launching.start(job, node)
+        except (Unreachable, TimedOut) as error:
+            log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
+            await asyncio.sleep(_AGAIN_S)
+        except (RemoteFailure, NotFound) as error:
+            if isinstance(error, RemoteFailure) and error.cause in _PASSING:
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._refuse(job, Failure(Cause.START_FAILED, f"{node}: {error.message}", node=node, hint=error.hint))
+        else:
+            point("start.answered")
+            self._watch.learn(node, status)
+
+    def distrust(self, job: Job) -> None:
+        """An attempt failed: what was found out about its nodes is found out anew before the next."""
+        self._launching.preflight.forget(job.placement.nodes if job.placement else ())
+
+    def _refuse(self, job: Job, failure: Failure) -> None:
+        self._refusals.setdefault((job.id, job.attempt), failure)

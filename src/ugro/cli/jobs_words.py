@@ -1,0 +1,68 @@
+"""How the words of a command line are divided between ``ugro launch`` and the script it launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ugro.cli.session import Session
+
+
+class LaunchCommand(click.Command):
+    """Our own options stand anywhere before a ``--``; behind the script, all other words are the script's.
+
+    Only whole names count: of a script's ``-lr 1`` or ``--node-count 3`` nothing is ours.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ours, script, words = divide(args[:at], self._options(ctx))
+        ctx.meta["script"], ctx.meta["args"] = script, [*words, *args[at + 1 :]]
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[SCRIPT [ARGS]...]"]
+
+    def _options(self, ctx: click.Context) -> dict[str, bool]:
+        """By name, whether it takes a value."""
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        return {
+            name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)
+        }
+
+
+class RunCommand(click.Command):
+    """From the first word that is no option, everything is the command's, also a ``--json``."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        session = ctx.find_object(Session)
+        if session is not None and ctx.parent is not None and not ctx.resilient_parsing:
+            session.output.is_json = bool(ctx.parent.params.get("as_json"))
+        return super().parse_args(ctx, args)
+
+
+def divide(words: Sequence[str], options: dict[str, bool]) -> tuple[list[str], str | None, list[str]]:
+    """Our words, the script, and its words. Before the script, every option must be ours."""
+    ours: list[str] = []
+    script: str | None = None
+    theirs: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, has_value, _ = word.partition("=")
+        if word in options or (has_value and options.get(name) and name.startswith("--")):
+            ours.append(word)
+            if options[name] and not has_value:
+                ours += [value for value in [next(rest, None)] if value is not None]
+        elif script is not None:
+            theirs.append(word)
+        elif word.startswith("-") and word != "-":
+            ours.append(word)  # click says what is wrong with it
+        else:
+            script = word
+    return ours, script, theirs

@@ -1,0 +1,426 @@
+"""A world for the engine that has no time and no threads of its own: model nodes, and a clock that only a test moves.
+
+The engine, its policy and the store are the real ones. What stands in are the parts that talk to machines: each keeps
+the promises of the protocol (a start at most once, a fence, an end that is proven) and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ugro.agent.engine import Engine
+from ugro.agent.homecoming import Homecoming
+from ugro.core.errors import RemoteFailure, UgroError, Unreachable
+from ugro.core.job import HOLDING_STATES, Job, JobState
+from ugro.core.plan import NodePlan, Plan
+from ugro.nodes.runs import Moment, RankRecord, RunStatus
+from ugro.policy.attempt import NodeRun, RunState
+from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.store.engine import Database, _Request
+from ugro.store.jobs import JobStore
+
+T = TypeVar("T")
+Key = tuple[int, int]  # job and attempt
+GPUS_OF_A_NODE = 2
+_STATES = {"starting": RunState.STARTING, "running": RunState.RUNNING, "dead": RunState.DEAD}
+_GIB = 1 << 30
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose timers are due when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class InlineDatabase(Database):
+    """The real one's transactions, in the caller's thread: others come before and after, and never in between."""
+
+    is_dead = False
+
+    async def open(self) -> None:
+        await self.run(self._migrate)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        await self._others()
+        loop = asyncio.get_running_loop()
+        request = _Request(work, loop, loop.create_future())
+        self._run_together([request])
+        await self._others()
+        if isinstance(request.error, sqlite3.DatabaseError):
+            raise UgroError(str(request.error)) from request.error
+        if request.error is not None:
+            raise request.error
+        return cast(T, request.result)
+
+    async def _others(self) -> None:
+        await asyncio.sleep(0)
+        if self.is_dead:  # its process is gone: nobody is told anything
+            raise asyncio.CancelledError
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    status: RunStatus
+    lives: bool = True  # of its ranks, any
+
+
+@dataclass
+class ModelNode:
+    name: str
+    is_reachable: bool = True
+    loses_answers: bool = False  # what is asked is done, and nobody hears of it
+    runs: dict[Key, Run] = field(default_factory=dict)
+    fence: dict[int, tuple[int, int]] = field(default_factory=dict)  # seen and closed, by job
+    starts: Counter[Key] = field(default_factory=Counter)
+
+    def start(self, key: Key, ranks: Sequence[int]) -> RunStatus:
+        job, attempt = key
+        seen, closed = self.fence.get(job, (0, 0))
+        if attempt < seen or attempt <= closed:
+            raise RemoteFailure("a newer attempt came", cause="fenced", subject=self.name)
+        self.fence[job] = (attempt, closed)
+        for other, run in self.runs.items():
+            if other[0] == job and other[1] < attempt and run.status.status != "exited":
+                self._end(other, run, "stopped")
+        if key not in self.runs:
+            self.starts[key] += 1
+            self.runs[key] = Run(RunStatus(str(job), attempt, "running", True, started_ranks=tuple(ranks)))
+        return self.runs[key].status
+
+    def stop(self, key: Key) -> RunStatus:
+        job, attempt = key
+        if key not in self.runs:
+            seen, closed = self.fence.get(job, (0, 0))
+            self.fence[job] = (max(seen, attempt), max(closed, attempt))
+            return RunStatus(str(job), attempt, "absent")
+        run = self.runs[key]
+        if run.status.status != "exited":
+            self._end(key, run, "lost" if run.status.status == "dead" else "stopped")
+        return run.status
+
+    def remove(self, key: Key) -> None:
+        run = self.runs.get(key)
+        if run is not None and run.status.status != "exited":
+            raise RemoteFailure("stop it first", cause="not-exited", subject=self.name)
+        seen, closed = self.fence.get(key[0], (0, 0))
+        self.fence[key[0]] = (max(seen, key[1]), max(closed, key[1]))
+        self.runs.pop(key, None)
+
+    def finish(self, key: Key, code: int) -> None:
+        self._end(key, self.runs[key], "failed" if code else "succeeded", code)
+
+    def lose_supervisor(self, key: Key) -> None:
+        """Its ranks may live on, and nobody says how it was."""
+        run = self.runs[key]
+        run.status = replace(run.status, status="dead")
+
+    def power_off(self) -> None:
+        for key, run in self.runs.items():
+            if run.status.status != "exited":
+                self.lose_supervisor(key)
+                run.lives = False
+
+    def unfinished(self, status: str = "running") -> list[Key]:
+        return sorted(key for key, run in self.runs.items() if run.status.status == status)
+
+    def living(self) -> list[Key]:
+        return [key for key, run in self.runs.items() if run.lives]
+
+    @staticmethod
+    def _end(key: Key, run: Run, outcome: str, code: int | None = None) -> None:
+        ends = [RankRecord(rank, code, 15 if code is None else None, 1.0) for rank in run.status.started_ranks]
+        failed = run.status.started_ranks[0] if code and run.status.started_ranks else None
+        told = {"outcome": outcome, "ranks": () if outcome == "lost" else tuple(ends), "failed_rank": failed}
+        run.status = replace(run.status, status="exited", **cast(Any, told))
+        run.lives = False
+
+
+# --- the agent's side of them -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """What the agent last heard of a node."""
+
+    seen: dict[Key, RunStatus] = field(default_factory=dict)
+    closed: set[Key] = field(default_factory=set)
+    is_open: bool = False
+    has_answered: bool = False
+
+
+class ModelRuns:
+    def __init__(self, node: ModelNode) -> None:
+        self._node = node
+
+    async def start(self, job: int, attempt: int, plan: NodePlan, settings: object = None) -> RunStatus:
+        return await self._call(lambda: self._node.start((job, attempt), [rank.rank for rank in plan.ranks] or [0]))
+
+    async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
+        return await self._call(lambda: self._node.stop((job, attempt)))
+
+    async def remove(self, job: int, attempt: int) -> None:
+        await self._call(lambda: self._node.remove((job, attempt)))
+
+    async def renew(self, as_of: Moment) -> Moment:
+        return await self._call(lambda: as_of)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(0)
+        if not self._node.is_reachable:
+            raise Unreachable("no route", subject=self._node.name)
+        done = work()
+        await asyncio.sleep(0)
+        if not self._node.is_reachable or self._node.loses_answers:
+            raise Unreachable("cut off", subject=self._node.name)
+        return done
+
+
+class ModelWatch:
+    """As ``RunWatch``, told what nodes say by ``hear`` and by nothing else."""
+
+    def __init__(self, nodes: dict[str, ModelNode]) -> None:
+        self._nodes = nodes
+        self.known = {name: Known() for name in nodes}
+        self._tell: Callable[[], None] = lambda: None
+
+    def hear(self, name: str) -> None:
+        node, known = self._nodes[name], self.known[name]
+        known.is_open = node.is_reachable
+        if node.is_reachable:
+            known.has_answered = True
+            known.seen = {key: run.status for key, run in node.runs.items()}
+        self._tell()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def keep_up(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def runs(self, node: str) -> ModelRuns:
+        return ModelRuns(self._nodes[node])
+
+    def clock_offset_s(self, node: str) -> float:
+        return 0.0
+
+    def silent_s(self, node: str) -> float:
+        return 0.0 if self.known[node].is_open else 60.0
+
+    def moment(self, node: str) -> tuple[Moment, float] | None:
+        return None
+
+    def note_moment(self, node: str, moment: Moment) -> None:
+        return
+
+    def status(self, node: str, job: int, attempt: int) -> RunStatus | None:
+        return self.known[node].seen.get((job, attempt))
+
+    def all(self) -> Iterator[tuple[str, RunStatus]]:
+        for name, known in self.known.items():
+            if known.is_open:
+                yield from ((name, status) for status in list(known.seen.values()))
+
+    def state(self, node: str, job: int, attempt: int) -> NodeRun:
+        return NodeRun(node, self._state(self.known[node], (job, attempt)), is_reachable=self.known[node].is_open)
+
+    def is_ruled_out(self, node: str, job: int, attempt: int) -> bool:
+        return (job, attempt) in self.known[node].closed
+
+    def learn(self, node: str, status: RunStatus) -> None:
+        known, key = self.known[node], (int(status.job), status.attempt)
+        if status.status == "absent":
+            known.closed.add(key)
+        elif key not in known.seen or status.progress >= known.seen[key].progress:
+            known.seen[key] = status
+
+    def forget_on(self, node: str, job: int, attempt: int) -> None:
+        self.known[node].seen.pop((job, attempt), None)
+        self.known[node].closed.discard((job, attempt))
+
+    @staticmethod
+    def _state(known: Known, key: Key) -> RunState:
+        if key in known.closed:
+            return RunState.FAILED
+        if not known.has_answered:
+            return RunState.UNKNOWN
+        status = known.seen.get(key)
+        if status is None:
+            return RunState.ABSENT
+        if status.has_ended:
+            return RunState.DONE if status.outcome == "succeeded" else RunState.FAILED
+        return _STATES[status.status]
+
+
+class ModelPreflight:
+    def forget(self, nodes: Sequence[str]) -> None:
+        return
+
+
+class ModelLaunching:
+    def __init__(self, jobs: JobStore, watch: ModelWatch) -> None:
+        self._jobs = jobs
+        self._watch = watch
+        self.preflight = ModelPreflight()
+
+    async def plan(self, job: Job) -> Plan:
+        recorded = await self._jobs.plan(job)
+        if recorded is None:
+            assert job.placement is not None
+            recorded = Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes))
+            await self._jobs.record_plan(job, recorded)
+        return recorded
+
+    def forget(self, job: int, attempt: int) -> None:
+        return
+
+    async def start(self, job: Job, node: str) -> RunStatus:
+        recorded = await self.plan(job)
+        part = next(part for part in recorded.nodes if part.node == node)
+        return await self._watch.runs(node).start(job.id, job.attempt, part)
+
+
+class ModelMirror:
+    """Logs that are home at once."""
+
+    def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
+        return
+
+    async def finish(self, job: int, attempt: int, timeout_s: float) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    async def close(self) -> None:
+        return
+
+
+class ModelCheckpoints:
+    """Of jobs that write none."""
+
+    def follow(self, job: Job, nodes: Sequence[str]) -> None:
+        return
+
+    async def collect(self, job: Job, nodes: Sequence[str]) -> None:
+        await asyncio.sleep(0)
+
+    async def has_progressed(self, job: Job) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    async def newest(self, job: int) -> None:
+        return None
+
+    async def forget(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
+        await asyncio.sleep(0)
+        return ()
+
+    async def close(self) -> None:
+        return
+
+
+class ModelSnapshots:
+    def __init__(self, jobs: JobStore, watch: ModelWatch, clock: Clock) -> None:
+        self._jobs = jobs
+        self._watch = watch
+        self._clock = clock
+
+    def start(self) -> None:
+        return
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+        if holding is None:
+            holding = await self._jobs.in_states(HOLDING_STATES)
+        return Snapshot(
+            now=time.time() + self._clock.now_s,
+            nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
+            waiting=tuple(_waiting(job) for job in waiting),
+            holding=tuple(_holding(job) for job in holding if job.placement is not None),
+        )
+
+
+def _node_view(name: str, is_open: bool) -> NodeView:
+    gpus = tuple(GpuView(index, "RTX 4070", 8 * _GIB) for index in range(GPUS_OF_A_NODE))
+    return NodeView(name, 8, 32 * _GIB, gpus, unusable=None if is_open else "is unreachable")
+
+
+def _waiting(job: Job) -> Waiting:
+    submitted_at = datetime.fromisoformat(job.submitted_at).timestamp()
+    tries = job.tries
+    return Waiting(job.id, job.user, job.spec, submitted_at, job.state, job.attempt, tries.not_before, tries.avoid)
+
+
+def _holding(job: Job) -> Holding:
+    assert job.placement is not None
+    return Holding(
+        job.id, job.user, job.spec.priority, job.placement, datetime.fromisoformat(job.submitted_at).timestamp(),
+        is_preemptible=job.spec.is_preemptible, is_stopping=job.state is JobState.STOPPING,
+    )  # fmt: skip
+
+
+# --- an agent ---------------------------------------------------------------------------------------------------
+
+
+class ModelAgent:
+    """A life of the agent, from its start to its being killed; the database's files and the nodes outlive it."""
+
+    def __init__(self, path: Path, nodes: dict[str, ModelNode], clock: Clock) -> None:
+        self.path = path
+        self._database = InlineDatabase(path)
+        self.jobs = JobStore(self._database)
+        self.watch = ModelWatch(nodes)
+        watch = cast(Any, self.watch)
+        parts: tuple[Any, ...] = (
+            watch,
+            ModelLaunching(self.jobs, self.watch),
+            ModelSnapshots(self.jobs, self.watch, clock),
+            Homecoming(watch, cast(Any, ModelMirror()), cast(Any, ModelCheckpoints())),
+        )
+        self.engine = Engine(self.jobs, *parts)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._database.open()
+        self._task = asyncio.create_task(self.engine.run())
+
+    async def kill(self, successor: Path) -> None:
+        """What was on disk at this moment is all that is left, in ``successor``; nothing is done or said any more."""
+        for suffix in ("", "-wal"):
+            file = Path(f"{self.path}{suffix}")
+            if file.exists():
+                shutil.copy(file, f"{successor}{suffix}")
+        self._database.is_dead = True
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._database.close()

@@ -1,0 +1,162 @@
+"""A small cluster of this machine's own, its commands, and the end of a test: all jobs final, then the judge."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import yaml
+
+from tests.rig import agent as rig
+from tests.rig.agent import AgentProcess
+from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, orphans
+from tests.rig.waiting import end_all_with_variable, wait_until
+from ugro import Client
+from ugro.core.errors import UgroError, Unreachable
+from ugro.core.job import Job
+from ugro.http import AgentGone
+
+T = TypeVar("T")
+_PATIENCE_S = 40.0
+_QUIET_S = 15.0
+_AGAIN_S = 0.02
+
+
+class Place:
+    """``close`` ends whatever is left, so that a test that failed disturbs no other."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="p"))  # short: a socket lives in it
+        self.home = self.folder / "u"
+        self.home.mkdir()
+        self.roots = [self.folder / f"n{number}" for number in range(1, nodes + 1)]
+        self.cluster = self.folder / "cluster.yaml"
+        described = {root.name: {"transport": "local", "remote_root": str(root)} for root in self.roots}
+        self.cluster.write_text(yaml.safe_dump({"nodes": described}))
+        self.ledger = Ledger(self.folder)
+        self.book = Book()
+        self._homes = [self.home]
+        self._agents: list[AgentProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for agent in self._agents:
+            agent.kill()
+        for home in self._homes:
+            rig.end_agent(home)
+        self.ledger.end_all()
+        end_all_with_variable("TEST_LEDGER", [str(self.ledger.path)])
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- agents -------------------------------------------------------------------------------------------------
+
+    def agent(self, crash: str = "", home: Path | None = None) -> AgentProcess:
+        """One that was told where to die or stand still; the next that a command starts knows nothing of it."""
+        env = {"UGRO_AGENT_CRASH_POINT": crash} if crash else {}
+        self._agents.append(AgentProcess(home or self.home, self.cluster, env))
+        return self._agents[-1]
+
+    def copy_of_state(self) -> Path:
+        """As from a backup: the same agent, as far as its state knows."""
+        copy = self.folder / f"u{len(self._homes) + 1}"
+        copy.mkdir()
+        for name in ("state.db", "state.db-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copy(self.home / name, copy / name)
+        self._homes.append(copy)
+        return copy
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def submit(self, task: Task, **fields: object) -> int:
+        """Until it is acknowledged: an agent may end before it answers, and the same key makes the same job."""
+        self.book.asked(task)
+        wanted = {**self.ledger.fields(task), **fields}
+        job = self.ask(lambda client: client.jobs.submit(fields=wanted, env={}, key=task.token))
+        self.book.acknowledged(task, job.id)
+        return job.id
+
+    def cancel(self, token: str) -> None:
+        self.ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
+        self.book.was_cancelled(token)
+
+    def job(self, token: str, home: Path | None = None) -> Job:
+        return self.ask(lambda client: client.jobs.get(self.book.jobs[token]), home)
+
+    def ask(self, question: Callable[[Client], T], home: Path | None = None) -> T:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                with Client(home=home or self.home, cluster=self.cluster) as client:
+                    return question(client)
+            except (AgentGone, Unreachable) as error:
+                if time.monotonic() > deadline:
+                    raise AssertionError(self.seen(f"nobody answers: {error}")) from error
+                time.sleep(_AGAIN_S)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def wait_begun(self, token: str) -> None:
+        def has_begun() -> bool:
+            return any((entry.token, entry.event) == (token, "begin") for entry in self.ledger.entries())
+
+        self.wait(has_begun, f"{token} to begin")
+
+    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = _PATIENCE_S) -> T:
+        """Commands are given meanwhile, as a user would: the first one starts an agent where there is none."""
+
+        def look() -> T:
+            with suppress(UgroError):
+                self.ask(lambda client: client.agent())
+            return condition()
+
+        try:
+            return wait_until(look, timeout_s, what)
+        except AssertionError as error:
+            raise AssertionError(self.seen(str(error))) from error
+
+    def finals(self, home: Path | None = None, timeout_s: float = _PATIENCE_S) -> dict[str, Final]:
+        """When all are final; fails with what was last seen."""
+        ended: dict[str, Final] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(ended) < len(self.book.jobs):
+            waits = []
+            for token in self.book.jobs.keys() - ended.keys():
+                job = self.job(token, home)
+                if job.is_final:
+                    ended[token] = Final(str(job.state), job.attempt, job.exit_code)
+                else:
+                    waits.append(f"{token}: {job.state} in attempt {job.attempt}: {job.reason}")
+            assert not waits or time.monotonic() < deadline, self.seen("not final: " + "; ".join(waits), home)
+            time.sleep(_AGAIN_S if waits else 0)
+        return ended
+
+    def judge(self, finals: dict[str, Final], home: Path | None = None) -> Verdict:
+        verdict = judge(self.book, self.ledger, finals, home or self.home)
+        with suppress(AssertionError):
+            wait_until(lambda: not orphans(self.ledger, self.roots), _QUIET_S)
+        verdict.orphans += orphans(self.ledger, self.roots)
+        assert verdict.complaints == [], self.seen("\n".join(verdict.complaints), home)
+        return verdict
+
+    def seen(self, complaint: str, home: Path | None = None) -> str:
+        parts: Iterable[str] = (
+            complaint,
+            "--- runs",
+            *rig.run_folders(self.folder),
+            "--- ledger",
+            *self.ledger.path.read_text().splitlines()[-40:],
+            "--- agent.log",
+            rig.log_tail(home or self.home),
+        )
+        return "\n".join(parts)

@@ -1,0 +1,159 @@
+"""The agent is killed, or stands still, at every step between two things that last: jobs end as if nothing had been.
+
+All points run at once, a few at a time; each test then looks at its own. A point that is not reached is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.proof.place import Place
+from tests.rig.agent import AgentProcess
+from tests.rig.judge import Final, Task
+from tests.rig.waiting import wait_until
+from ugro.agent.crashpoint import POINTS
+from ugro.core.node import NodeSpec
+from ugro.nodes.link import Link
+from ugro.nodes.transport import SshOptions
+
+GOOD = Task("good", lines=40, leaves_child=True)
+BAD = Task("bad", codes=(7,))
+DOOMED = Task("doomed", lines=100_000, pause_s=0.05)
+GANG = Task("gang", ranks=2, lines=20)
+STRAY = Task("stray", lines=100_000, pause_s=0.05)
+STRAY_JOB = 999
+EXPECTED = {
+    "good": Final("succeeded", 1, 0),
+    "bad": Final("failed", 1, 7),
+    "doomed": Final("cancelled", 1, 130),
+    "gang": Final("succeeded", 1, 0),
+}
+# The mix passes most points several times; a later pass is another job's.
+LATER = ("start.answered@3", "conclude.recorded@2", "conclude.removed@3")
+TAKEN_OVER_AT = ("start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun")
+_AT_ONCE = 4
+_REACHED_S = 30
+
+
+class Sweep:
+    """Runs scenarios in the background, all that the tests of this session will ask for."""
+
+    def __init__(self, pool: ThreadPoolExecutor, wanted: set[str]) -> None:
+        self._done: dict[str, Future[None]] = {
+            point: pool.submit(killed_at, point) for point in (*POINTS, *LATER) if point in wanted
+        }
+
+    def expect(self, point: str) -> None:
+        self._done[point].result()
+
+
+@pytest.fixture(scope="module")
+def sweep(request: pytest.FixtureRequest) -> Iterator[Sweep]:
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {str(spec.params["killed_at_point"]) for spec in specs if spec and "killed_at_point" in spec.params}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield Sweep(pool, wanted)
+
+
+@pytest.mark.parametrize("killed_at_point", [*POINTS, *LATER])
+def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(sweep: Sweep, killed_at_point: str) -> None:
+    sweep.expect(killed_at_point)
+
+
+def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> None:
+    with Place(1) as place, ThreadPoolExecutor(2) as pool:
+        slow = ready(place.agent("submit.recorded:pause"))
+        first = pool.submit(place.submit, GOOD)
+        wait_until(lambda: slow.stands_still, _REACHED_S, "the agent to stand still")
+        second = pool.submit(place.submit, GOOD)
+        slow.let_go()
+        assert first.result(_REACHED_S) == second.result(_REACHED_S)
+        place.judge(place.finals())
+
+
+@pytest.mark.parametrize("point", TAKEN_OVER_AT)
+def test_an_agent_that_slept_while_another_took_over_does_no_harm(point: str) -> None:
+    """Its state was restored elsewhere, and the job ended there; then it wakes up in the middle of a step."""
+    task = DOOMED if point.startswith("stop.") else GANG
+    with Place(2) as place, ThreadPoolExecutor(1) as pool:
+        old = ready(place.agent(f"{point}:pause"))
+        command = pool.submit(hand_in, place, task)
+        wait_until(lambda: old.stands_still, _REACHED_S, f"the agent to stand still at {point}")
+        place.book.acknowledged(task, 1)
+        other = place.copy_of_state()
+        ready(place.agent(home=other))
+        finals = place.finals(other)
+        old.let_go()
+        command.result(_REACHED_S)
+        wait_until(lambda: refused(place) or place.job(task.token).is_final, _REACHED_S, "the old agent to be refused")
+        place.judge(finals, other)
+
+
+def hand_in(place: Place, task: Task) -> None:
+    place.submit(task)
+    if task is DOOMED:
+        place.wait_begun(task.token)
+        place.cancel(task.token)
+
+
+def killed_at(point: str) -> None:
+    with Place(3) as place:
+        if point.startswith("sweep."):
+            plant_stray(place)
+        armed = place.agent(point)
+        armed.wait_ready()
+        submit_all(place)
+        place.wait_begun("doomed")
+        place.cancel("doomed")
+        finals = place.finals()
+        try:
+            wait_until(lambda: armed.was_killed, _REACHED_S if point.startswith("sweep.") else 1, "the agent to die")
+        except AssertionError as error:
+            raise AssertionError(place.seen(f"{point} was not reached")) from error
+        finally:
+            armed.kill()
+        assert finals == EXPECTED, place.seen(f"killed at {point}")
+        place.ask(lambda client: client.agent())
+        place.judge(finals)
+
+
+def submit_all(place: Place) -> None:
+    for task in (GOOD, BAD, DOOMED, GANG):
+        place.submit(task)
+
+
+def ready(agent: AgentProcess) -> AgentProcess:
+    assert agent.wait_ready()
+    return agent
+
+
+def refused(place: Place) -> bool:
+    return "copied or restored" in (place.home / "agent.log").read_text()
+
+
+def plant_stray(place: Place) -> None:
+    """A run that the agent's state knows nothing of, as after a restore from a backup."""
+    before = ready(place.agent())
+    place.ask(lambda client: client.health())
+    before.stop()
+    with sqlite3.connect(place.home / "state.db") as db:
+        meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
+    db.close()
+    asyncio.run(_start_stray(place, meta["agent_id"], int(meta["generation"])))
+    wait_until(lambda: place.ledger.alive(), _REACHED_S, "the stray to begin")
+
+
+async def _start_stray(place: Place, agent: str, generation: int) -> None:
+    spec = NodeSpec("n1", remote_root=str(place.roots[0]), transport="local")
+    link = await Link.open(spec, SshOptions(), timeout_s=_REACHED_S, env=dict(os.environ))
+    rank = {"rank": 0, "argv": place.ledger.fields(STRAY)["command"], "env": place.ledger.env}
+    params = {"agent": agent, "generation": generation, "job": str(STRAY_JOB), "attempt": 1}
+    await link.call("runs.start", {**params, "spec": {"ranks": [rank], "grace_s": 1}}, timeout_s=_REACHED_S)
+    link.close()
+    await link.wait_closed()

@@ -1,0 +1,321 @@
+"""Whatever the order of submits, ends, lost answers, crashes and restarts: what must always hold, holds after each.
+
+Hypothesis drives the real engine over the real store on model nodes; what holds is read by plain SQL from the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.proof.model import Clock, ModelAgent, ModelNode
+from ugro.core.errors import UgroError
+from ugro.core.failure import Cause
+from ugro.core.job import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    MOVES,
+    Ending,
+    Job,
+    JobSpec,
+    JobState,
+    Launcher,
+    Resources,
+    Retry,
+)
+
+T = TypeVar("T")
+NODES = ("n1", "n2", "n3")
+# What is done before the next thing happens: from next to nothing to all there is to do.
+turns = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 40])
+picks = st.integers(0, 30)
+_ROUNDS = 120
+_STATES = {str(state) for state in JobState}
+
+
+class Jobs(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.crashes = Crashes()
+        logging.getLogger("ugro").addHandler(self.crashes)
+        shm = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
+        self.nodes = {name: ModelNode(name) for name in NODES}
+        self.clock = Clock()
+        self.runner = asyncio.Runner(loop_factory=lambda: self.clock)
+        self.lives = 0
+        self.agent = self._make_agent()
+        self.keys: dict[str, int] = {}
+        self.cancelled: dict[int, tuple[int, bool]] = {}  # by job: its attempt, and whether it must end as cancelled
+        self.final: dict[int, str] = {}
+        self._run(self.agent.start())
+        self._hear_all(3)
+
+    # --- what users do ------------------------------------------------------------------------------------------
+
+    @rule(nodes=st.integers(1, 2), gpus=st.integers(0, 2), retries=st.integers(0, 2), is_urgent=st.booleans(), n=turns)
+    def submit(self, nodes: int, gpus: int, retries: int, is_urgent: bool, n: int) -> None:
+        spec = JobSpec(
+            "job", ("train",), Launcher.DDP if nodes > 1 else Launcher.COMMAND,
+            resources=Resources(nodes, nodes, gpus), priority=90 if is_urgent else 10, is_preemptible=not is_urgent,
+            retry=Retry(retries, (Cause.RANK_FAILED, Cause.KILLED) if retries else ()),
+        )  # fmt: skip
+        key = f"key-{len(self.keys)}"
+        self.keys[key] = self._ask(self.agent.jobs.submit(spec, "ann", key), n).job.id
+
+    @precondition(lambda self: self._unfinished())
+    @rule(pick=picks, before=st.integers(0, 8), n=turns)
+    def cancel(self, pick: int, before: int, n: int) -> None:
+        """While the agent is in the middle of what it was just told."""
+        self._hear_all(before)
+        job = _one_of(self._unfinished() or list(self.keys.values()), pick)
+        seen: Job = self._ask(self.agent.jobs.ask_to_end(job, Ending.CANCELLED), n)
+        if job not in self.cancelled and not seen.is_final:
+            self.cancelled[job] = (seen.attempt, seen.ending is Ending.CANCELLED)
+
+    @precondition(lambda self: self.keys)
+    @rule(pick=picks, state=st.sampled_from(list(JobState)), n=turns)
+    def come_late(self, pick: int, state: JobState, n: int) -> None:
+        """A submit made again, and a move decided on by somebody who saw the job otherwise: nothing happens."""
+        key = _one_of(list(self.keys), pick)
+        again = self._ask(self.agent.jobs.submit(JobSpec("other", ("other",)), "ann", key), 0)
+        assert (again.is_new, again.job.id) == (False, self.keys[key])
+        job: Job = again.job
+        if job.state is not state:
+            old = replace(job, state=state, attempt=max(0, job.attempt - 1))
+            is_refused = self._ask(_is_refused(self.agent.jobs.move(old, JobState.RUNNING, "an old decision")), n)
+            assert is_refused, f"job {job.id} is {job.state} and was moved as if it were {state}"
+
+    # --- what happens to nodes ----------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NODES), n=turns)
+    def hear(self, name: str, n: int) -> None:
+        """The agent learns how things are there: that it cannot be reached, too."""
+        self.agent.watch.hear(name)
+        self._turn(n)
+
+    @rule(name=st.sampled_from(NODES), pick=picks, what=st.sampled_from(["ends", "ends", "fails", "is lost", "all"]))
+    def end_something(self, name: str, pick: int, what: str) -> None:
+        node = self.nodes[name]
+        runs = node.unfinished()
+        if what == "all":
+            node.power_off()
+        elif runs and what == "is lost":
+            node.lose_supervisor(_one_of(runs, pick))
+        elif runs:
+            node.finish(_one_of(runs, pick), int(what == "fails"))
+
+    @rule(name=st.sampled_from(NODES), is_reachable=st.booleans(), loses_answers=st.booleans(), n=turns)
+    def change_cable(self, name: str, is_reachable: bool, loses_answers: bool, n: int) -> None:
+        self.nodes[name].is_reachable = is_reachable
+        self.nodes[name].loses_answers = loses_answers
+        self._turn(n)
+
+    # --- what happens to the agent ------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 30.0, 600.0]), n=turns)
+    def let_time_pass(self, seconds: float, n: int) -> None:
+        self.clock.now_s += seconds
+        self.agent.engine.wake()
+        self._turn(n)
+
+    @rule(before=st.integers(0, 20), n=turns)
+    def crash(self, before: int, n: int) -> None:
+        self._hear_all(before)
+        successor = self._next_path()
+        self._run(self.agent.kill(successor))
+        self.agent = self._make_agent(successor)
+        self._run(self.agent.start())
+        self._hear_all(n)
+
+    # --- what must hold -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def only_legal_moves_with_attempts_in_order(self) -> None:
+        last: dict[int, tuple[str | None, int]] = {}
+        for job, attempt, kind in self._sql("SELECT job, attempt, kind FROM events WHERE job NOTNULL ORDER BY seq"):
+            if kind not in _STATES:
+                continue
+            state, number = last.get(job, (None, 0))
+            if state is None:
+                assert (kind, attempt) == ("queued", 0)
+            else:
+                assert JobState(kind) in MOVES[JobState(state)], f"job {job} went from {state} to {kind}"
+                assert attempt == number + (kind == "starting"), f"job {job}: attempt {number}, then {attempt} {kind}"
+            last[job] = (kind, attempt)
+        rows = self._sql("SELECT id, state, attempt FROM jobs")
+        assert {job: (state, attempt) for job, state, attempt in rows} == last
+
+    @invariant()
+    def what_was_acknowledged_is_there_once(self) -> None:
+        assert [tuple(row) for row in self._sql("SELECT submit_key, id FROM jobs ORDER BY id")] == [*self.keys.items()]
+
+    @invariant()
+    def no_device_has_two_holders(self) -> None:
+        taken: dict[tuple[str, int], int] = {}
+        states = ",".join(f"'{state}'" for state in HOLDING_STATES)
+        for job, text in self._sql(f"SELECT id, placement FROM jobs WHERE state IN ({states})"):
+            for share in json.loads(text)["shares"]:
+                for gpu in share.get("gpus", ()):
+                    other = taken.setdefault((share["node"], gpu), job)
+                    assert other == job, f"{share['node']} GPU {gpu} was given to jobs {other} and {job}"
+
+    @invariant()
+    def what_is_final_stays(self) -> None:
+        for job, state in self._sql("SELECT id, state FROM jobs"):
+            assert self.final.get(job, state) == state
+            if JobState(state) in FINAL_STATES:
+                self.final[job] = state
+
+    @invariant()
+    def a_job_lives_in_one_attempt_and_only_while_it_holds_its_devices(self) -> None:
+        rows = {job: (state, attempt) for job, state, attempt in self._sql("SELECT id, state, attempt FROM jobs")}
+        for node in self.nodes.values():
+            assert all(count == 1 for count in node.starts.values()), f"{node.name} started twice: {node.starts}"
+            for job, attempt in node.living():
+                state, current = rows[job]
+                assert current == attempt, f"job {job} is at attempt {current}, and {attempt} lives on {node.name}"
+                assert JobState(state) in HOLDING_STATES, f"job {job} is {state}, and lives on {node.name}"
+
+    @invariant()
+    def no_attempt_follows_a_cancel(self) -> None:
+        for job, (attempt, must_hold) in self.cancelled.items():
+            row = self._row(job)
+            assert not must_hold or row["attempt"] == attempt, f"job {job} was cancelled in {attempt}: {dict(row)}"
+            assert not must_hold or row["state"] not in ("succeeded", "failed"), f"job {job} was cancelled: {dict(row)}"
+
+    @invariant()
+    def nothing_in_the_agent_has_crashed(self) -> None:
+        assert not self.crashes.seen, self.crashes.seen[0]
+
+    def teardown(self) -> None:
+        """When all is well again, everything comes to an end: nothing is lost, and nothing is left on a node."""
+        try:
+            for node in self.nodes.values():
+                node.is_reachable, node.loses_answers = True, False
+            for _ in range(_ROUNDS):
+                if self._is_over():
+                    break
+                self._help_along()
+            left = [tuple(row) for row in self._sql("SELECT id, state, attempt, ending, reason FROM jobs")]
+            assert self._is_over(), (left, {name: node.runs for name, node in self.nodes.items()})
+            for job, (_, must_hold) in self.cancelled.items():
+                assert not must_hold or self._row(job)["state"] == "cancelled", dict(self._row(job))
+        finally:
+            logging.getLogger("ugro").removeHandler(self.crashes)
+            self._run(self.agent.kill(self._next_path()))
+            self.runner.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _unfinished(self) -> list[int]:
+        return [job for job in self.keys.values() if job not in self.final]
+
+    def _hear_all(self, turns: int) -> None:
+        for name in NODES:
+            self.agent.watch.hear(name)
+        self._turn(turns)
+
+    def _help_along(self) -> None:
+        for name, node in self.nodes.items():
+            for key in node.unfinished():
+                node.finish(key, 0)
+            self.agent.watch.hear(name)
+        self.clock.now_s += 600
+        self.agent.engine.wake()
+        self._turn(40)
+
+    def _is_over(self) -> bool:
+        states = {JobState(state) for (state,) in self._sql("SELECT state FROM jobs")}
+        return states <= FINAL_STATES and not any(node.runs for node in self.nodes.values())
+
+    def _make_agent(self, path: Path | None = None) -> ModelAgent:
+        made: list[ModelAgent] = []
+
+        async def make() -> None:  # in the loop: the engine's own events belong to it
+            made.append(ModelAgent(path or self._next_path(), self.nodes, self.clock))
+
+        self._run(make())
+        return made[0]
+
+    def _next_path(self) -> Path:
+        self.lives += 1
+        return self.folder / f"{self.lives}.db"
+
+    def _turn(self, turns: int) -> None:
+        self._run(_let_others(turns))
+
+    def _ask(self, question: Coroutine[Any, Any, Any], turns: int) -> Any:
+        async def ask() -> Any:
+            answer = await question
+            self.agent.engine.wake()
+            await _let_others(turns)
+            return answer
+
+        return self._run(ask())
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def _row(self, job: int) -> sqlite3.Row:
+        return self._sql("SELECT * FROM jobs WHERE id = ?", job)[0]
+
+    def _sql(self, query: str, *values: object) -> list[sqlite3.Row]:
+        db = sqlite3.connect(f"file:{self.agent.path}?mode=ro", uri=True)
+        db.row_factory = sqlite3.Row
+        try:
+            return db.execute(query, values).fetchall()
+        finally:
+            db.close()
+
+
+def _one_of(things: Sequence[T], pick: int) -> T:
+    return things[pick % len(things)]
+
+
+class Crashes(logging.Handler):
+    """What the engine caught so that other jobs go on, and should never have had to."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+        self.seen.append(f"{record.getMessage()}\n{trace}")
+
+
+async def _let_others(turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def _is_refused(work: Coroutine[Any, Any, Any]) -> bool:
+    try:
+        await work
+    except UgroError:
+        return True
+    return False
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,114 @@
+"""An engine with all it needs, as an agent would make it, on nodes of this machine whose cable a test can pull."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.rig.waiting import processes_with, processes_with_variable, signal_all
+from ugro.agent.checkpoints import Checkpoints
+from ugro.agent.cluster import Cluster
+from ugro.agent.engine import Engine
+from ugro.agent.health import HealthCheck
+from ugro.agent.homecoming import Homecoming, checkpoint_env
+from ugro.agent.launching import Launching
+from ugro.agent.logmirror import LogMirror
+from ugro.agent.runwatch import RunWatch
+from ugro.agent.snapshot import Snapshots
+from ugro.core.job import Job, JobSpec, Retry
+from ugro.nodes.runs import Identity
+from ugro.store.database import Store
+
+_LIMIT_S = 60
+
+
+class EngineRig:
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self._gate = folder / "gate.sh"
+        self._gate.write_text('[ -e "$1" ] && exit 9\nshift\nexec "$@"\n')
+        self.file = folder / "cluster.yaml"
+        self.file.write_text("nodes:\n" + "".join(f"  {name}: {self._entry(name)}\n" for name in self.names))
+        self.cluster: Cluster | None = None
+
+    def _entry(self, name: str) -> str:
+        return f"{{transport: [sh, {self._gate}, {self._cut(name)}], remote_root: {self.folder}/{name}}}"
+
+    def _cut(self, name: str) -> Path:
+        return self.folder / f"{name}.cut"
+
+    def cut(self, name: str) -> None:
+        """From now on nothing reaches the node; what runs there goes on."""
+        assert self.cluster is not None
+        self._cut(name).touch()
+        if (link := self.cluster.inventory.get(name).link) is not None:
+            link.close()
+
+    def heal(self, name: str) -> None:
+        self._cut(name).unlink()
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[tuple[Store, Engine]]:
+        store = Store(self.folder / "state.db")
+        await store.open()
+        self.cluster = cluster = Cluster(self.file)
+        await cluster.start()
+        identity = Identity(await store.agent_id(), await store.next_generation())
+        watch = RunWatch(cluster.inventory, identity)
+        snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
+        mirror = LogMirror(self.folder / "jobs", watch)
+        checkpoints = Checkpoints(self.folder / "jobs", cluster.inventory.get, identity)
+        launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
+        engine = Engine(store.jobs, watch, launching, snapshots, Homecoming(watch, mirror, checkpoints))
+        task = asyncio.create_task(engine.run())
+        try:
+            yield store, engine
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await engine.close()
+            await cluster.inventory.close()
+            await store.close()
+
+    def log(self, job: Job, rank: int = 0) -> str:
+        return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
+
+    def processes(self, attempt: int | None = None) -> list[int]:
+        """What this rig's jobs run; not their supervisors, which may be forks that show another's variables."""
+        found = processes_with(os.fsencode(f"UGRO_RUN_DIR={self.folder}/"))
+        if attempt is not None:
+            found = sorted(set(found) & set(processes_with_variable("UGRO_ATTEMPT", [str(attempt)])))
+        return found
+
+    def end(self) -> None:
+        signal_all(signal.SIGKILL, self.processes())
+
+    def run_folders(self, node: str) -> list[str]:
+        return [path.name for path in self.folder.glob(f"{node}/.ugro/agents/*/runs/*")]
+
+
+def command(*argv: str, name: str = "job", retries: int = 0) -> JobSpec:
+    return JobSpec(name=name, argv=argv, retry=Retry(max_retries=retries))
+
+
+async def until(store: Store, job: Job, is_so: Callable[[Job], bool]) -> Job:
+    async with asyncio.timeout(_LIMIT_S):
+        while not is_so(job := await store.jobs.get(job.id)):  # noqa: ASYNC110  # a row in a database tells nobody
+            await asyncio.sleep(0.05)
+    return job
+
+
+def is_final(job: Job) -> bool:
+    return job.is_final
+
+
+def in_loop(work: Awaitable[None]) -> None:
+    async def run() -> None:
+        await work
+
+    asyncio.run(run())
