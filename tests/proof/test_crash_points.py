@@ -37,33 +37,39 @@ EXPECTED = {
 # The mix passes most points several times; a later pass is another job's.
 LATER = ("start.answered@3", "conclude.recorded@2", "conclude.removed@3")
 TAKEN_OVER_AT = ("start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun")
-_AT_ONCE = 4
+_AT_ONCE = 6
 _REACHED_S = 30
 
 
-class Sweep:
-    """Runs scenarios in the background, all that the tests of this session will ask for."""
+class Scenarios:
+    """Run in the background, all that the tests of this session will ask for."""
 
-    def __init__(self, pool: ThreadPoolExecutor, wanted: set[str]) -> None:
-        self._done: dict[str, Future[None]] = {
-            point: pool.submit(killed_at, point) for point in (*POINTS, *LATER) if point in wanted
+    def __init__(self, pool: ThreadPoolExecutor, wanted: set[tuple[str, str]]) -> None:
+        known = {"killed_at": killed_at, "asleep_at": asleep_at}
+        self._done: dict[tuple[str, str], Future[None]] = {
+            (name, point): pool.submit(known[name], point) for name, point in sorted(wanted)
         }
 
-    def expect(self, point: str) -> None:
-        self._done[point].result()
+    def expect(self, name: str, point: str) -> None:
+        self._done[name, point].result()
 
 
 @pytest.fixture(scope="module")
-def sweep(request: pytest.FixtureRequest) -> Iterator[Sweep]:
+def scenarios(request: pytest.FixtureRequest) -> Iterator[Scenarios]:
     specs = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = {str(spec.params["killed_at_point"]) for spec in specs if spec and "killed_at_point" in spec.params}
+    params = [item for spec in specs if spec is not None for item in spec.params.items()]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield Sweep(pool, wanted)
+        yield Scenarios(pool, {(name, str(point)) for name, point in params if name in ("killed_at", "asleep_at")})
 
 
-@pytest.mark.parametrize("killed_at_point", [*POINTS, *LATER])
-def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(sweep: Sweep, killed_at_point: str) -> None:
-    sweep.expect(killed_at_point)
+@pytest.mark.parametrize("killed_at", [*POINTS, *LATER])
+def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(scenarios: Scenarios, killed_at: str) -> None:
+    scenarios.expect("killed_at", killed_at)
+
+
+@pytest.mark.parametrize("asleep_at", TAKEN_OVER_AT)
+def test_an_agent_that_slept_while_another_took_over_does_no_harm(scenarios: Scenarios, asleep_at: str) -> None:
+    scenarios.expect("asleep_at", asleep_at)
 
 
 def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> None:
@@ -77,8 +83,7 @@ def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> No
         place.judge(place.finals())
 
 
-@pytest.mark.parametrize("point", TAKEN_OVER_AT)
-def test_an_agent_that_slept_while_another_took_over_does_no_harm(point: str) -> None:
+def asleep_at(point: str) -> None:
     """Its state was restored elsewhere, and the job ended there; then it wakes up in the middle of a step."""
     task = DOOMED if point.startswith("stop.") else GANG
     with Place(2) as place, ThreadPoolExecutor(1) as pool:

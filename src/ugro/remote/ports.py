@@ -14,7 +14,7 @@ from ugro.remote.rundir import AgentDir, RunDir, boot_id
 LOWEST = 15000
 MOST = 64
 _TRIES = 2000
-_LOCK_S = 0.5
+_LOCK_S = 8.0  # several jobs may ask at once, and each writes to the disk meanwhile
 _GIVEN_OUT = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
