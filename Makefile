@@ -1,9 +1,12 @@
 PYTHON_HERE := .venv/bin/python
 OLD_PYTHON ?= python3.9
+SECONDS ?= 600
+SEED ?= 1
+NODES ?= 10
 CODE := src tests scripts examples $(dir $(wildcard bench/__main__.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-remote demo bench docs clean
+.PHONY: help setup check test test-remote chaos mutants demo bench docs clean
 
 help:         ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -19,12 +22,20 @@ check: setup  ## Lint, types, direction of imports, sizes, docs
 	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md
 	$(PYTHON_HERE) -m ugro.config.jobreference --check docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
+	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
 
 test: setup   ## Run all tests
 	$(PYTHON_HERE) -m pytest
 
 test-remote:  ## Load the node program with an old Python: OLD_PYTHON=python3.9
 	$(OLD_PYTHON) scripts/remote_on_old_python.py
+
+chaos: setup  ## Faults of every kind on ten sshds: SECONDS=600 SEED=1 NODES=10
+	$(PYTHON_HERE) -m tests.proof.chaos --seed $(SEED) --seconds $(SECONDS) --nodes $(NODES) \
+		--record build/chaos-$(SEED).jsonl
+
+mutants: setup  ## Take each guard of the protocol away: some test must notice
+	$(PYTHON_HERE) -m tests.proof.mutants
 
 demo: setup   ## Try UGRO on this machine
 	.venv/bin/ugro demo
@@ -37,6 +48,7 @@ docs: setup   ## Write the generated docs again
 	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md
 	$(PYTHON_HERE) -m ugro.config.jobreference docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
+	$(PYTHON_HERE) scripts/state_diagram.py ARCHITECTURE.md
 
 clean:        ## Remove caches and builds; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,6 @@
-"""Draws docs/images/health.svg: what `ugro health` really shows of a lab, taken from a terminal.
+"""Draws docs/images/demo.svg: what `ugro demo` really shows, taken from a terminal.
 
-``python scripts/picture.py docs/images/health.svg`` brings up a lab with a hot card and a node that is down, in a state
-directory of its own, and takes it down again.
+``python scripts/picture.py docs/images/demo.svg`` runs it; that takes half a minute.
 """
 
 from __future__ import annotations
@@ -14,47 +13,25 @@ import re
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from ugro.lab.pretend import PRETEND_MODELS, write_gpus
-
-_COLUMNS = 118
+_COLUMNS = 106
 _UGRO = str(Path(sys.executable).with_name("ugro"))
+_DRAWN_OVER = "\r\x1b[K"  # what ugro writes before it draws over a line
 
 
 def main() -> None:
-    target = Path(sys.argv[1])
-    with tempfile.TemporaryDirectory(prefix="ugro") as home:
-        env = {**os.environ, "UGRO_HOME": home, "TERM": "xterm-256color"}
-        subprocess.run([_UGRO, "-q", "lab", "up", "--gpus", "1"], env=env, check=True, stdout=subprocess.DEVNULL)
-        try:
-            _make_interesting(Path(home), env)
-            shown = _on_a_terminal([_UGRO, "health"], env)
-            shown += "\n" + _on_a_terminal([_UGRO, "exec", "lab1", "lab2", "--", "uname", "-sr"], env)
-        finally:
-            subprocess.run([_UGRO, "lab", "down"], env=env, check=True)
-            subprocess.run([_UGRO, "agent", "stop"], env=env, check=True)
-    target.write_text(_draw(shown))
+    Path(sys.argv[1]).write_text(_draw(_on_a_terminal([_UGRO, "demo"])))
 
 
-def _make_interesting(home: Path, env: dict[str, str]) -> None:
-    busy = replace(PRETEND_MODELS["rtx-3070-ti"], temperature_c=86, use_percent=98, power_w=271.0)
-    write_gpus(home / "lab" / "lab3" / "gpus", [replace(busy, memory_used_bytes=7 << 30)])
-    calm = replace(PRETEND_MODELS["rtx-5070-ti"], temperature_c=61, use_percent=94, power_w=188.0)
-    write_gpus(home / "lab" / "lab1" / "gpus", [replace(calm, memory_used_bytes=9 << 30)])
-    subprocess.run([_UGRO, "-q", "node", "add", "gpu4", "--host", "127.0.0.1", "--port", "9"], env=env, check=False)
-
-
-def _on_a_terminal(argv: list[str], env: dict[str, str]) -> str:
+def _on_a_terminal(argv: list[str]) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, _COLUMNS, 0, 0))
-    with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env=env):
+    with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"}) as process:
         os.close(theirs)
         output = bytearray()
         while True:
@@ -63,14 +40,16 @@ def _on_a_terminal(argv: list[str], env: dict[str, str]) -> str:
             except OSError:  # the last process on this terminal has closed it
                 break
     os.close(ours)
-    text = output.decode().replace("\r\n", "\n")
-    # What was shown in place and wiped again is not part of the picture.
-    return f"$ {' '.join(['ugro', *argv[1:]])}\n" + re.sub(r"\r\x1b\[K[^\r]*(?=\r)|\r\x1b\[K", "", text)
+    if process.returncode:
+        sys.exit(f"it ended with {process.returncode}:\n{output.decode()}")
+    lines = output.decode().replace("\r\n", "\n").split("\n")
+    shown = [line.rpartition(_DRAWN_OVER)[2] for line in lines]
+    return "\n".join([f"$ {' '.join(['ugro', *argv[1:]])}", *shown])
 
 
 def _draw(shown: str) -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(shown.rstrip()))
+    console.print(Text.from_ansi(shown.rstrip()), "\n")  # an empty line: the frame is close
     svg = console.export_svg(title="ugro")
     # No picture of ours fetches a font from elsewhere.
     return re.sub(r"@font-face\s*{[^}]*}", "", svg)

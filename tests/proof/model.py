@@ -22,7 +22,7 @@ from ugro.agent.homecoming import Homecoming
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import HOLDING_STATES, Job, JobState
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, RankRecord, RunStatus
+from ugro.nodes.runs import Moment, Order, RankRecord, RunStatus
 from ugro.policy.attempt import NodeRun, RunState
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.store.engine import Database, _Request
@@ -94,9 +94,16 @@ class ModelNode:
     runs: dict[Key, Run] = field(default_factory=dict)
     fence: dict[int, tuple[int, int]] = field(default_factory=dict)  # seen and closed, by job
     starts: Counter[Key] = field(default_factory=Counter)
+    boots: int = 1
 
-    def start(self, key: Key, ranks: Sequence[int]) -> RunStatus:
+    @property
+    def boot_id(self) -> str:
+        return f"boot-{self.boots}"
+
+    def start(self, key: Key, ranks: Sequence[int], boot_id: str | None) -> RunStatus:
         job, attempt = key
+        if boot_id not in (None, self.boot_id):
+            raise RemoteFailure("the node was restarted", cause="other-boot", subject=self.name)
         seen, closed = self.fence.get(job, (0, 0))
         if attempt < seen or attempt <= closed:
             raise RemoteFailure("a newer attempt came", cause="fenced", subject=self.name)
@@ -137,6 +144,7 @@ class ModelNode:
         run.status = replace(run.status, status="dead")
 
     def power_off(self) -> None:
+        self.boots += 1
         for key, run in self.runs.items():
             if run.status.status != "exited":
                 self.lose_supervisor(key)
@@ -168,14 +176,35 @@ class Known:
     closed: set[Key] = field(default_factory=set)
     is_open: bool = False
     has_answered: bool = False
+    boot_id: str = ""
 
 
 class ModelRuns:
     def __init__(self, node: ModelNode) -> None:
         self._node = node
 
-    async def start(self, job: int, attempt: int, plan: NodePlan, settings: object = None) -> RunStatus:
-        return await self._call(lambda: self._node.start((job, attempt), [rank.rank for rank in plan.ranks] or [0]))
+    async def start(self, order: Order) -> RunStatus:
+        return await self._call(lambda: self._start(order))
+
+    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+        def start_all() -> list[RunStatus | RemoteFailure]:
+            done: list[RunStatus | RemoteFailure] = []
+            for order in orders:
+                try:
+                    done.append(self._start(order))
+                except RemoteFailure as failure:
+                    done.append(failure)
+            return done
+
+        return await self._call(start_all)
+
+    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+        def remove_all() -> list[RemoteFailure | None]:
+            for key in runs:
+                self._node.remove(key)
+            return [None] * len(runs)
+
+        return await self._call(remove_all)
 
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
@@ -185,6 +214,9 @@ class ModelRuns:
 
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
+
+    def _start(self, order: Order) -> RunStatus:
+        return self._node.start((order.job, order.attempt), [0], order.boot_id)
 
     async def _call(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
@@ -210,6 +242,7 @@ class ModelWatch:
         known.is_open = node.is_reachable
         if node.is_reachable:
             known.has_answered = True
+            known.boot_id = node.boot_id
             known.seen = {key: run.status for key, run in node.runs.items()}
         self._tell()
 
@@ -232,7 +265,8 @@ class ModelWatch:
         return 0.0 if self.known[node].is_open else 60.0
 
     def moment(self, node: str) -> tuple[Moment, float] | None:
-        return None
+        known = self.known[node]
+        return (Moment(known.boot_id, 0.0), 0.0) if known.has_answered else None
 
     def note_moment(self, node: str, moment: Moment) -> None:
         return
@@ -299,9 +333,17 @@ class ModelLaunching:
         return
 
     async def start(self, job: Job, node: str) -> RunStatus:
+        return await self._watch.runs(node).start(await self._order(job, node))
+
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
+        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
+
+    async def _order(self, job: Job, node: str) -> Order:
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
-        return await self._watch.runs(node).start(job.id, job.attempt, part)
+        assert job.placement is not None
+        boot_id = next(share.boot_id for share in job.placement.shares if share.node == node)
+        return Order(job.id, job.attempt, part, {}, boot_id)
 
 
 class ModelMirror:
@@ -309,6 +351,9 @@ class ModelMirror:
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
+
+    def is_following(self, job: int, attempt: int, rank: int) -> bool:
+        return False
 
     async def finish(self, job: int, attempt: int, timeout_s: float) -> bool:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The judge can tell: each kind of contradiction, made on purpose, is found. Without this, silence would prove nothing."""
+"""The judge can tell: each kind of contradiction, made on purpose, is found. Else its silence would prove nothing."""
 
 from __future__ import annotations
 

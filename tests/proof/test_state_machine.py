@@ -76,7 +76,7 @@ class Jobs(RuleBasedStateMachine):
         key = f"key-{len(self.keys)}"
         self.keys[key] = self._ask(self.agent.jobs.submit(spec, "ann", key), n).job.id
 
-    @precondition(lambda self: self._unfinished())
+    @precondition(lambda self: self.keys)
     @rule(pick=picks, before=st.integers(0, 8), n=turns)
     def cancel(self, pick: int, before: int, n: int) -> None:
         """While the agent is in the middle of what it was just told."""
@@ -84,7 +84,7 @@ class Jobs(RuleBasedStateMachine):
         job = _one_of(self._unfinished() or list(self.keys.values()), pick)
         seen: Job = self._ask(self.agent.jobs.ask_to_end(job, Ending.CANCELLED), n)
         if job not in self.cancelled and not seen.is_final:
-            self.cancelled[job] = (seen.attempt, seen.ending is Ending.CANCELLED)
+            self.cancelled[job] = (seen.attempt, seen.ending is not Ending.DONE)
 
     @precondition(lambda self: self.keys)
     @rule(pick=picks, state=st.sampled_from(list(JobState)), n=turns)

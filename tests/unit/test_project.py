@@ -28,6 +28,7 @@ THE_PRINTER = "src/ugro/cli/output.py"
 # The files with one handler that catches everything, and why nothing less would do.
 CATCHES_EVERYTHING = {
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
+    "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
     "src/ugro/agent/engine.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
 }
 

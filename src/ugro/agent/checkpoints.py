@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ugro.agent.checkpoint_home import Checkpoint, CheckpointHome
+from ugro.agent.threads import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
 from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
@@ -205,15 +206,15 @@ class Checkpoints:
         return _Answer(offers, tuple(_sentence(node, one) for one in found if one.problem is not None))
 
     async def _fetch(self, job: Job, offer: Offer, home: CheckpointHome) -> Checkpoint:
-        folder = await _to_the_end(partial(home.arriving, offer.found))
+        folder = await to_the_end(partial(home.arriving, offer.found))
         is_whole = False
         try:
             await self._there(offer.node).fetch(_where(job), offer.found, folder)
             is_whole = True
         finally:
             if not is_whole:
-                await _to_the_end(partial(home.discard, folder))
-        settled = await _to_the_end(partial(home.settle, folder, offer.found, offer.node, job.attempt))
+                await to_the_end(partial(home.discard, folder))
+        settled = await to_the_end(partial(home.settle, folder, offer.found, offer.node, job.attempt))
         extra = {"job": job.id, "node": offer.node, "bytes": offer.found.bytes}
         log.info("checkpoint %s is home", offer.found.name, extra=extra)
         return settled
@@ -280,16 +281,6 @@ def _where(job: Job) -> Where:
 
 def _sentence(node: str, found: Found) -> str:
     return f"{node}: checkpoint {found.name}: {found.problem:.300}"
-
-
-async def _to_the_end(work: Callable[[], T]) -> T:
-    """In a thread. Whoever is cancelled meanwhile still waits: nobody may find the files half moved."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _report(task: asyncio.Task[None]) -> None:

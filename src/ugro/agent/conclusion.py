@@ -35,10 +35,16 @@ class Conclusion:
     async def _write_down(self, job: Job) -> None:
         if job.ending is Ending.CANCELLED:
             await self._jobs.move(job, JobState.CANCELLED, "cancelled; every rank has ended", exit_code=130)
-        elif job.ending is Ending.DONE:
+        elif job.ending is Ending.DONE or self._has_succeeded(job):
             await self._jobs.move(job, JobState.SUCCEEDED, "every rank ended with 0", exit_code=0)
         else:
             await self._write_down_failure(job, self._failure(job))
+
+    def _has_succeeded(self, job: Job) -> bool:
+        """Whatever it was to be stopped for came too late."""
+        nodes = job.placement.nodes if job.placement else ()
+        told = [self._last_word(job, node) for node in nodes]
+        return bool(told) and all(status is not None and status.outcome == "succeeded" for status in told)
 
     async def _write_down_failure(self, job: Job, failure: Failure) -> None:
         self._starting.distrust(job)

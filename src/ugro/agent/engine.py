@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -19,6 +20,7 @@ from ugro.agent.crashpoint import point
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.launching import Launching
 from ugro.agent.leases import Leases
+from ugro.agent.light import PATIENCE_S, Light, is_light
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
 from ugro.agent.snapshot import Snapshots
@@ -26,7 +28,7 @@ from ugro.agent.starting import Starting
 from ugro.agent.sweep import Sweep
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Ending, Job, JobState
+from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Placement
 from ugro.policy import attempt, decision
 from ugro.policy.attempt import AttemptView, NodeRun
 from ugro.policy.scheduler import schedule
@@ -47,14 +49,16 @@ class Engine:
         self._watch = watch
         self._snapshots = snapshots
         self._home = home
-        self._starting = Starting(launching, watch)
+        self._leases = Leases(watch)
+        self._starting = Starting(launching, watch, self._leases)
         self._conclusion = Conclusion(jobs, watch, home, self._starting)
         self._sweep = Sweep(jobs, watch, home)
-        self._leases = Leases(watch)
         self._wake = asyncio.Event()
         self._work = Work(self._wake.set)
+        self._light = Light(jobs, watch, self._starting, home, self._work)
         self._must_schedule = True
         self._schedule_at = 0.0
+        self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
         snapshots.listen(self.wake)
         self.changed = Signal()  # some job has moved
@@ -91,30 +95,40 @@ class Engine:
         """Returns after how long it has to look again, whatever happens."""
         self._watch.keep_up()
         holding = await self._jobs.in_states(HOLDING_STATES)
-        await asyncio.gather(*filter(None, [self._step(job) for job in holding]))
-        self._clear_away({(job.id, job.attempt) for job in holding})
-        renew_s = self._leases.keep(holding)
-        return min(renew_s or _LONGEST_PAUSE_S, await self._schedule_when_due(holding))
+        # First of all: whatever becomes of the rest, what runs must not end for want of our word.
+        renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
+        await self._write_down(filter(None, [self._step(job) for job in holding]))
+        if self._must_keep:
+            await self._keep()
+        under_way = {(job.id, job.attempt) for job in holding}
+        self._clear_away(under_way)
+        self._light.forget(under_way)
+        patience_s = PATIENCE_S if self._light.flush() else _LONGEST_PAUSE_S
+        return min(renew_s, patience_s, await self._schedule_when_due(holding))
+
+    async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
+        """What cannot be of one job is tried again; the others' go on."""
+        for result in await asyncio.gather(*moves, return_exceptions=True):
+            if isinstance(result, UgroError):
+                log.error("cannot be written down now: %s", result)
+            elif isinstance(result, BaseException):
+                raise result
 
     # --- jobs that hold devices --------------------------------------------------------------------------------
 
     def _step(self, job: Job) -> Awaitable[None] | None:
         """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
-        runs = tuple(self._node_run(job, node) for node in _nodes(job))
-        refusal = self._starting.refusal(job)
-        view = AttemptView(
-            state=job.state,
-            ending=job.ending,
-            runs=runs,
-            is_over_time=_is_over_time(job),
-            refusal=refusal.reason if refusal else None,
-            is_overdue=self._starting.is_overdue(job),
-        )
-        if ("conclude", job.id, job.attempt) not in self._work:
-            self._home.follow(job)
-        match attempt.next_step(view):
+        start = ("start", job.id, job.attempt)
+        self._follow(job)
+        if job.state is not JobState.STARTING and start in self._work:
+            self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
+            return None
+        step = attempt.next_step(self._view(job))
+        if is_light(job) and self._is_taken_along(job, step):
+            return None
+        match step:
             case attempt.Start(nodes):
-                self._work.do(("start", job.id, job.attempt), partial(self._start, job, nodes))
+                self._work.do(start, partial(self._start, job, nodes))
             case attempt.Stop(nodes):
                 for node in nodes:
                     self._work.do(("stop", job.id, job.attempt, node), partial(self._stop, job, node))
@@ -124,12 +138,44 @@ class Engine:
                 self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
         return None
 
+    def _follow(self, job: Job) -> None:
+        is_concluding = ("conclude", job.id, job.attempt) in self._work
+        if not is_concluding and (not is_light(job) or self._light.may_follow(job)):
+            self._home.follow(job)
+
+    def _view(self, job: Job) -> AttemptView:
+        refusal = self._starting.refusal(job)
+        return AttemptView(
+            state=job.state,
+            ending=job.ending,
+            runs=tuple(self._node_run(job, node) for node in _nodes(job)),
+            is_over_time=_is_over_time(job),
+            refusal=refusal.reason if refusal else None,
+            is_overdue=self._starting.is_overdue(job),
+        )
+
+    def _is_taken_along(self, job: Job, step: attempt.Step | None) -> bool:
+        """Small ones start and end together with others."""
+        match step:
+            case attempt.Start(nodes):
+                self._light.start(job, nodes[0])
+                return True
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE):
+                return self._light.finish(job)
+        return False
+
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
         if run.is_reachable:
             return run
-        is_gone = self._leases.is_over(job, node) or self._starting.was_never_asked(job, node)
+        is_gone = self._leases.is_over(job, node) or self._is_out_of_sight(job, node)
         return NodeRun(node, run.state, is_reachable=False, is_gone=is_gone)
+
+    def _is_out_of_sight(self, job: Job, node: str) -> bool:
+        """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""
+        if ("start", job.id, job.attempt) not in self._work and self._starting.was_never_asked(job, node):
+            return True
+        return job.ending is Ending.CANCELLED and not self._watch.is_member(node)
 
     async def _move(self, job: Job, state: JobState, reason: str, ending: Ending | None) -> None:
         with contextlib.suppress(StaleMove):
@@ -165,11 +211,19 @@ class Engine:
     async def _conclude(self, job: Job) -> None:
         with contextlib.suppress(StaleMove):
             await self._conclusion.conclude(job)
+        self._must_keep = self._must_keep or job.spec.has_checkpoints
         self.wake()
-        ended = await self._jobs.get(job.id)
-        if ended.is_final:
-            nodes = await self._used(ended)
-            self._work.do(("keep", job.id), partial(self._home.keep_what_it_made, ended, nodes))
+
+    async def _keep(self) -> None:
+        """Also what an agent before us did not come to."""
+        jobs = await self._jobs.to_keep()
+        self._must_keep = bool(jobs)
+        for job in jobs:
+            self._work.do(("keep", job.id), partial(self._keep_what_it_made, job))
+
+    async def _keep_what_it_made(self, job: Job) -> None:
+        await self._home.keep_what_it_made(job, await self._used(job))
+        await self._jobs.kept(job)
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
         for node, status in self._watch.all():
@@ -199,18 +253,22 @@ class Engine:
         by_id = {job.id: job for job in waiting}
         decisions = schedule(await self._snapshots.take(waiting, holding))
         wanted = [decided for decided in decisions if not isinstance(decided, decision.Wait)]
-        await asyncio.gather(*(self._act(one, by_id) for one in wanted))
+        await self._write_down(self._act(one, by_id) for one in wanted)
 
     async def _drop(self, cancelled: Sequence[Job]) -> None:
         for job in cancelled:
+            reason = "cancelled between two attempts" if job.attempt else "cancelled before it started"
             with contextlib.suppress(StaleMove):
-                await self._jobs.move(job, JobState.CANCELLED, "cancelled before it started", exit_code=130)
+                await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
+                self._must_keep = True
 
     async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
         with contextlib.suppress(StaleMove):
             match wanted:
                 case decision.Start(job, placement, reason):
-                    started = await self._jobs.start(waiting[job], placement, reason)
+                    if (given := self._with_boots(placement)) is None:
+                        return
+                    started = await self._jobs.start(waiting[job], given, reason)
                     point("start.recorded")
                     self._starting.decided(started)
                     self._wake.set()
@@ -220,6 +278,15 @@ class Engine:
                 case decision.Fail(job, reason):
                     await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
                     self.wake()
+
+
+    def _with_boots(self, placement: Placement) -> Placement | None:
+        """Which boot of each node it is given; None when one cannot tell, and so could not be asked to start it."""
+        moments = [self._watch.moment(node) for node in placement.nodes]
+        if any(moment is None for moment in moments):
+            return None
+        shares = zip(placement.shares, moments, strict=True)
+        return Placement(tuple(replace(share, boot_id=moment[0].boot_id) for share, moment in shares if moment))
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

@@ -9,25 +9,22 @@ from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.launching import ExtraEnv
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.runwatch import RunWatch
-from ugro.core.job import Job, JobState, Launcher
+from ugro.agent.threads import to_the_end
+from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 
 _LOGS_S = 30.0
+_SILENT_S = 1.0
 # A node that is away for longer than this keeps a job's checkpoints.
 _FORGETTINGS = 60
 _FORGET_AGAIN_S = 60.0
-
-
-def has_checkpoints(job: Job) -> bool:
-    """A training may write some without saying so; a plain command says that it does."""
-    return job.spec.launcher is not Launcher.COMMAND or job.spec.checkpoint.is_given
 
 
 def checkpoint_env(checkpoints: Checkpoints) -> ExtraEnv:
     """What ranks are told of checkpoints: where to write them, and what to resume from, which is there by then."""
 
     async def told(job: Job, node: str) -> Mapping[str, str]:
-        return (await checkpoints.place(job, node)).env if has_checkpoints(job) else {}
+        return (await checkpoints.place(job, node)).env if job.spec.has_checkpoints else {}
 
     return told
 
@@ -46,16 +43,20 @@ class Homecoming:
             status = self._watch.status(node, job.id, job.attempt)
             for rank in status.started_ranks if status else ():
                 self._logs.follow(node, job.id, job.attempt, rank)
-        if job.state is JobState.RUNNING and has_checkpoints(job):
+        if job.state is JobState.RUNNING and job.spec.has_checkpoints:
             self.checkpoints.follow(job, nodes)
 
     async def bring_logs(self, job: Job) -> None:
         """All logs of an attempt that has ended, as far as its nodes can be asked; the sweep gets the rest later."""
         nodes = job.placement.nodes if job.placement else ()
         told = {node: self._watch.status(node, job.id, job.attempt) for node in nodes}
-        is_one_silent = any(self._watch.silent_s(node) for node in nodes)
-        limit_s = 1.0 if is_one_silent else _LOGS_S
-        await self.bring_logs_of({node: status for node, status in told.items() if status}, limit_s)
+        await asyncio.gather(
+            *(
+                self.bring_logs_of({node: status}, _SILENT_S if self._watch.silent_s(node) else _LOGS_S)
+                for node, status in told.items()
+                if status is not None
+            )
+        )
 
     async def bring_logs_of(self, told: Mapping[str, RunStatus], timeout_s: float) -> bool:
         """The logs of one attempt's runs that are over; False when some could not be had in time."""
@@ -65,29 +66,49 @@ class Homecoming:
             if (node, int(status.job), status.attempt) not in self._complete
         }
         for (node, job, attempt), status in missing.items():
-            for rank in status.ranks:
-                self._logs.follow(node, job, attempt, rank.rank)
-        done = [await self._logs.finish(job, attempt, timeout_s) for job, attempt in {key[1:] for key in missing}]
-        if all(done):
-            self._complete |= {key for key, status in missing.items() if status.has_ended}
+            for rank in status.known_ranks:
+                self._logs.follow(node, job, attempt, rank)
+        done = await asyncio.gather(
+            *(
+                self._logs.finish(job, attempt, status.known_ranks, timeout_s)
+                for (_, job, attempt), status in missing.items()
+            )
+        )
+        home = zip(missing.items(), done, strict=True)
+        self._complete |= {key for (key, status), is_home in home if is_home and status.has_ended}
         return all(done)
+
+    def is_following(self, status: RunStatus) -> bool:
+        job, attempt = int(status.job), status.attempt
+        return any(self._logs.is_following(job, attempt, rank) for rank in status.known_ranks)
+
+    async def keep_logs(self, node: str, told: Sequence[RunStatus]) -> None:
+        """The logs that came with the news of their runs' end."""
+
+        def write() -> None:
+            for status in told:
+                self._logs.keep(int(status.job), status.attempt, status.logs or ())
+
+        await to_the_end(write)
+        self._complete |= {(node, int(status.job), status.attempt) for status in told}
+        self._logs.changed.notify()
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
         """The run is removed there: nobody will ask any more."""
         self._complete.discard((node, job, attempt))
 
     async def bring_checkpoints(self, job: Job) -> None:
-        if has_checkpoints(job) and job.placement is not None:
+        if job.spec.has_checkpoints and job.placement is not None:
             await self.checkpoints.collect(job, job.placement.nodes)
 
     async def gather(self, job: Job, nodes: Sequence[str]) -> None:
         """Before it is tried again: a node that was away when the last attempt ended may have the newest checkpoint."""
-        if job.attempt > 1 and has_checkpoints(job):
+        if job.attempt > 1 and job.spec.has_checkpoints:
             await self.checkpoints.collect(job, nodes)
 
     async def keep_what_it_made(self, job: Job, nodes: Sequence[str]) -> None:
         """The job is over: its last checkpoint comes home, and then what the nodes keep for it goes."""
-        if not has_checkpoints(job):
+        if not job.spec.has_checkpoints:
             return
         await self.checkpoints.collect(job, nodes)
         for _ in range(_FORGETTINGS):

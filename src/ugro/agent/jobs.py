@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ugro.agent.cluster import Cluster
+from ugro.agent.crashpoint import point
 from ugro.agent.engine import Engine
 from ugro.agent.joblogs import JobLogs, Selection, agent_stops
 from ugro.agent.jobplan import DryRun, Previewer, Previews
@@ -97,12 +98,15 @@ class JobService:
 
     async def cancel(self, word: str) -> Job:
         job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
+        point("cancel.recorded")
         self._engine.wake()
         return job
 
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
+        point("submit.asked")
         work = (self._jobs.submit(spec, submit.user, submit.key) for spec, submit in submits)
         submissions = await asyncio.gather(*work)
+        point("submit.recorded")
         self._engine.wake()
         return [submission.job for submission in submissions]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ugro.agent.cluster import Cluster
@@ -11,10 +11,11 @@ from ugro.agent.crashpoint import point
 from ugro.agent.preflight import Preflight
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.together import one_error, together
+from ugro.core.errors import UgroError
 from ugro.core.job import Job, Launcher, OnLost, Placement
 from ugro.core.plan import Plan, Rendezvous
 from ugro.nodes.node import Node
-from ugro.nodes.runs import RunStatus
+from ugro.nodes.runs import Moment, Order, RunStatus
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
@@ -33,11 +34,14 @@ class Launching:
         self._plans: dict[tuple[int, int], Plan] = {}  # of attempts that are being started
         self.preflight = Preflight(cluster, watch)
 
-    async def start(self, job: Job, node: str) -> RunStatus:
+    async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
-        recorded = await self.plan(job)
-        part = next(part for part in recorded.nodes if part.node == node)
-        return await self._watch.runs(node).start(job.id, job.attempt, part, _settings(job))
+        return await self._watch.runs(node).start(_order(job, node, await self.plan(job)), as_of)
+
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | UgroError]:
+        """Of plain commands, which all run on this node alone."""
+        orders = [_order(job, node, await self.plan(job)) for job in jobs]
+        return await self._watch.runs(node).start_many(orders)
 
     async def plan(self, job: Job) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
@@ -117,6 +121,12 @@ class Launching:
 def _python(node: Node) -> str:
     """The one that runs the node program: its whole path, and the one whose packages were compared."""
     return node.machine.python_path if node.machine else node.spec.python or "python3"
+
+
+def _order(job: Job, node: str, recorded: Plan) -> Order:
+    assert job.placement is not None
+    part = next(part for part in recorded.nodes if part.node == node)
+    return Order(job.id, job.attempt, part, _settings(job), job.placement.boot_id(node))
 
 
 def _settings(job: Job) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ugro.agent.runwatch import RunWatch, boot_clock_s
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job, OnLost
+from ugro.nodes.runs import Moment
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,20 @@ class Leases:
                 self._renewed[node] = now
                 self._begin(node)
         return min(intervals.values(), default=None)
+
+    async def begin(self, job: Job, node: str) -> Moment | None:
+        """The instant that a start refers to. From it on the lease counts, on the node and here."""
+        limit_s = lease_s(job)
+        if limit_s is None:
+            return None
+        known = self._watch.moment(node)
+        if known is None or boot_clock_s() - known[1] > limit_s / 5:
+            await self._renew(node)
+            known = self._watch.moment(node)
+        if known is None or boot_clock_s() - known[1] > limit_s / 2:
+            raise Unreachable("it has not told the time lately", subject=node, cause="silent")
+        self._vouched[node] = max(known[1], self._vouched.get(node, 0.0))
+        return known[0]
 
     def is_over(self, job: Job, node: str) -> bool:
         """The node has ended its part by itself by now, if it lives at all."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ugro.agent.logindex import LogIndexWriter
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
+from ugro.agent.threads import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.nodes.runs import Piece
 
@@ -38,15 +41,32 @@ class LogMirror:
             name = f"log of job {job}, attempt {attempt}, rank {rank}"
             self._tasks[key] = asyncio.create_task(self._mirror(node, *key), name=name)
 
-    async def finish(self, job: int, attempt: int, timeout_s: float) -> bool:
-        """Waits until the logs of an attempt that has ended are complete; False when some could not be brought home."""
-        tasks = [task for key, task in self._tasks.items() if key[:2] == (job, attempt)]
+    async def finish(self, job: int, attempt: int, ranks: Iterable[int], timeout_s: float) -> bool:
+        """Waits until the logs of ranks that have ended are complete; False when some could not be brought home."""
+        keys = [(job, attempt, rank) for rank in ranks if (job, attempt, rank) in self._tasks]
+        tasks = [self._tasks[key] for key in keys]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        is_complete = all(_has_all(task) for task in tasks)
-        for key in [key for key in self._tasks if key[:2] == (job, attempt)]:
+        for key in keys:
             self._tasks.pop(key).cancel()
-        return is_complete
+        return all(_has_all(task) for task in tasks)
+
+    def is_following(self, job: int, attempt: int, rank: int) -> bool:
+        return (job, attempt, rank) in self._tasks
+
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
+        """Whole logs of a run that has ended, as they came with the news of it. Blocks: for a thread of its own."""
+        for rank, content in logs:
+            path = self.path(job, attempt, rank)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                writer = _Writer(descriptor, LogIndexWriter(path))
+                if content[writer.size :]:
+                    writer.write(Piece(writer.size, content[writer.size :]))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     async def close(self) -> None:
         for task in self._tasks.values():
@@ -76,10 +96,10 @@ class LogMirror:
             writer = _Writer(descriptor, LogIndexWriter(path))
             runs = self._watch.runs(node)
             async for piece in runs.follow(job, attempt, f"logs/rank_{rank}.log", writer.size):
-                await asyncio.to_thread(writer.write, piece)
+                await to_the_end(partial(writer.write, piece))
                 self.changed.notify()
             # Before anybody takes it for complete: the node is told to delete its own then.
-            await asyncio.to_thread(os.fsync, descriptor)
+            await to_the_end(partial(os.fsync, descriptor))
         finally:
             os.close(descriptor)
 

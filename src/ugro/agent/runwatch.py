@@ -41,7 +41,7 @@ class RunWatch:
         """Watches the nodes that are in the cluster now, and no others."""
         nodes = {node.spec.name: node for node in self._inventory}
         for name, watch in list(self._watches.items()):
-            if nodes.get(name) is not watch.node:
+            if nodes.get(name) is not watch.node or watch.task.done():
                 self._watches.pop(name).close()
         for name, node in nodes.items():
             if name not in self._watches:
@@ -61,6 +61,9 @@ class RunWatch:
         with contextlib.suppress(NotFound):
             return self._inventory.get(node).quality.clock_offset_s or 0.0
         return 0.0
+
+    def is_member(self, node: str) -> bool:
+        return node in self._watches
 
     def silent_s(self, node: str) -> float:
         """How long a node has not told us anything; endless for one that is not of this cluster."""
@@ -168,7 +171,8 @@ class _NodeWatch:
                 pass
             except RemoteFailure as error:
                 log.error("tells nothing of its runs: %s", error, extra={"node": self.node.spec.name})
-            self._fall_silent()
+            finally:
+                self._fall_silent()
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_AGAIN_S, pause_s * 2)
 

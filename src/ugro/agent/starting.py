@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from ugro.agent.crashpoint import point
 from ugro.agent.launching import Launching
+from ugro.agent.leases import Leases
 from ugro.agent.preflight import LaunchRefused
 from ugro.agent.runwatch import RunWatch
-from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job
 
@@ -30,8 +32,9 @@ Key = tuple[int, int]  # job and attempt
 
 
 class Starting:
-    def __init__(self, launching: Launching, watch: RunWatch) -> None:
+    def __init__(self, launching: Launching, watch: RunWatch, leases: Leases) -> None:
         self._launching = launching
+        self._leases = leases
         self._watch = watch
         self._since: dict[Key, float] = {}
         self._asked_at: dict[Key, float] = {}
@@ -45,7 +48,11 @@ class Starting:
         return self._refusals.get((job.id, job.attempt))
 
     def is_overdue(self, job: Job) -> bool:
-        asked_at = self._asked_at.get((job.id, job.attempt))
+        key = (job.id, job.attempt)
+        if key not in self._since and key not in self._asked:
+            # Asked for by an agent before us: it has as long as if it had been now.
+            self._asked_at.setdefault(key, time.monotonic())
+        asked_at = self._asked_at.get(key)
         return asked_at is not None and time.monotonic() - asked_at > _START_S
 
     def was_never_asked(self, job: Job, node: str) -> bool:
@@ -58,8 +65,8 @@ class Starting:
         self._launching.forget(job, attempt)
 
     async def start(self, job: Job, nodes: tuple[str, ...]) -> None:
-        key = (job.id, job.attempt)
-        since = self._since.setdefault(key, time.monotonic())
+        """May be cancelled at any point: whom we asked is known, and is asked to stop."""
+        since = self._since.setdefault((job.id, job.attempt), time.monotonic())
         try:
             await self._launching.plan(job)
         except LaunchRefused as error:
@@ -68,29 +75,59 @@ class Starting:
             if time.monotonic() - since > _PREPARE_S:
                 self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
             await asyncio.sleep(_AGAIN_S)
-        except (RemoteFailure, NotFound) as error:
+        except UgroError as error:
             self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
         else:
             point("start.planned")
-            self._asked_at.setdefault(key, time.monotonic())
             await asyncio.gather(*(self._start_on(job, node) for node in nodes))
 
-    async def _start_on(self, job: Job, node: str) -> None:
-        self._asked.get((job.id, job.attempt), set()).add(node)
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
+        """Small ones, each of this node alone. Returns those to be asked for again."""
+        for job in jobs:
+            self._note_asked(job, node)
+        point("start.planned")
         point("start.asked")
         try:
-            status = await self._launching.start(job, node)
+            results = await self._launching.start_many(jobs, node)
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+            log.warning("cannot start there yet: %s", error, extra={"node": node})
+            return list(jobs)
+        point("start.answered")
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, UgroError):
+                self._hear_refusal(job, node, result)
+            else:
+                self._watch.learn(node, result)
+        again = [isinstance(result, UgroError) and _is_passing(result) for result in results]
+        return [job for job, is_again in zip(jobs, again, strict=True) if is_again]
+
+    async def _start_on(self, job: Job, node: str) -> None:
+        try:
+            as_of = await self._leases.begin(job, node)
+            self._note_asked(job, node)
+            point("start.asked")
+            status = await self._launching.start(job, node, as_of)
         except (Unreachable, TimedOut) as error:
             log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
             await asyncio.sleep(_AGAIN_S)
-        except (RemoteFailure, NotFound) as error:
-            if isinstance(error, RemoteFailure) and error.cause in _PASSING:
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                self._refuse(job, Failure(Cause.START_FAILED, f"{node}: {error.message}", node=node, hint=error.hint))
+        except UgroError as error:
+            self._hear_refusal(job, node, error)
+            await asyncio.sleep(_AGAIN_S)
         else:
             point("start.answered")
             self._watch.learn(node, status)
+
+    def _note_asked(self, job: Job, node: str) -> None:
+        key = (job.id, job.attempt)
+        self._asked_at.setdefault(key, time.monotonic())
+        if key in self._asked:
+            self._asked[key].add(node)
+
+    def _hear_refusal(self, job: Job, node: str, error: UgroError) -> None:
+        if not _is_passing(error):
+            is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
+            cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED
+            self._refuse(job, Failure(cause, f"{node}: {error.message}", node=node, hint=error.hint))
 
     def distrust(self, job: Job) -> None:
         """An attempt failed: what was found out about its nodes is found out anew before the next."""
@@ -98,3 +135,7 @@ class Starting:
 
     def _refuse(self, job: Job, failure: Failure) -> None:
         self._refusals.setdefault((job.id, job.attempt), failure)
+
+
+def _is_passing(error: UgroError) -> bool:
+    return isinstance(error, RemoteFailure) and error.cause in _PASSING

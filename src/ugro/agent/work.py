@@ -10,24 +10,34 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 Key = tuple[object, ...]
+_LONGEST_REST_S = 60.0
 
 
 class Work:
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._failures: dict[Key, int] = {}  # in a row
+        self._resting: dict[Key, asyncio.TimerHandle] = {}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._tasks
 
     def do(self, key: Key, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if key in self._tasks:
+        if key in self._tasks or key in self._resting:
             return
         task = asyncio.create_task(work(), name=" ".join(str(part) for part in key))
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._done(key, done))
 
+    def cancel(self, key: Key) -> None:
+        """It is gone when it is no longer in here."""
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
     async def close(self) -> None:
+        for timer in self._resting.values():
+            timer.cancel()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -35,8 +45,19 @@ class Work:
 
     def _done(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
+            self._rest(key)
+        else:
+            self._failures.pop(key, None)
+            self._on_done()
+
+    def _rest(self, key: Key) -> None:
+        """A bug of ours, or a full disk: tried again, but at leisure."""
+        self._failures[key] = failures = self._failures.get(key, 0) + 1
+        pause_s = min(_LONGEST_REST_S, 2.0 ** (failures - 1))
+        self._resting[key] = asyncio.get_running_loop().call_later(pause_s, self._wake_up, key)
+
+    def _wake_up(self, key: Key) -> None:
+        del self._resting[key]
         self._on_done()

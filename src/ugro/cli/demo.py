@@ -10,26 +10,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from ugro.cli import health
+from ugro.cli.demo_training import StepTime, Watch, launch, show_command, show_step_times, step_times
+from ugro.cli.jobs_document import job_document
+from ugro.cli.jobs_show import status
 from ugro.cli.lab import find_lab
-from ugro.cli.output import Cell, Output
+from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.errors import UgroError
+from ugro.client import Client
+from ugro.core.errors import TimedOut, UgroError
 from ugro.core.quantity import format_duration
 from ugro.core.statedir import StateDir
+from ugro.jobs import Details
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab
-from ugro.lab.measure import Pace, measure
 from ugro.lab.shape import Wish
 
 _SPEEDS = (1.0, 0.5, 0.25)
-_HEADER = ("NODE", "SPEED", "WORK/S", "OF FASTEST", "")
-_BAR_WIDTH = 40
+_LIMIT_S = 180  # it takes half a minute; on a machine that is busy, more
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,20 +42,23 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @json_option
 @pass_session
 def demo(session: Session, keep: bool) -> None:
-    """Show UGRO at work on this machine alone: three unequal nodes, how they do, how fast they are.
+    """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
 
-    Nothing is left behind, also after Ctrl-C.
+    One of its ranks is killed on the way; the job names it, resumes from its checkpoint, and ends well. It takes half a
+    minute, and nothing is left behind, also after Ctrl-C.
     """
     started = time.monotonic()
     output = session.output
     with contextlib.ExitStack() as stack:
         lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
+        stack.enter_context(_within(_LIMIT_S))
         _make_nodes(output, lab)
-        _show_health(output, lab)
-        paces = _show_paces(output, lab)
+        client = stack.enter_context(lab.client())
+        _show_health(output, client)
+        details, times = _train(session, lab, client)
     elapsed_s = time.monotonic() - started
     if output.is_json:
-        output.document({"demo": {"nodes": _documents(paces), "seconds": round(elapsed_s, 3), "kept": keep}})
+        output.document({"demo": {**_document(details, times), "seconds": round(elapsed_s, 3), "kept": keep}})
     _say_goodbye(output, keep, elapsed_s)
 
 
@@ -64,10 +71,13 @@ def _make_nodes(output: Output, lab: Lab) -> None:
     lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus))
 
 
-def _show_health(output: Output, lab: Lab) -> None:
-    output.note("\nHow they do, as `ugro health` shows it:\n")
-    with lab.client() as client:
-        reports = client.health()
+def _with_gpus(gpus: int) -> str:
+    return "; each with a pretend GPU" if gpus else ""
+
+
+def _show_health(output: Output, client: Client) -> None:
+    show_command(output, "ugro health")
+    reports = client.health()
     if not output.is_json:
         health.show(output, reports)
     if unreachable := [report for report in reports if report.facts is None]:
@@ -75,25 +85,54 @@ def _show_health(output: Output, lab: Lab) -> None:
         raise UgroError(first.error or "does not answer", subject=first.name, hint=first.hint)
 
 
-def _show_paces(output: Output, lab: Lab) -> list[Pace]:
-    output.note("\nThe same work on all three at once, as `ugro exec @all` runs it:\n")
-    output.progress("measuring for some seconds")
-    with lab.client() as client:
-        paces = measure(client)
+def _train(session: Session, lab: Lab, client: Client) -> tuple[Details, list[StepTime]]:
+    output = session.output
+    output.note("\nOne command trains a small neural network on all three at once:")
+    job = Watch(output, lab, client).attend(launch(output, client, nodes=len(_SPEEDS)))
+    times = step_times(client, job)
     if not output.is_json:
-        output.table(_HEADER, _rows(paces))
-    return paces
+        _show_end(session, lab, times)
+    return client.jobs.details(job.id), times
+
+
+def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
+    output = session.output
+    show_command(output, "ugro status")
+    inside = _LabSession(session.cluster, session.log_level, output, lab)
+    status.main([], prog_name="ugro status", obj=inside, standalone_mode=False)
+    output.note("\nWhat a step took, on average. Each rank gets as many samples as the others, so the slowest one sets")
+    output.note("the pace; a split by speed is not there yet.\n")
+    show_step_times(output, times, _speeds(lab))
 
 
 def _say_goodbye(output: Output, keep: bool, elapsed_s: float) -> None:
     if keep:
         output.note(f"\nDone in {format_duration(elapsed_s)}. The nodes stay up until: ugro lab down")
-        output.note("Try: ugro health --watch; ugro exec @all -- uptime; ugro lab status")
+        output.note("Try: ugro events last; ugro logs last --attempt all; ugro launch YOURS.py --nodes 3")
         return
     output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are gone again. To go on by yourself:")
     output.note("  ugro lab up        nodes like these, to try things on")
     output.note("  ugro init          a cluster.yaml from your SSH hosts")
-    output.note("  ugro health        how they do")
+    output.note("  ugro launch        your own training: any script that torchrun would run")
+
+
+@dataclass(slots=True)
+class _LabSession(Session):
+    """For a command of ours that is to show the lab, whatever cluster the user's own commands talk to."""
+
+    lab: Lab
+
+    def new_client(self, *, any_cluster: bool = False) -> Client:
+        return self.lab.client()
+
+
+def _speeds(lab: Lab) -> dict[str, float]:
+    shape = lab.shape()
+    return {node.name: node.speed for node in shape.nodes} if shape else {}
+
+
+def _document(details: Details, times: Sequence[StepTime]) -> dict[str, object]:
+    return {"job": job_document(details.job, details.attempts), "steps": list(times)}
 
 
 # --- a lab that passes -----------------------------------------------------------------------------------------
@@ -140,34 +179,17 @@ def _ignore_ends() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _within(limit_s: float) -> Iterator[None]:
+    """Whatever hangs: somebody who tries UGRO for the first time is not left waiting."""
+    before = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def _rows(paces: Sequence[Pace]) -> list[list[Cell]]:
-    return [
-        [
-            Cell(pace.node, "bold"),
-            Cell(f"{speed:g}", is_number=True),
-            Cell(f"{pace.rounds_per_s:.0f}", is_number=True),
-            Cell(f"{ratio:.2f}", is_number=True),
-            Cell("█" * max(1, round(ratio * _BAR_WIDTH)), "good"),
-        ]
-        for pace, speed, ratio in _compared(paces)
-    ]
-
-
-def _documents(paces: Sequence[Pace]) -> list[dict[str, object]]:
-    return [
-        {"name": pace.node, "speed": speed, "work_per_s": round(pace.rounds_per_s, 1), "ratio": round(ratio, 4)}
-        for pace, speed, ratio in _compared(paces)
-    ]
-
-
-def _compared(paces: Sequence[Pace]) -> Iterator[tuple[Pace, float, float]]:
-    fastest = max(pace.rounds_per_s for pace in paces)
-    for pace, speed in zip(paces, _SPEEDS, strict=True):
-        yield pace, speed, pace.rounds_per_s / fastest
-
-
-def _with_gpus(gpus: int) -> str:
-    return ", each with a pretend GPU of its own kind" if gpus else ""
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise TimedOut(f"the demo has not ended within {_LIMIT_S} s", hint="is this machine very busy? try it again")

@@ -171,6 +171,11 @@ class JobSpec:
     outputs: tuple[str, ...] = ()
     notify: tuple[str, ...] = ()
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """A training may write some without saying so; a plain command says that it does."""
+        return self.launcher is not Launcher.COMMAND or self.checkpoint.is_given
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -180,6 +185,8 @@ class Share:
     gpus: tuple[int, ...] = ()  # indices
     cpus: int = 0
     memory_bytes: int = 0
+    # Of the node when it was given: a start that comes after a restart of the node finds it refused there.
+    boot_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,9 @@ class Placement:
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(share.node for share in self.shares)
+
+    def boot_id(self, node: str) -> str | None:
+        return next((share.boot_id for share in self.shares if share.node == node), None)
 
 
 @dataclass(frozen=True, slots=True)

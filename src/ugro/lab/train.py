@@ -1,4 +1,4 @@
-"""A small data-parallel training in plain Python, for ``ugro demo`` to launch. It stands for yours, and needs no PyTorch.
+"""A small data-parallel training in plain Python, which ``ugro demo`` launches: it stands for yours, without PyTorch.
 
 Each rank computes the gradient of its part of a batch, and an all-reduce over TCP adds the parts up, so that every rank
 makes the same step. It is a script, and needs nothing of UGRO: of the environment it uses what every launcher gives
@@ -15,12 +15,12 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-EPOCHS, STEPS, BATCH = 12, 20, 240
-HIDDEN, RATE, MOMENTUM = 16, 0.3, 0.9
+EPOCHS, SAMPLES, BATCH = 8, 10_800, 1_800
+HIDDEN, RATE, MOMENTUM = 100, 0.2, 0.9
 _PATIENCE_S = 60.0  # with a rank that is slow to come, or to answer
 _AGAIN_S = 0.05
 
@@ -40,12 +40,14 @@ class State:
 def main() -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     state = resumed() or beginning()
-    say(f"pid {os.getpid()} takes {BATCH // ranks} of the {BATCH} samples of each step")
+    on_from = f", on from epoch {state.epoch}" if state.epoch else ""
+    say(f"pid {os.getpid()}: {BATCH // ranks} of the {BATCH} samples of each step{on_from}")
+    samples = two_moons()
     peers = Peers(rank, ranks)
     clock = Clock()
     try:
         while state.epoch < EPOCHS:
-            loss, accuracy = train_epoch(state, peers, clock)
+            loss, accuracy = train_epoch(state, samples, peers, clock)
             if rank == 0:
                 save(state)
                 say(f"epoch {state.epoch:2} of {EPOCHS}  loss {loss:.4f}  accuracy {accuracy:.1%}")
@@ -57,10 +59,12 @@ def main() -> None:
 # --- the training ----------------------------------------------------------------------------------------------
 
 
-def train_epoch(state: State, peers: Peers, clock: Clock) -> tuple[float, float]:
+def train_epoch(state: State, samples: list[Sample], peers: Peers, clock: Clock) -> tuple[float, float]:
     """Mean loss, and the part of the samples that was told right."""
     loss = right = 0.0
-    for batch in batches(state.epoch):
+    order = random.Random(state.epoch).sample(samples, SAMPLES)  # by the epoch alone: the same for all, always
+    for first in range(0, SAMPLES, BATCH):
+        batch = order[first : first + BATCH]
         clock.begin()
         part = gradient(state.weights, batch[peers.rank :: peers.ranks])
         clock.computed()
@@ -69,7 +73,7 @@ def train_epoch(state: State, peers: Peers, clock: Clock) -> tuple[float, float]
         step(state, slopes)
         loss, right = loss + batch_loss, right + batch_right
     state.epoch += 1
-    return loss / (STEPS * BATCH), right / (STEPS * BATCH)
+    return loss / SAMPLES, right / SAMPLES
 
 
 def step(state: State, slopes: Vector) -> None:
@@ -96,14 +100,13 @@ def gradient(weights: Vector, samples: Sequence[Sample]) -> Vector:
     return [*slopes, loss, right]
 
 
-def batches(epoch: int) -> Iterator[list[Sample]]:
-    """Two moons that embrace each other. The same for every rank and every attempt: they depend on the epoch alone."""
-    drawn = random.Random(epoch)
-    for _ in range(STEPS):
-        yield [sample(drawn) for _ in range(BATCH)]
+def two_moons() -> list[Sample]:
+    """That embrace each other; the same on every rank and in every attempt."""
+    drawn = random.Random(7)
+    return [_sample(drawn) for _ in range(SAMPLES)]
 
 
-def sample(drawn: random.Random) -> Sample:
+def _sample(drawn: random.Random) -> Sample:
     moon, angle = drawn.randrange(2), drawn.uniform(0, math.pi)
     x = math.cos(angle) if moon else 1 - math.cos(angle)
     y = math.sin(angle) if moon else 0.5 - math.sin(angle)
@@ -115,7 +118,7 @@ def sample(drawn: random.Random) -> Sample:
 
 def beginning() -> State:
     drawn = random.Random(1)
-    weights = [drawn.gauss(0, 1) for _ in range(4 * HIDDEN)]
+    weights = [drawn.gauss(0, HIDDEN**-0.5 if number % 4 == 3 else 1.0) for number in range(4 * HIDDEN)]
     return State(0, weights, [0.0] * len(weights))
 
 
@@ -124,9 +127,7 @@ def resumed() -> State | None:
     if folder is None:
         return None
     (file,) = Path(folder).iterdir()
-    state = State(**json.loads(file.read_text()))
-    say(f"resumes after epoch {state.epoch}")
-    return state
+    return State(**json.loads(file.read_text()))
 
 
 def save(state: State) -> None:
@@ -167,7 +168,7 @@ class Peers:
 
 
 def _wait_for_others(place: tuple[str, int], ranks: int) -> dict[int, socket.socket]:
-    sockets = {}
+    sockets: dict[int, socket.socket] = {}
     with socket.create_server(place) as server:
         server.settimeout(_PATIENCE_S)
         while len(sockets) < ranks - 1:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ugro.core.codec import DecodeError, decode
-from ugro.core.errors import RemoteFailure
+from ugro.core.errors import RemoteFailure, UgroError, UsageError
 from ugro.core.plan import NodePlan
 from ugro.nodes.node import Node
 from ugro.remote import wire
 
-_RANK_KEYS = ("rank", "code", "signal", "ended_at", "is_oom")
 _START_S = 120.0
 _PREPARE_S = 30.0
+_MANY_BYTES = wire.MAX_PAYLOAD // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,18 @@ class RunStatus:
     is_programs_fault: bool = False  # it could not be started because of what it is, not because of where
     tail: tuple[str, ...] = ()
     was_rebooted: bool = False
+    # By rank, of one that has ended: whole, where they are so small that they came along.
+    logs: tuple[tuple[int, bytes], ...] | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.status == "exited"
+
+    @property
+    def known_ranks(self) -> tuple[int, ...]:
+        """Also of a run whose supervisor died without a last word, or before it could say which ranks there are."""
+        found = {rank.rank for rank in self.ranks} | set(self.started_ranks)
+        return tuple(sorted(found)) or ((0,) if self.is_claimed else ())
 
     @property
     def progress(self) -> int:
@@ -62,6 +70,9 @@ class Moment:
 
     boot_id: str
     clock_s: float
+
+    def params(self) -> dict[str, Any]:
+        return {"boot_id": self.boot_id, "clock_s": self.clock_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,23 @@ class Piece:
     content: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A run to be started on a node; the same one each time it is asked for."""
+
+    job: int
+    attempt: int
+    plan: NodePlan
+    settings: dict[str, Any]
+    boot_id: str | None = None  # of the node when it was decided
+
+    def params(self) -> dict[str, Any]:
+        ranks = [{"rank": rank.rank, "argv": list(rank.argv), "env": dict(rank.env)} for rank in self.plan.ranks]
+        spec = {"ranks": ranks, "cwd": self.plan.cwd, **self.settings}
+        boot = {"boot_id": self.boot_id} if self.boot_id else {}
+        return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **boot}
+
+
 @dataclass(slots=True)
 class Runs:
     node: Node
@@ -101,11 +129,37 @@ class Runs:
     connect_s: float
     answer_s: float
 
-    async def start(self, job: int, attempt: int, plan: NodePlan, settings: dict[str, Any]) -> RunStatus:
-        ranks = [{"rank": rank.rank, "argv": list(rank.argv), "env": dict(rank.env)} for rank in plan.ranks]
-        spec = {"ranks": ranks, "cwd": plan.cwd, **settings}
-        answer = await self._call("start", _START_S, job=str(job), attempt=attempt, spec=spec)
+    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
+        params = order.params()
+        if as_of is not None:
+            params["as_of"] = as_of.params()
+        answer = await self._call("start", _START_S, **params)
         return _status(answer["run"])
+
+    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | UgroError]:
+        """Small runs together, of one rank each: each one's status, or why it was refused."""
+        results: list[RunStatus | UgroError] = []
+        for runs in _packed(order.params() for order in orders):
+            if isinstance(runs, UgroError):
+                results.append(runs)
+                continue
+            answer = await self._call("start_many", _START_S, runs=runs)
+            results += [self._one_of_many(result) for result in answer["results"]]
+        return results
+
+    def _one_of_many(self, result: dict[str, Any]) -> RunStatus | RemoteFailure:
+        if "run" in result:
+            return _status(result["run"])
+        error = result["error"]
+        return RemoteFailure(str(error["message"]), subject=self.node.spec.name, cause=str(error["kind"]))
+
+    async def remove_many(self, runs: Sequence[tuple[int, int]]) -> list[RemoteFailure | None]:
+        """Job and attempt of each: None where it is gone now."""
+        answer = await self._call("remove_many", _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
+        return [
+            RemoteFailure(str(result["error"]["message"]), subject=self.node.spec.name) if "error" in result else None
+            for result in answer["results"]
+        ]
 
     async def watch(self) -> AsyncGenerator[News]:
         """All our runs on the node, then every change of one, until the link is lost."""
@@ -120,7 +174,7 @@ class Runs:
 
     async def renew(self, as_of: Moment) -> Moment:
         """Says that we were alive at that moment: the runs there with a lease go on."""
-        answer = await self._call("renew", self.answer_s, as_of={"boot_id": as_of.boot_id, "clock_s": as_of.clock_s})
+        answer = await self._call("renew", self.answer_s, as_of=as_of.params())
         return _moment(answer)
 
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
@@ -156,6 +210,24 @@ class Runs:
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
+def _packed(runs: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
+    """As many in one message as fit into it; in its place, what fits into none."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for run in runs:
+        length = len(json.dumps(run))
+        if part and size + length > _MANY_BYTES:
+            yield part
+            part, size = [], 0
+        if length > _MANY_BYTES:
+            yield UsageError(f"job {run['job']} takes {length} bytes to tell, and {_MANY_BYTES} is the most")
+            continue
+        part.append(run)
+        size += length
+    if part:
+        yield part
+
+
 def _news(payload: bytes) -> News:
     try:
         document = json.loads(payload)
@@ -175,23 +247,53 @@ def _moment(answer: dict[str, Any]) -> Moment:
 
 
 def _status(answer: dict[str, Any]) -> RunStatus:
-    record = answer.get("exit") or {}
-    failure = record.get("failure") or {}
-    boots = {part["boot_id"] for part in (answer.get("state"), record) if part and part.get("boot_id")}
+    """By hand, for it is most of what is heard of a thousand small jobs; every value is made what it should be."""
     try:
-        return decode(
-            RunStatus,
-            {
-                **{key: answer[key] for key in ("job", "attempt", "status", "is_claimed")},
-                "outcome": record.get("outcome"),
-                "reason": record.get("reason"),
-                "ranks": [{key: rank.get(key) for key in _RANK_KEYS} for rank in record.get("ranks", [])],
-                "started_ranks": [rank["rank"] for rank in (answer.get("state") or {}).get("ranks", ())],
-                "failed_rank": failure.get("rank"),
-                "is_programs_fault": failure.get("kind") == "program",
-                "tail": failure.get("tail") or [],
-                "was_rebooted": len(boots) > 1,
-            },
+        state, record = answer.get("state") or {}, answer.get("exit") or {}
+        failure = record.get("failure") or {}
+        return RunStatus(
+            job=str(answer["job"]),
+            attempt=int(answer["attempt"]),
+            status=_STATUS[answer["status"]],
+            is_claimed=bool(answer["is_claimed"]),
+            outcome=_text(record.get("outcome")),
+            reason=_text(record.get("reason")),
+            ranks=tuple(_rank(rank) for rank in record.get("ranks", ())),
+            started_ranks=tuple(int(rank["rank"]) for rank in state.get("ranks", ())),
+            failed_rank=_number(failure.get("rank")),
+            is_programs_fault=failure.get("kind") == "program",
+            tail=tuple(str(line) for line in failure.get("tail") or ()),
+            was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
+            logs=_logs(answer["logs"]) if answer.get("logs") else None,
         )
-    except (DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise RemoteFailure(f"a run's status makes no sense: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error
+
+
+_STATUS = {word: word for word in ("starting", "running", "exited", "dead", "absent")}
+
+
+def _rank(record: dict[str, Any]) -> RankRecord:
+    ended_at = record.get("ended_at")
+    return RankRecord(
+        int(record["rank"]),
+        _number(record.get("code")),
+        _number(record.get("signal")),
+        None if ended_at is None else float(ended_at),
+        bool(record.get("is_oom")),
+    )
+
+
+def _logs(told: dict[str, Any]) -> tuple[tuple[int, bytes], ...]:
+    found = [(int(rank), base64.b64decode(log["content"], validate=True), log["size"]) for rank, log in told.items()]
+    if any(len(content) != size for _, content, size in found):
+        raise ValueError("a log is not as long as it says")
+    return tuple((rank, content) for rank, content, _ in found)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -25,8 +25,8 @@ class NodeRun:
     node: str
     state: RunState
     is_reachable: bool = True
-    # Nothing of the attempt can live there any more, whatever we last heard: its lease is over, or its node was
-    # taken out of the cluster.
+    # There is nothing to wait for: its lease is over, it was never asked for there, or its node was taken out of the
+    # cluster and the job is to be cancelled.
     is_gone: bool = False
 
 
@@ -88,10 +88,10 @@ def _ending(view: AttemptView) -> Move | None:
         return Move(JobState.STOPPING, f"asked to end: {view.ending.value.replace('_', ' ')}", view.ending)
     if (problem := _problem(view)) is not None:
         return Move(JobState.STOPPING, problem, Ending.FAILED)
-    if view.is_over_time:
-        return Move(JobState.STOPPING, "its time limit is over", Ending.TIME_LIMIT)
     if all(run.state is RunState.DONE for run in view.runs):
         return Move(JobState.STOPPING, "every rank ended with 0", Ending.DONE)
+    if view.is_over_time:
+        return Move(JobState.STOPPING, "its time limit is over", Ending.TIME_LIMIT)
     return None
 
 

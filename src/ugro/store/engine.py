@@ -97,8 +97,14 @@ class Database:
             # The commit did not happen: nothing of this batch may be acknowledged.
             for request in batch:
                 request.error = request.error or error
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        try:
             if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+        except sqlite3.Error:  # the next batch begins with a connection of its own
+            self._connection = None
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         done = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -127,7 +133,7 @@ def _run_alone(connection: sqlite3.Connection, request: _Request) -> None:
     connection.execute("SAVEPOINT request")
     try:
         request.result = request.work(connection)
-    except (sqlite3.Error, UgroError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  # whoever asked gets it; the thread must serve the others
         request.error = error
         connection.execute("ROLLBACK TO request")
     connection.execute("RELEASE request")

@@ -6,6 +6,7 @@ A move names the attempt it is about: what an older attempt reports changes noth
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypedDict, TypeVar, Unpack
 
-from ugro.core.codec import decode, dumps
+from ugro.core.codec import DecodeError, decode, dumps
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.event import Event
 from ugro.core.failure import Failure
@@ -33,6 +34,8 @@ from ugro.core.plan import Plan
 from ugro.store.engine import Database, Work
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+_LARGEST_ID = 2**63 - 1
 
 
 class StaleMove(UgroError):
@@ -76,8 +79,15 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
+    async def finish(self, job: Job) -> Job:
+        """It has done all it was to do: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job))
+
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
-        """Notes why a job is to end. The first reason stands, but a user's word goes before any but success."""
+        """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
+
+        What holds nothing can only be cancelled: there is nothing else to end.
+        """
         return await self._change(lambda db: _ask_to_end(db, job, ending))
 
     async def plan(self, job: Job) -> Plan | None:
@@ -110,12 +120,19 @@ class JobStore:
         wanted = sorted(states)
         marks = ",".join("?" * len(wanted))
         query = f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id"
-        return await self._database.run(lambda db: [_job(row) for row in db.execute(query, wanted)])
+        return await self._database.run(lambda db: _readable(db.execute(query, wanted)))
 
     async def newest(self, limit: int) -> list[Job]:
-        return await self._database.run(
-            lambda db: [_job(row) for row in db.execute("SELECT * FROM jobs ORDER BY id DESC LIMIT ?", (limit,))]
-        )
+        query = "SELECT * FROM jobs ORDER BY id DESC LIMIT ?"
+        return await self._database.run(lambda db: _readable(db.execute(query, (limit,))))
+
+    async def to_keep(self) -> list[Job]:
+        """Jobs that are over, whose last checkpoint has not been seen to yet."""
+        query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
+        return await self._database.run(lambda db: _readable(db.execute(query)))
+
+    async def kept(self, job: Job) -> None:
+        await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
 
     async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
         marks = ",".join("?" * len(jobs))
@@ -201,16 +218,25 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
         "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
         (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), job.id),
     )
+    if state in FINAL_STATES and current.attempt and current.spec.has_checkpoints:
+        db.execute("INSERT INTO to_keep (job) VALUES (?)", (job.id,))
     if current.state in HOLDING_STATES and state not in HOLDING_STATES:
         _release(db, current, reason, changes.get("failure"))
     _note(db, state, reason, moved, None)
     return moved
 
 
+def _finish(db: sqlite3.Connection, job: Job) -> Job:
+    reason = "every rank ended with 0"
+    stopping = _move(db, job, JobState.STOPPING, reason, {"ending": Ending.DONE})
+    return _move(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
+
+
 def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     current = _get(db, job)
+    may_end = not current.is_final if ending is Ending.CANCELLED else current.state in HOLDING_STATES
     is_outranked = current.ending in (None, Ending.FAILED, Ending.PREEMPTED, Ending.TIME_LIMIT)
-    if not current.is_final and (current.ending is None or (ending is Ending.CANCELLED and is_outranked)):
+    if may_end and (current.ending is None or (ending is Ending.CANCELLED and is_outranked)):
         db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))
         _note(db, "asked", f"to end: {ending.value.replace('_', ' ')}", current, None)
     return _get(db, job)
@@ -236,6 +262,8 @@ def _current(db: sqlite3.Connection, seen: Job) -> Job:
         raise StaleMove(
             f"job {seen.id} is {current.state} in attempt {current.attempt}, not {seen.state} in {seen.attempt}"
         )
+    if current.ending is not seen.ending:
+        raise StaleMove(f"job {seen.id} is to end: {current.ending}")
     return current
 
 
@@ -247,7 +275,7 @@ def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: s
 
 
 def _get(db: sqlite3.Connection, job: int) -> Job:
-    row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone()
+    row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone() if job <= _LARGEST_ID else None
     if row is None:
         raise NotFound(f"there is no job {job}", hint="see: ugro status")
     return _job(row)
@@ -261,6 +289,17 @@ def _find(db: sqlite3.Connection, word: str) -> Job:
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")
     return _job(row)
+
+
+def _readable(rows: Iterable[sqlite3.Row]) -> list[Job]:
+    """One that cannot be read must not keep all others from going on."""
+    found = []
+    for row in rows:
+        try:
+            found.append(_job(row))
+        except (DecodeError, ValueError) as error:
+            log.error("job %s is passed over, for it cannot be read: %s", row["id"], error)
+    return found
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

@@ -1,0 +1,351 @@
+"""Takes the protocol's guards away, one at a time, in a copy of the tree: some test must notice each.
+
+    python -m tests.proof.mutants [--only WORD]
+
+A guard that another one backs up is taken away together with it. What survives is a guard that no test proves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_COPIED = ("src", "tests", "pyproject.toml")
+_LIMIT_S = 240
+
+NODE = ("tests/integration/test_attempts.py", "tests/unit/test_rundir.py")
+FILES = ("tests/integration/test_run_files.py", "-k", "full_disk")
+TREES = ("tests/integration/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
+LOSSES = ("tests/integration/test_engine_losses.py",)
+MACHINE = ("tests/proof/test_state_machine.py",)
+CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.asked or start.answered or conclude.recorded")
+STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
+OLD_AGENTS = ("tests/proof/test_crash_points.py", "-k", "asleep_at or slept")
+AGENTS = ("tests/integration/test_agent.py",)
+
+
+@dataclass(frozen=True)
+class Edit:
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]  # arguments of pytest
+
+
+_RUNDIR = "src/ugro/remote/rundir.py"
+_SUPERVISOR = "src/ugro/remote/supervisor.py"
+_STOPPING = "src/ugro/remote/stopping.py"
+_JOBS = "src/ugro/store/jobs.py"
+_ENGINE = "src/ugro/agent/engine.py"
+_ATTEMPT = "src/ugro/policy/attempt.py"
+
+_NO_CLAIM = Edit(
+    _RUNDIR,
+    "        except FileExistsError:\n            return False\n        try:\n            with",
+    "        except FileExistsError:\n            return True\n        try:\n            with",
+)
+_CLAIM_UNSEEN = Edit(_RUNDIR, 'return os.path.exists(self.file("claim"))', "return False")
+_NO_LOCK = Edit(_RUNDIR, "if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):", "if True:")
+_NO_FENCE = Edit(_RUNDIR, "return attempt >= seen and attempt > closed", "return True")
+
+MUTANTS = (
+    Mutant("a claim can be made twice, and is not looked for", (_NO_CLAIM, _CLAIM_UNSEEN), NODE),
+    Mutant("the lock is not taken, and the claim not looked for", (_NO_LOCK, _CLAIM_UNSEEN, _NO_CLAIM), NODE),
+    Mutant(
+        "the lock proves nothing",
+        (Edit(_RUNDIR, "return not durable.lock_within(fd, fcntl.LOCK_SH, 0)", "return False"),),
+        NODE,
+    ),
+    Mutant("the fence lets older attempts in", (_NO_FENCE,), NODE),
+    Mutant(
+        "a stop that comes first does not close the fence",
+        (Edit(_STOPPING, "run.fence.close(run.attempt)  # a start", "pass  # a start"),),
+        NODE,
+    ),
+    Mutant(
+        "an older generation is admitted",
+        (Edit(_RUNDIR, "        if generation < newest:\n", "        if False:\n"),),
+        NODE,
+    ),
+    Mutant(
+        "an older generation is admitted (two real agents)",
+        (Edit(_RUNDIR, "        if generation < newest:\n", "        if False:\n"),),
+        OLD_AGENTS,
+    ),
+    Mutant(
+        "older attempts are not ended before a newer starts",
+        (Edit("src/ugro/remote/starting.py", "older.attempt < run.attempt and", "False and"),),
+        NODE,
+    ),
+    Mutant(
+        "no space is kept for the last word",
+        (Edit(_RUNDIR, 'durable.take_space(self.file("exit.reserve"), EXIT_BYTES)', "pass"),),
+        FILES,
+    ),
+    Mutant(
+        "the lease is not looked at while a run goes on",
+        (
+            Edit(
+                _SUPERVISOR,
+                "elif self._spec.lease_s is not None and self._silent_s() > self._spec.lease_s:",
+                "elif False:",
+            ),
+        ),
+        NODE,
+    ),
+    Mutant(
+        "the lease is not looked at before a run starts",
+        (Edit(_SUPERVISOR, "if spec.lease_s is not None and self._silent_s() > spec.lease_s:", "if False:"),),
+        NODE,
+    ),
+    Mutant(
+        "a lease is taken for over too soon",
+        (
+            Edit(
+                "src/ugro/agent/leases.py",
+                "return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S",
+                "return True",
+            ),
+        ),
+        LOSSES,
+    ),
+    Mutant(
+        "what a dead supervisor left is not ended",
+        (Edit(_STOPPING, "            left = _end_leftovers(run)\n", "            left = Ending(dict, dict, 0.0)\n"),),
+        TREES,
+    ),
+    Mutant(
+        "only ranks are ended, not what they started",
+        (
+            Edit(_SUPERVISOR, "**ending.below([os.getpid()])", "**self._leaders()"),
+            Edit(_SUPERVISOR, "**ending.marked(self._run.mark)", ""),
+        ),
+        TREES,
+    ),
+    Mutant(
+        "a run is removed that is not over",
+        (
+            Edit(
+                _STOPPING,
+                'if run.exit() is None:\n            raise Refused("not-exited"',
+                'if False:\n            raise Refused("not-exited"',
+            ),
+        ),
+        NODE,
+    ),
+    Mutant(
+        "an older view may move a job",
+        (Edit(_JOBS, "    if (current.state, current.attempt", "    if False and (current.state, current.attempt"),),
+        MACHINE,
+    ),
+    Mutant(
+        "a move that the table does not have",
+        (
+            Edit("src/ugro/core/job.py", "    if new not in MOVES[old]:\n", "    if False:\n"),
+            Edit(_JOBS, "    if (current.state, current.attempt", "    if False and (current.state, current.attempt"),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "a submit is not known by its key", (Edit(_JOBS, "    if known is not None:\n", "    if False:\n"),), MACHINE
+    ),
+    Mutant(
+        "devices are given twice: by the scheduler and by the store",
+        (
+            Edit(
+                "src/ugro/store/migrations/0002_jobs.sql",
+                "    attempt INTEGER NOT NULL,\n    PRIMARY KEY (node, device)\n",
+                "    attempt INTEGER NOT NULL\n",
+            ),
+            Edit("tests/proof/model.py", "for job in holding if job.placement is not None", "for job in []"),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "devices are released before the ranks are proven dead",
+        (
+            Edit(
+                _ATTEMPT,
+                "return run.is_gone or run.state in (RunState.DONE, RunState.FAILED)",
+                "return run.is_gone or run.state in (RunState.DONE, RunState.FAILED, RunState.DEAD)",
+            ),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "a silent node counts as over",
+        (Edit(_ATTEMPT, "return run.is_gone or run.state", "return not run.is_reachable or run.is_gone or run.state"),),
+        MACHINE,
+    ),
+    Mutant(
+        "a cancel is acknowledged and not written down",
+        (
+            Edit(
+                _JOBS,
+                '        db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))\n',
+                "        pass\n",
+            ),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "a job that was cancelled is started",
+        (
+            Edit(
+                _JOBS,
+                "    if current.ending is not None:\n        raise StaleMove",
+                "    if False:\n        raise StaleMove",
+            ),
+            Edit(_ENGINE, "waiting = [job for job in waiting if job.ending is None]", "waiting = list(waiting)"),
+            Edit(_ENGINE, "if job.ending is Ending.CANCELLED]", "if False]"),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "strays are left alone",
+        (
+            Edit(
+                _ENGINE,
+                "            if (int(status.job), status.attempt) not in under_way:\n",
+                "            if False:\n",
+            ),
+        ),
+        STRAYS,
+    ),
+    Mutant(
+        "strays are left alone (model)",
+        (
+            Edit(
+                _ENGINE,
+                "            if (int(status.job), status.attempt) not in under_way:\n",
+                "            if False:\n",
+            ),
+        ),
+        MACHINE,
+    ),
+    Mutant(
+        "an attempt under way counts as stray",
+        (
+            Edit(
+                _ENGINE,
+                "            if (int(status.job), status.attempt) not in under_way:\n",
+                "            if True:\n",
+            ),
+            Edit(
+                "src/ugro/agent/sweep.py",
+                "return job.state in HOLDING_STATES and job.attempt == status.attempt",
+                "return False",
+            ),
+        ),
+        CRASHES,
+    ),
+    Mutant(
+        "a plan is made anew after a crash",
+        (Edit("src/ugro/agent/launching.py", "await self._jobs.record_plan(job, recorded)", "pass"),),
+        CRASHES,
+    ),
+    Mutant(
+        "logs are not waited for",
+        (
+            Edit("src/ugro/agent/homecoming.py", "        return all(done)\n", "        return True\n"),
+            Edit(
+                "src/ugro/agent/logmirror.py",
+                "            await asyncio.wait(tasks, timeout=timeout_s)\n",
+                "            pass\n",
+            ),
+        ),
+        CRASHES,
+    ),
+    Mutant(
+        "two agents in one state directory",
+        (Edit("src/ugro/agent/main.py", "    if not _lock(home):\n", "    _lock(home)\n    if False:\n"),),
+        AGENTS,
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants whose name has this word")
+    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
+    # A test that fails anyway would notice everything.
+    sound = {tests for tests in dict.fromkeys(mutant.tests for mutant in chosen) if _passes(tests)}
+    survivors = sum(mutant.tests not in sound or _run(mutant) != "noticed" for mutant in chosen)
+    _say(f"{len(chosen) - survivors} of {len(chosen)} mutants were noticed")
+    sys.exit(1 if survivors else 0)
+
+
+def _passes(tests: tuple[str, ...]) -> bool:
+    return _run(Mutant(" ".join(tests), (), tests)) == "SURVIVES"
+
+
+def _run(mutant: Mutant) -> str:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="m") as folder:
+        copy = _copy(Path(folder))
+        problem = next((found for edit in mutant.edits if (found := _apply(copy, edit))), None)
+        word = problem or _test(copy, mutant.tests)
+    words = {"SURVIVES": "passes", "noticed": "FAILS as it is"}
+    shown = word if mutant.edits else words.get(word, word)
+    _say(f"{shown:<10} {time.monotonic() - began:5.0f} s  {mutant.name}")
+    return word
+
+
+def _copy(folder: Path) -> Path:
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def _apply(copy: Path, edit: Edit) -> str | None:
+    """None when it is done; the code has changed when its text is not there exactly once."""
+    file = copy / edit.file
+    text = file.read_text() if file.exists() else ""
+    if text.count(edit.old) != 1:
+        return "not found" if not text.count(edit.old) else "ambiguous"
+    file.write_text(text.replace(edit.old, edit.new))
+    return None
+
+
+def _test(copy: Path, tests: tuple[str, ...]) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("UGRO_")}
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=copy,
+            env={**env, "PYTHONPATH": str(copy / "src")},
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "noticed"  # it hangs, where it did not before
+    return {0: "SURVIVES", 1: "noticed"}.get(done.returncode, f"broken {done.returncode}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
