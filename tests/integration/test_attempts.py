@@ -156,6 +156,17 @@ def test_a_newer_attempt_starts_when_the_older_is_dead(node: LocalNode, ledger: 
     assert runs[0]["exit"]["reason"] == "attempt 2 takes its place"
 
 
+def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    with pytest.raises(RemoteFailure, match="restarted after this start") as refused:
+        node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(), boot_id="of another boot")
+    assert refused.value.cause == "other-boot"
+    assert ledger.starts() == []
+    assert not node.run_dir("train", 1).exists()
+    here = node.call(link, "list")["now"]["boot_id"]
+    assert node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(), boot_id=here)["run"]["is_claimed"]
+
+
 def test_a_start_that_comes_after_a_newer_attempt_is_refused(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     node.call(link, "start", job="train", attempt=2, spec=ledger.sleeping())

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Set
 from ugro.remote import ports, stopping, wire, work
 from ugro.remote.follow import follow as follow_file
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import AgentDir, RunDir, moment
+from ugro.remote.rundir import AgentDir, RunDir, boot_id, moment
 from ugro.remote.runspec import GRACE_S, RunSpec, grace, stop_signal
 from ugro.remote.setup import setup as set_up
 from ugro.remote.starting import begin
@@ -31,6 +31,10 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     spec = dict(params["spec"])
     RunSpec(spec)
+    decided_in = params.get("boot_id")
+    if decided_in is not None and decided_in != boot_id():
+        # Whatever it had begun here went with the restart, and so may have the files that would tell.
+        raise Refused("other-boot", "the machine was restarted after this start had been decided")
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
