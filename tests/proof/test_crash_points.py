@@ -10,7 +10,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -40,15 +39,6 @@ LATER = ("start.asked@5", "conclude.recorded@2", "conclude.removed@3")
 TAKEN_OVER_AT = ("start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun")
 _AT_ONCE = 6
 _REACHED_S = 30
-
-
-def begun_only(place: Place, finals: dict[str, Final]) -> dict[str, Final]:
-    """An attempt of which nothing began, on a machine too busy to prepare it in time, is none."""
-    begun = {(entry.token, entry.attempt) for entry in place.ledger.entries() if entry.event == "begin"}
-    return {
-        token: replace(final, attempt=sum(one == token and number <= final.attempt for one, number in begun))
-        for token, final in finals.items()
-    }
 
 
 class Scenarios:
@@ -133,7 +123,7 @@ def killed_at(point: str) -> None:
             raise AssertionError(place.seen(f"{point} was not reached")) from error
         finally:
             armed.kill()
-        assert begun_only(place, finals) == EXPECTED, place.seen(f"killed at {point}")
+        assert finals == EXPECTED, place.seen(f"killed at {point}")
         place.ask(lambda client: client.agent())
         place.judge(finals)
 
