@@ -156,6 +156,8 @@ class Place:
             *rig.run_folders(self.folder),
             "--- ledger",
             *self.ledger.path.read_text().splitlines()[-40:],
+            "--- events",
+            *rig.events(home or self.home),
             "--- agent.log",
             rig.log_tail(home or self.home),
         )

@@ -6,11 +6,12 @@ import json
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from tests.rig.waiting import is_alive, wait_until
@@ -121,3 +122,10 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return "X"
+
+
+def events(home: Path) -> list[str]:
+    """What the agent wrote down of its jobs, oldest first; for people."""
+    with closing(sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT at, job, attempt, kind, text FROM events ORDER BY seq").fetchall()
+    return [" ".join(str(part) for part in row) for row in rows]
