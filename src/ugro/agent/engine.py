@@ -20,6 +20,7 @@ from ugro.agent.crashpoint import point
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.launching import Launching
 from ugro.agent.leases import Leases
+from ugro.agent.light import PATIENCE_S, Light, is_light
 from ugro.agent.livejobs import LiveJobs
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
@@ -55,6 +56,8 @@ class Engine:
         self._sweep = Sweep(jobs, watch, home)
         self._wake = asyncio.Event()
         self._work = Work(self._wake.set)
+        self._light = Light(jobs, watch, self._starting, home, self._work)
+        self._light.on_end = self.wake
         self._must_schedule = True
         self._schedule_at = 0.0
         self._must_keep = True  # some job is over, and may have made something
@@ -100,8 +103,11 @@ class Engine:
         await self._write_down(filter(None, [self._step(job) for job in holding]))
         if self._must_keep:
             await self._keep()
-        self._clear_away({(job.id, job.attempt) for job in holding})
-        return min(renew_s, await self._schedule_when_due(holding))
+        under_way = {(job.id, job.attempt) for job in holding}
+        self._clear_away(under_way)
+        self._light.forget(under_way)
+        patience_s = PATIENCE_S if self._light.flush() else _LONGEST_PAUSE_S
+        return min(renew_s, patience_s, await self._schedule_when_due(holding))
 
     async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
         """What cannot be of one job is tried again; the others' go on."""
@@ -116,12 +122,14 @@ class Engine:
     def _step(self, job: Job) -> Awaitable[None] | None:
         """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
         start = ("start", job.id, job.attempt)
-        if ("conclude", job.id, job.attempt) not in self._work:
-            self._home.follow(job)
+        self._follow(job)
         if job.state is not JobState.STARTING and start in self._work:
             self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
             return None
-        match attempt.next_step(self._view(job)):
+        step = attempt.next_step(self._view(job))
+        if is_light(job) and self._is_taken_along(job, step):
+            return None
+        match step:
             case attempt.Start(nodes):
                 self._work.do(start, partial(self._start, job, nodes))
             case attempt.Stop(nodes):
@@ -133,6 +141,11 @@ class Engine:
                 self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
         return None
 
+    def _follow(self, job: Job) -> None:
+        is_concluding = ("conclude", job.id, job.attempt) in self._work
+        if not is_concluding and (not is_light(job) or self._light.may_follow(job)):
+            self._home.follow(job)
+
     def _view(self, job: Job) -> AttemptView:
         refusal = self._starting.refusal(job)
         return AttemptView(
@@ -143,6 +156,16 @@ class Engine:
             refusal=refusal.reason if refusal else None,
             is_overdue=self._starting.is_overdue(job),
         )
+
+    def _is_taken_along(self, job: Job, step: attempt.Step | None) -> bool:
+        """Small ones start and end together with others."""
+        match step:
+            case attempt.Start(nodes):
+                self._light.start(job, nodes[0])
+                return True
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE):
+                return self._light.finish(job)
+        return False
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
@@ -207,7 +230,8 @@ class Engine:
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
         for node, status in self._watch.all():
-            if (int(status.job), status.attempt) not in under_way:
+            run = (int(status.job), status.attempt)
+            if run not in under_way and not self._light.is_busy(run):
                 key = ("clear", node, status.job, status.attempt)
                 self._work.do(key, partial(self._sweep.clear, node, status))
 

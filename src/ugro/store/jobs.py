@@ -80,6 +80,10 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
+    async def finish(self, job: Job) -> Job:
+        """It has done all it was to do: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job))
+
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
         """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
 
@@ -235,6 +239,12 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
         _release(db, current, reason, changes.get("failure"))
     _note(db, state, reason, moved, None)
     return moved
+
+
+def _finish(db: sqlite3.Connection, job: Job) -> Job:
+    reason = "every rank ended with 0"
+    stopping = _move(db, job, JobState.STOPPING, reason, {"ending": Ending.DONE})
+    return _move(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
 
 
 def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
