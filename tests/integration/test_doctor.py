@@ -219,6 +219,8 @@ def test_nothing_goes_on_for_a_user_who_left(cluster: SshdFarm, ugro: Ugro) -> N
 
 def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of.with_cables(2)
+    for node in farm.nodes:
+        node.cable.isolate()
     ssh = {"config_file": str(farm.ssh_config)}
     ugro.cluster = farm.cluster_yaml(ssh=ssh)
     completed = ugro("doctor", "--json")

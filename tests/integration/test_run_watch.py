@@ -316,8 +316,9 @@ def leave_large_runs(node: LocalNode, count: int) -> list[str]:
     record = json.loads((runs / "one.1" / "exit.json").read_text())
     failure = {"rank": 0, "code": 1, "tail": ["x" * 300] * 50}
     for number in range(count):
+        wide = {**record, "run": f"wide{number:02}.1", "failure": failure}
         (runs / f"wide{number:02}.1").mkdir()
-        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps({**record, "failure": failure}))
+        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps(wide))
     return [f"wide{number:02}.1" for number in range(count)]
 
 

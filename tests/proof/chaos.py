@@ -45,6 +45,7 @@ _ANSWER_S = 60.0
 _QUIET_S = 20.0
 _AGAIN_S = 0.1
 _LOOK_S = 0.25
+_YOUNG = 4
 _DISK_BYTES = 24 << 20
 _EVERY_NTH_HAS_A_SMALL_DISK = 3
 
@@ -162,10 +163,10 @@ class Chaos:
         self._note("acknowledged", f"{task.token} is job {job.id}")
 
     def _cancel(self, step: Step) -> None:
-        tokens = sorted(self.book.jobs)
+        tokens = list(self.book.jobs)[-_YOUNG:]  # older ones are over
         if not tokens:
             return
-        token = tokens[min(len(tokens) - 1, int(len(tokens) * (0.5 + step.pick / 2)))]
+        token = tokens[int(step.pick * len(tokens))]
         job = self._ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
         if not job.is_final:
             self.book.was_cancelled(token)

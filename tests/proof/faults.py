@@ -50,10 +50,12 @@ class Faults:
         if step.kind == "kill session":
             return _kill_sessions(node)
         what, _, whom = step.kind.partition(" ")
-        pid = _one_of(self._processes(whom, node), step.pick)
-        if pid is None:
-            return None
-        return _kill(pid, node.name) if what == "kill" else _freeze(pid, node.name)
+        # From the chosen node on, the first that has such a process: many stand idle.
+        for candidate in (*self.nodes[step.node :], *self.nodes[: step.node]):
+            pid = _one_of(self._processes(whom, candidate), step.pick)
+            if pid is not None:
+                return _kill(pid, candidate.name) if what == "kill" else _freeze(pid, candidate.name)
+        return None
 
     def _processes(self, whom: str, node: SshdNode) -> list[int]:
         if whom == "rank":

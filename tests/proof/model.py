@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from ugro.agent.engine import Engine
 from ugro.agent.homecoming import Homecoming
+from ugro.agent.signal import Signal
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import HOLDING_STATES, Job, JobState
 from ugro.core.plan import NodePlan, Plan
@@ -45,6 +46,12 @@ class Clock(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:  # type: ignore[override]
+        """No threads: the same steps in the same order each time."""
+        done: asyncio.Future[T] = self.create_future()
+        done.set_result(func(*args))
+        return done
+
 
 class InlineDatabase(Database):
     """The real one's transactions, in the caller's thread: others come before and after, and never in between."""
@@ -59,11 +66,13 @@ class InlineDatabase(Database):
             self._connection.close()
             self._connection = None
 
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
         await self._others()
         loop = asyncio.get_running_loop()
         request = _Request(work, loop, loop.create_future())
         self._run_together([request])
+        if then is not None and request.error is None:
+            then(request.result)
         await self._others()
         if isinstance(request.error, sqlite3.DatabaseError):
             raise UgroError(str(request.error)) from request.error
@@ -160,7 +169,10 @@ class ModelNode:
     def _end(key: Key, run: Run, outcome: str, code: int | None = None) -> None:
         ends = [RankRecord(rank, code, 15 if code is None else None, 1.0) for rank in run.status.started_ranks]
         failed = run.status.started_ranks[0] if code and run.status.started_ranks else None
-        told = {"outcome": outcome, "ranks": () if outcome == "lost" else tuple(ends), "failed_rank": failed}
+        # A small log comes along with the news of a good end.
+        logs = tuple((rank, b"") for rank in run.status.started_ranks) if outcome == "succeeded" else None
+        told_ranks = () if outcome == "lost" else tuple(ends)
+        told = {"outcome": outcome, "logs": logs, "ranks": told_ranks, "failed_rank": failed}
         run.status = replace(run.status, status="exited", **cast(Any, told))
         run.lives = False
 
@@ -183,7 +195,7 @@ class ModelRuns:
     def __init__(self, node: ModelNode) -> None:
         self._node = node
 
-    async def start(self, order: Order) -> RunStatus:
+    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
         return await self._call(lambda: self._start(order))
 
     async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
@@ -257,6 +269,9 @@ class ModelWatch:
 
     def runs(self, node: str) -> ModelRuns:
         return ModelRuns(self._nodes[node])
+
+    def is_member(self, node: str) -> bool:
+        return True
 
     def clock_offset_s(self, node: str) -> float:
         return 0.0
@@ -332,7 +347,7 @@ class ModelLaunching:
     def forget(self, job: int, attempt: int) -> None:
         return
 
-    async def start(self, job: Job, node: str) -> RunStatus:
+    async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         return await self._watch.runs(node).start(await self._order(job, node))
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
@@ -349,13 +364,22 @@ class ModelLaunching:
 class ModelMirror:
     """Logs that are home at once."""
 
+    def __init__(self) -> None:
+        self.changed = Signal()
+
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
 
     def is_following(self, job: int, attempt: int, rank: int) -> bool:
         return False
 
-    async def finish(self, job: int, attempt: int, timeout_s: float) -> bool:
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
+        return
+
+    def sync(self, job: int, attempt: int, ranks: Sequence[int]) -> None:
+        return
+
+    async def finish(self, job: int, attempt: int, ranks: Sequence[int], timeout_s: float) -> bool:
         await asyncio.sleep(0)
         return True
 
@@ -448,7 +472,7 @@ class ModelAgent:
             watch,
             ModelLaunching(self.jobs, self.watch),
             ModelSnapshots(self.jobs, self.watch, clock),
-            Homecoming(watch, cast(Any, ModelMirror()), cast(Any, ModelCheckpoints())),
+            Homecoming(self.jobs, watch, cast(Any, ModelMirror()), cast(Any, ModelCheckpoints())),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

@@ -24,11 +24,10 @@ _LIMIT_S = 240
 NODE = ("tests/integration/test_attempts.py", "tests/unit/test_rundir.py")
 FILES = ("tests/integration/test_run_files.py", "-k", "full_disk")
 TREES = ("tests/integration/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
-LOSSES = ("tests/integration/test_engine_losses.py",)
+LEASES = ("tests/proof/test_leases.py",)
 MACHINE = ("tests/proof/test_state_machine.py",)
-CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.asked or start.answered or conclude.recorded")
+CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
-OLD_AGENTS = ("tests/proof/test_crash_points.py", "-k", "asleep_at or slept")
 AGENTS = ("tests/integration/test_agent.py",)
 
 
@@ -82,11 +81,6 @@ MUTANTS = (
         NODE,
     ),
     Mutant(
-        "an older generation is admitted (two real agents)",
-        (Edit(_RUNDIR, "        if generation < newest:\n", "        if False:\n"),),
-        OLD_AGENTS,
-    ),
-    Mutant(
         "older attempts are not ended before a newer starts",
         (Edit("src/ugro/remote/starting.py", "older.attempt < run.attempt and", "False and"),),
         NODE,
@@ -121,7 +115,7 @@ MUTANTS = (
                 "return True",
             ),
         ),
-        LOSSES,
+        LEASES,
     ),
     Mutant(
         "what a dead supervisor left is not ended",
@@ -251,11 +245,6 @@ MUTANTS = (
                 "return False",
             ),
         ),
-        CRASHES,
-    ),
-    Mutant(
-        "a plan is made anew after a crash",
-        (Edit("src/ugro/agent/launching.py", "await self._jobs.record_plan(job, recorded)", "pass"),),
         CRASHES,
     ),
     Mutant(

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from tests.rig.judge import Task
 
 # How often each is drawn, against the others.
-JOBS = {"quick": 9, "gang": 4, "long": 4, "flaky": 3, "failing": 2, "restless": 2}
+JOBS = {"quick": 7, "gang": 5, "long": 7, "flaky": 3, "failing": 2, "restless": 2}
 FAULTS = {
     "kill rank": 4,
     "kill supervisor": 4,
@@ -55,7 +55,7 @@ class Size:
     seconds: float
     job_every_s: float = 1.0
     fault_every_s: float = 1.2
-    cancel_every_s: float = 6.0
+    cancel_every_s: float = 4.0
 
 
 def draw(seed: int, size: Size, without: Iterable[str] = ()) -> list[Step]:

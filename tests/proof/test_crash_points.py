@@ -35,7 +35,7 @@ EXPECTED = {
     "gang": Final("succeeded", 1, 0),
 }
 # The mix passes most points several times; a later pass is another job's.
-LATER = ("start.answered@3", "conclude.recorded@2", "conclude.removed@3")
+LATER = ("start.asked@5", "conclude.recorded@2", "conclude.removed@3")
 TAKEN_OVER_AT = ("start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun")
 _AT_ONCE = 6
 _REACHED_S = 30

@@ -64,7 +64,7 @@ class EngineRig:
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = Checkpoints(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
-        engine = Engine(store.jobs, watch, launching, snapshots, Homecoming(watch, mirror, checkpoints))
+        engine = Engine(store.jobs, watch, launching, snapshots, Homecoming(store.jobs, watch, mirror, checkpoints))
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine

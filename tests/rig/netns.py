@@ -83,6 +83,10 @@ class Cable:
         # Nodes reach each other, through us; only what comes from one of them is passed on.
         Path("/proc/sys/net/ipv4/conf", ours, "forwarding").write_text("1")
 
+    def isolate(self) -> None:
+        """From now on the node reaches us, and no other node."""
+        _run("ip", "-n", self.namespace, "route", "del", "default")
+
     def cut(self, way: Way) -> None:
         for chain, option in _CHAINS[way]:
             self._iptables("-A", chain, option, _INTERFACE, "-j", "DROP")

@@ -181,7 +181,7 @@ def test_a_job_that_does_not_speak_of_cores_takes_one() -> None:
 
 
 def test_even_jobs_that_take_no_core_do_not_pile_up_without_end() -> None:
-    assert started_at_once(Resources(cpus=0), node("n", cores=4)) == 16
+    assert started_at_once(Resources(cpus=0), node("n", cores=4)) == 64
 
 
 def test_each_rank_takes_a_core_as_far_as_the_node_has_them() -> None:

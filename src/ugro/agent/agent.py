@@ -80,7 +80,7 @@ class Agent:
         snapshots = Snapshots(jobs, self.cluster, self.health)
         checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
         launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints))
-        home = Homecoming(watch, mirror, checkpoints)
+        home = Homecoming(jobs, watch, mirror, checkpoints)
         self._engine = Engine(jobs, watch, launching, snapshots, home)
         self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, self.cluster)
 

@@ -21,6 +21,7 @@ from ugro.agent.homecoming import Homecoming
 from ugro.agent.launching import Launching
 from ugro.agent.leases import Leases
 from ugro.agent.light import PATIENCE_S, Light, is_light
+from ugro.agent.livejobs import LiveJobs
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
 from ugro.agent.snapshot import Snapshots
@@ -28,10 +29,10 @@ from ugro.agent.starting import Starting
 from ugro.agent.sweep import Sweep
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Placement
+from ugro.core.job import Ending, Job, JobState, Placement
 from ugro.policy import attempt, decision
 from ugro.policy.attempt import AttemptView, NodeRun
-from ugro.policy.scheduler import schedule
+from ugro.policy.scheduler import actions
 from ugro.store.jobs import JobStore, StaleMove
 
 log = logging.getLogger(__name__)
@@ -56,13 +57,14 @@ class Engine:
         self._wake = asyncio.Event()
         self._work = Work(self._wake.set)
         self._light = Light(jobs, watch, self._starting, home, self._work)
+        self._light.on_end = self.wake
         self._must_schedule = True
         self._schedule_at = 0.0
         self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
         snapshots.listen(self.wake)
         self.changed = Signal()  # some job has moved
-        jobs.listen(self.changed.notify)
+        self._live = LiveJobs(jobs, self.changed.notify)
 
     def wake(self) -> None:
         """Something was submitted, has moved, or is to end."""
@@ -94,7 +96,8 @@ class Engine:
     async def _look(self) -> float:
         """Returns after how long it has to look again, whatever happens."""
         self._watch.keep_up()
-        holding = await self._jobs.in_states(HOLDING_STATES)
+        await self._live.read()
+        holding = self._live.holding()
         # First of all: whatever becomes of the rest, what runs must not end for want of our word.
         renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
         await self._write_down(filter(None, [self._step(job) for job in holding]))
@@ -227,7 +230,8 @@ class Engine:
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
         for node, status in self._watch.all():
-            if (int(status.job), status.attempt) not in under_way:
+            run = (int(status.job), status.attempt)
+            if run not in under_way and not self._light.is_busy(run):
                 key = ("clear", node, status.job, status.attempt)
                 self._work.do(key, partial(self._sweep.clear, node, status))
 
@@ -245,15 +249,14 @@ class Engine:
         return _LONGEST_PAUSE_S
 
     async def _schedule(self, holding: Sequence[Job]) -> None:
-        waiting = await self._jobs.in_states({JobState.QUEUED, JobState.RECOVERING})
+        waiting = self._live.waiting()
         await self._drop([job for job in waiting if job.ending is Ending.CANCELLED])
         waiting = [job for job in waiting if job.ending is None]
         if not waiting:
             return
         by_id = {job.id: job for job in waiting}
-        decisions = schedule(await self._snapshots.take(waiting, holding))
-        wanted = [decided for decided in decisions if not isinstance(decided, decision.Wait)]
-        await self._write_down(self._act(one, by_id) for one in wanted)
+        wanted = actions(await self._snapshots.take(waiting, holding))
+        await self._write_down([self._act(one, by_id) for one in wanted])
 
     async def _drop(self, cancelled: Sequence[Job]) -> None:
         for job in cancelled:
@@ -294,6 +297,6 @@ def _nodes(job: Job) -> tuple[str, ...]:
 
 
 def _is_over_time(job: Job) -> bool:
-    if job.spec.time_limit_s is None or job.started_at is None:
+    if job.spec.time_limit_s is None or job.attempt_started_at is None:
         return False
-    return time.time() - datetime.fromisoformat(job.started_at).timestamp() > job.spec.time_limit_s
+    return time.time() - datetime.fromisoformat(job.attempt_started_at).timestamp() > job.spec.time_limit_s

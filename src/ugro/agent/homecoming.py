@@ -12,6 +12,7 @@ from ugro.agent.runwatch import RunWatch
 from ugro.agent.threads import to_the_end
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
+from ugro.store.jobs import JobStore
 
 _LOGS_S = 30.0
 _SILENT_S = 1.0
@@ -30,7 +31,8 @@ def checkpoint_env(checkpoints: Checkpoints) -> ExtraEnv:
 
 
 class Homecoming:
-    def __init__(self, watch: RunWatch, logs: LogMirror, checkpoints: Checkpoints) -> None:
+    def __init__(self, jobs: JobStore, watch: RunWatch, logs: LogMirror, checkpoints: Checkpoints) -> None:
+        self._jobs = jobs
         self._watch = watch
         self._logs = logs
         self.checkpoints = checkpoints
@@ -65,24 +67,30 @@ class Homecoming:
             for node, status in told.items()
             if (node, int(status.job), status.attempt) not in self._complete
         }
-        for (node, job, attempt), status in missing.items():
-            for rank in status.known_ranks:
-                self._logs.follow(node, job, attempt, rank)
-        done = await asyncio.gather(
-            *(
-                self._logs.finish(job, attempt, status.known_ranks, timeout_s)
-                for (_, job, attempt), status in missing.items()
-            )
-        )
+        done = await asyncio.gather(*(self._bring(node, status, timeout_s) for (node, _, _), status in missing.items()))
         home = zip(missing.items(), done, strict=True)
         self._complete |= {key for (key, status), is_home in home if is_home and status.has_ended}
         return all(done)
+
+    async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
+        job, attempt = int(status.job), status.attempt
+        ranks = status.known_ranks or await self._planned_ranks(node, status)
+        for rank in ranks:
+            self._logs.follow(node, job, attempt, rank)
+        return await self._logs.finish(job, attempt, ranks, timeout_s)
+
+    async def _planned_ranks(self, node: str, status: RunStatus) -> tuple[int, ...]:
+        """Of a run whose supervisor died before it could say which it had started."""
+        plan = await self._jobs.planned(int(status.job), status.attempt) if status.is_claimed else None
+        if plan is None:  # nothing was started there, or a plain command, which has but one
+            return (0,) if status.is_claimed else ()
+        return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
     def is_following(self, status: RunStatus) -> bool:
         job, attempt = int(status.job), status.attempt
         return any(self._logs.is_following(job, attempt, rank) for rank in status.known_ranks)
 
-    async def keep_logs(self, node: str, told: Sequence[RunStatus]) -> None:
+    async def keep_logs(self, told: Sequence[RunStatus]) -> None:
         """The logs that came with the news of their runs' end."""
 
         def write() -> None:
@@ -90,8 +98,17 @@ class Homecoming:
                 self._logs.keep(int(status.job), status.attempt, status.logs or ())
 
         await to_the_end(write)
-        self._complete |= {(node, int(status.job), status.attempt) for status in told}
         self._logs.changed.notify()
+
+    async def make_logs_last(self, node: str, told: Sequence[RunStatus]) -> None:
+        """Before the node forgets its own."""
+
+        def sync() -> None:
+            for status in told:
+                self._logs.sync(int(status.job), status.attempt, status.known_ranks)
+
+        await to_the_end(sync)
+        self._complete |= {(node, int(status.job), status.attempt) for status in told}
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
         """The run is removed there: nobody will ask any more."""

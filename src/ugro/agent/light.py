@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,12 +30,12 @@ _MOST_AT_ONCE = 250
 # Most are over by then, and their log comes with the news of it: nobody has to ask.
 PATIENCE_S = 0.2
 _REST_S = 0.5
-_IS_SERVED = False  # TEMPORARY
+_FAILED_REST_S = 2.0
 
 
 def is_light(job: Job) -> bool:
     spec = job.spec
-    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints or not _IS_SERVED:
+    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints:
         return False
     return lease_s(job) is None and job.placement is not None and not job.placement.shares[0].gpus
 
@@ -48,79 +47,95 @@ class Light:
         self._starting = starting
         self._home = home
         self._work = work
-        self._busy: set[tuple[int, int]] = set()
+        # Apart from each other: a run may be over before the others of its batch have started.
+        self._being_started: set[tuple[int, int]] = set()
+        self._being_ended: set[tuple[int, int]] = set()
         self._starts: dict[str, list[Job]] = {}
         self._ends: dict[str, list[Job]] = {}
         self._since: dict[tuple[int, int], float] = {}
         self._resting: dict[tuple[int, int], float] = {}  # until when it is not asked for again
         self._batches = 0
+        self.on_end: Callable[[], None] = lambda: None  # some have ended, and others may start
 
     def start(self, job: Job, node: str) -> None:
-        if self._resting.get((job.id, job.attempt), 0.0) <= time.monotonic():
-            self._note(self._starts, job, node)
+        if not self._is_resting(job):
+            _note(self._starts, self._being_started, job, node)
 
     def finish(self, job: Job) -> bool:
         """Every rank has ended with 0. False when its log has to be fetched first."""
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
-        if (job.id, job.attempt) not in self._busy:
+        if (job.id, job.attempt) not in self._being_ended and not self._is_resting(job):
             if status is None or status.logs is None or self._home.is_following(status):
                 return False
-            self._note(self._ends, job, node)
+            _note(self._ends, self._being_ended, job, node)
         return True
+
+    def is_busy(self, run: tuple[int, int]) -> bool:
+        return run in self._being_started or run in self._being_ended
 
     def may_follow(self, job: Job) -> bool:
         """Whether it has been running for so long that somebody may want to see what it writes."""
-        since = self._since.setdefault((job.id, job.attempt), time.monotonic())
-        return time.monotonic() - since >= PATIENCE_S
+        (node,) = job.placement.nodes if job.placement else ()
+        status = self._watch.status(node, job.id, job.attempt)
+        if status is None or (status.has_ended and status.logs is not None):
+            return False
+        since = self._since.setdefault((job.id, job.attempt), _now())
+        return _now() - since >= PATIENCE_S
 
     def flush(self) -> bool:
         """Begins what was noted in this pass; True when some may be followed soon."""
         starts, self._starts = self._starts, {}
         ends, self._ends = self._ends, {}
         for node, jobs in starts.items():
-            self._begin(jobs, partial(self._start_many, node))
+            self._begin(jobs, partial(self._start_many, node), self._being_started)
         for node, jobs in ends.items():
-            self._begin(jobs, partial(self._finish_many, node))
-        now = time.monotonic()
+            self._begin(jobs, partial(self._finish_many, node), self._being_ended)
+        now = _now()
         return any(now - since < PATIENCE_S for since in self._since.values())
 
     def forget(self, under_way: set[tuple[int, int]]) -> None:
         self._since = {key: since for key, since in self._since.items() if key in under_way}
         self._resting = {key: until for key, until in self._resting.items() if key in under_way}
 
-    def _note(self, noted: dict[str, list[Job]], job: Job, node: str) -> None:
-        key = (job.id, job.attempt)
-        if key not in self._busy:
-            self._busy.add(key)
-            noted.setdefault(node, []).append(job)
+    def _is_resting(self, job: Job) -> bool:
+        return self._resting.get((job.id, job.attempt), 0.0) > _now()
 
-    def _begin(self, jobs: Sequence[Job], work: Batch) -> None:
+    def _begin(self, jobs: Sequence[Job], work: Batch, busy: set[tuple[int, int]]) -> None:
         for first in range(0, len(jobs), _MOST_AT_ONCE):
             part = jobs[first : first + _MOST_AT_ONCE]
             self._batches += 1
-            self._work.do(("batch", self._batches), partial(self._do, part, work))
+            self._work.do(("batch", self._batches), partial(self._do, part, work, busy))
 
-    async def _do(self, jobs: Sequence[Job], work: Batch) -> None:
+    async def _do(self, jobs: Sequence[Job], work: Batch, busy: set[tuple[int, int]]) -> None:
+        is_done = False
         try:
             await work(jobs)
+            is_done = True
         finally:
-            self._busy -= {(job.id, job.attempt) for job in jobs}
+            if not is_done:
+                self._rest(jobs, _FAILED_REST_S)
+            busy -= {(job.id, job.attempt) for job in jobs}
+
+    def _rest(self, jobs: Iterable[Job], pause_s: float) -> None:
+        self._resting.update({(job.id, job.attempt): _now() + pause_s for job in jobs})
 
     async def _start_many(self, node: str, jobs: Sequence[Job]) -> None:
-        for job in await self._starting.start_many(jobs, node):
-            self._resting[job.id, job.attempt] = time.monotonic() + _REST_S
+        self._rest(await self._starting.start_many(jobs, node), _REST_S)
 
     async def _finish_many(self, node: str, jobs: Sequence[Job]) -> None:
-        told = [self._watch.status(node, job.id, job.attempt) for job in jobs]
+        seen = (self._watch.status(node, job.id, job.attempt) for job in jobs)
+        told = [status for status in seen if status is not None]
         point("conclude.begun")
-        await self._home.keep_logs(node, [status for status in told if status is not None])
+        await self._home.keep_logs(told)
         point("conclude.logged")
         ended = await asyncio.gather(*(self._finish(job) for job in jobs))
         point("conclude.recorded")
+        self.on_end()
         gone = [(job.id, job.attempt) for job in ended if job is not None]
         for job, attempt in gone:
             self._starting.forget(job, attempt)
+        await self._home.make_logs_last(node, told)
         await self._remove(node, gone)
 
     async def _finish(self, job: Job) -> Job | None:
@@ -139,3 +154,13 @@ class Light:
             if failure is None:
                 self._watch.forget_on(node, job, attempt)
                 self._home.forget_logs(node, job, attempt)
+
+
+def _note(noted: dict[str, list[Job]], busy: set[tuple[int, int]], job: Job, node: str) -> None:
+    if (job.id, job.attempt) not in busy:
+        busy.add((job.id, job.attempt))
+        noted.setdefault(node, []).append(job)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -48,14 +48,15 @@ class LogMirror:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         for key in keys:
-            self._tasks.pop(key).cancel()
+            if (task := self._tasks.pop(key, None)) is not None:
+                task.cancel()
         return all(_has_all(task) for task in tasks)
 
     def is_following(self, job: int, attempt: int, rank: int) -> bool:
         return (job, attempt, rank) in self._tasks
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
-        """Whole logs of a run that has ended, as they came with the news of it. Blocks: for a thread of its own."""
+        """Whole logs of a run that has ended, as they came with the news of it; they last after ``sync``. Blocks."""
         for rank, content in logs:
             path = self.path(job, attempt, rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,6 +65,14 @@ class LogMirror:
                 writer = _Writer(descriptor, LogIndexWriter(path))
                 if content[writer.size :]:
                     writer.write(Piece(writer.size, content[writer.size :]))
+            finally:
+                os.close(descriptor)
+
+    def sync(self, job: int, attempt: int, ranks: Iterable[int]) -> None:
+        """Blocks."""
+        for rank in ranks:
+            descriptor = os.open(self.path(job, attempt, rank), os.O_RDONLY)
+            try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -211,7 +211,7 @@ def _holding(job: Job) -> Holding:
         priority=job.spec.priority,
         placement=job.placement,
         submitted_at=_seconds(job.submitted_at),
-        started_at=_seconds(job.started_at) if job.started_at else None,
+        started_at=_seconds(job.attempt_started_at) if job.attempt_started_at else None,
         time_limit_s=job.spec.time_limit_s,
         is_preemptible=job.spec.is_preemptible,
         is_stopping=job.state is JobState.STOPPING,

@@ -94,9 +94,9 @@ class Watch:
             self._output.note(f"{sentence(job)}\n")
             self._output.progress(f"job {job.id} waits until then")
         elif job.state is JobState.STARTING:
+            if job.attempt > 1:
+                self._output.note(f"job {job.id} starts again: attempt {job.attempt}\n")
             self._output.progress(f"job {job.id} starts: {job.reason}")
-        elif job.state is JobState.RUNNING and job.attempt > 1:
-            self._output.note(f"job {job.id} is {job.state} again, in attempt {job.attempt}\n")
 
     # --- the accident ------------------------------------------------------------------------------------------
 

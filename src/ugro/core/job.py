@@ -235,7 +235,8 @@ class Job:
     submitted_at: str
     attempt: int = 0
     placement: Placement | None = None
-    started_at: str | None = None
+    started_at: str | None = None  # the first attempt
+    attempt_started_at: str | None = None  # the current one
     ended_at: str | None = None
     exit_code: int | None = None
     ending: Ending | None = None  # set when it is to stop, by whoever decides so first

@@ -52,9 +52,8 @@ class RunStatus:
 
     @property
     def known_ranks(self) -> tuple[int, ...]:
-        """Also of a run whose supervisor died without a last word, or before it could say which ranks there are."""
-        found = {rank.rank for rank in self.ranks} | set(self.started_ranks)
-        return tuple(sorted(found)) or ((0,) if self.is_claimed else ())
+        """Also of a run whose supervisor died without a last word; none when it died before it could say which."""
+        return tuple(sorted({rank.rank for rank in self.ranks} | set(self.started_ranks)))
 
     @property
     def progress(self) -> int:

@@ -110,7 +110,7 @@ _ROOTS = (
     _sign(
         "import_error",
         r"\bModuleNotFoundError\b|\bImportError\b|error while loading shared libraries",
-        "install it on every node: ugro node setup",
+        "install it on every node, in the Python that runs the ranks (ugro launch --dry-run names it)",
     ),
 )
 _SYMPTOMS = (

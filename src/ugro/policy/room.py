@@ -13,8 +13,8 @@ from ugro.core.job import Share
 from ugro.policy.snapshot import Holding, NodeView
 
 # Jobs that ask for nothing still take a process, memory and a log each: this many per core may share a node.
-_SLOTS_PER_CORE = 4
-_LEAST_SLOTS = 8
+_SLOTS_PER_CORE = 16
+_LEAST_SLOTS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

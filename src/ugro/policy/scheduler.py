@@ -33,6 +33,11 @@ def schedule(snapshot: Snapshot) -> list[Decision]:
     return _Pass(snapshot).decisions()
 
 
+def actions(snapshot: Snapshot) -> list[Decision]:
+    """Only what is to be done: why the others wait takes longer to say than to know."""
+    return [one for one in _Pass(snapshot).made() if not isinstance(one, _Behind | Wait)]
+
+
 class _Pass:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -45,9 +50,11 @@ class _Pass:
         self._blocked: dict[Demand, Blocked] = {}
 
     def decisions(self) -> list[Decision]:
-        made = [one for job in self._queue for one in self._before_its_turn(job) or self._decide(job)]
         # What is free and what is kept is only known once everybody had a turn.
-        return [self._behind(one) if isinstance(one, _Behind) else one for one in made]
+        return [self._behind(one) if isinstance(one, _Behind) else one for one in self.made()]
+
+    def made(self) -> list[Decision | _Behind]:
+        return [one for job in self._queue for one in self._before_its_turn(job) or self._decide(job)]
 
     def _before_its_turn(self, job: Waiting) -> list[Decision | _Behind]:
         now = self._snapshot.now

@@ -27,10 +27,13 @@ class _Request:
     work: Work[Any]
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[Any]
+    then: Callable[[Any], None] | None = None
     result: Any = None
     error: BaseException | None = None
 
     def tell(self) -> None:
+        if self.then is not None and self.error is None:
+            self.then(self.result)
         if self.done.done():  # whoever asked has been cancelled; the change stands
             return
         if self.error is not None:
@@ -54,10 +57,13 @@ class Database:
         self._requests.put(None)
         await asyncio.to_thread(self._thread.join, 10)
 
-    async def run(self, work: Work[T]) -> T:
-        """Runs ``work`` in a transaction; returns when it is durable. A read is the same and costs no sync."""
+    async def run(self, work: Work[T], then: Callable[[T], None] | None = None) -> T:
+        """Runs ``work`` in a transaction; returns when it is durable. A read is the same and costs no sync.
+
+        ``then`` is told the result in the order of the transactions, also when whoever asked has been cancelled.
+        """
         loop = asyncio.get_running_loop()
-        request = _Request(work, loop, loop.create_future())
+        request = _Request(work, loop, loop.create_future(), then)
         self._requests.put(request)
         try:
             result: T = await request.done

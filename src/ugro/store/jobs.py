@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypedDict, Unpack
 
 from ugro.core.codec import DecodeError, decode, dumps
 from ugro.core.errors import NotFound, UgroError
@@ -33,7 +33,6 @@ from ugro.core.job import (
 from ugro.core.plan import Plan
 from ugro.store.engine import Database, Work
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 _LARGEST_ID = 2**63 - 1
 
@@ -62,15 +61,17 @@ class Submission:
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tell: Callable[[], None] = lambda: None
+        self._tell: Callable[[Job], None] = lambda job: None
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Called whenever something of a job has changed, and is durable."""
+    def listen(self, tell: Callable[[Job], None]) -> None:
+        """Told of every job that has changed, when that is durable, in the order in which it happened."""
         self._tell = tell
 
     async def submit(self, spec: JobSpec, user: str, key: str) -> Submission:
         """Idempotent by ``key``: a client that heard no answer may ask again."""
-        return await self._change(lambda db: _submit(db, spec, user, key))
+        return await self._database.run(
+            lambda db: _submit(db, spec, user, key), then=lambda submission: self._tell(submission.job)
+        )
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Gives it its devices and its next attempt's number, before anything is started anywhere."""
@@ -92,7 +93,10 @@ class JobStore:
 
     async def plan(self, job: Job) -> Plan | None:
         """What was decided for this attempt before anything of it was started."""
-        return await self._database.run(lambda db: _plan(db, job))
+        return await self.planned(job.id, job.attempt)
+
+    async def planned(self, job: int, attempt: int) -> Plan | None:
+        return await self._database.run(lambda db: _plan(db, job, attempt))
 
     async def record_plan(self, job: Job, plan: Plan) -> None:
         await self._database.run(
@@ -107,7 +111,7 @@ class JobStore:
         return await self._database.run(lambda db: [_attempt(row) for row in db.execute(query, (job,))])
 
     async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
-        await self._change(lambda db: _note(db, kind, text, job, node))
+        await self._database.run(lambda db: _note(db, kind, text, job, node))
 
     async def get(self, job: int) -> Job:
         return await self._database.run(lambda db: _get(db, job))
@@ -117,10 +121,11 @@ class JobStore:
         return await self._database.run(lambda db: _find(db, word))
 
     async def in_states(self, states: Iterable[JobState]) -> list[Job]:
-        wanted = sorted(states)
-        marks = ",".join("?" * len(wanted))
-        query = f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id"
-        return await self._database.run(lambda db: _readable(db.execute(query, wanted)))
+        return await self._database.run(lambda db: _in_states(db, states))
+
+    async def read_states(self, states: Iterable[JobState], then: Callable[[list[Job]], None]) -> None:
+        """As ``in_states``, told in one order with the changes that ``listen`` tells of."""
+        await self._database.run(lambda db: _in_states(db, states), then=then)
 
     async def newest(self, limit: int) -> list[Job]:
         query = "SELECT * FROM jobs ORDER BY id DESC LIMIT ?"
@@ -152,10 +157,14 @@ class JobStore:
             ]
         )
 
-    async def _change(self, work: Work[T]) -> T:
-        done = await self._database.run(work)
-        self._tell()
-        return done
+    async def _change(self, work: Work[Job]) -> Job:
+        return await self._database.run(work, then=self._tell)
+
+
+def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
+    wanted = sorted(states)
+    marks = ",".join("?" * len(wanted))
+    return _readable(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
 
 
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str) -> Submission:
@@ -191,12 +200,18 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
         "INSERT INTO attempts (job, number, placement, started_at) VALUES (?, ?, ?, ?)", (job.id, attempt, text, now)
     )
     db.execute(
-        "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, started_at = ? "
-        "WHERE id = ?",
-        (JobState.STARTING, reason, attempt, text, now, job.id),
+        "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, attempt_started_at = ?, "
+        "started_at = COALESCE(started_at, ?) WHERE id = ?",
+        (JobState.STARTING, reason, attempt, text, now, now, job.id),
     )
     started = replace(
-        current, state=JobState.STARTING, reason=reason, attempt=attempt, placement=placement, started_at=now
+        current,
+        state=JobState.STARTING,
+        reason=reason,
+        attempt=attempt,
+        placement=placement,
+        started_at=current.started_at or now,
+        attempt_started_at=now,
     )
     _note(db, JobState.STARTING, reason, started, None)
     return started
@@ -242,8 +257,8 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     return _get(db, job)
 
 
-def _plan(db: sqlite3.Connection, job: Job) -> Plan | None:
-    row = db.execute("SELECT plan FROM attempts WHERE job = ? AND number = ?", (job.id, job.attempt)).fetchone()
+def _plan(db: sqlite3.Connection, job: int, attempt: int) -> Plan | None:
+    row = db.execute("SELECT plan FROM attempts WHERE job = ? AND number = ?", (job, attempt)).fetchone()
     return decode(Plan, json.loads(row["plan"])) if row is not None and row["plan"] else None
 
 
@@ -324,6 +339,7 @@ def _job(row: sqlite3.Row) -> Job:
         attempt=row["attempt"],
         placement=_placement(row["placement"]) if row["placement"] else None,
         started_at=row["started_at"],
+        attempt_started_at=row["attempt_started_at"],
         ended_at=row["ended_at"],
         exit_code=row["exit_code"],
         ending=Ending(row["ending"]) if row["ending"] else None,

@@ -1,0 +1,52 @@
+"""A job that may be restarted elsewhere: not before its old node must have ended it, whoever cannot be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig.engine import EngineRig, until
+from tests.rig.judge import Ledger, Task
+from ugro.core.job import Disconnect, Ending, JobSpec, JobState, OnLost, Stop
+
+# Longer than the silence by which a node counts as unreachable: who takes that for death restarts too soon.
+_LEASE_S = 6.0
+TASK = Task("leased", lines=100_000, pause_s=0.05)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[EngineRig]:
+    made = EngineRig(tmp_path, 2)
+    yield made
+    made.end()
+
+
+def test_no_second_attempt_begins_while_the_first_may_live(place: EngineRig, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    argv = ledger.fields(TASK)["command"]
+    assert isinstance(argv, list)
+    spec = JobSpec(
+        "leased", tuple(argv), env=tuple(ledger.env.items()), stop=Stop(grace_s=0.5),
+        disconnect=Disconnect(lost_after_s=_LEASE_S, on_lost=OnLost.RESTART),
+    )  # fmt: skip
+
+    async def work() -> None:
+        async with place.agent() as (store, engine):
+            job = (await store.jobs.submit(spec, "ann", "k")).job
+            job = await until(store, job, lambda seen: seen.state is JobState.RUNNING)
+            assert job.placement is not None
+            place.cut(job.placement.nodes[0])
+            await until(store, job, lambda seen: seen.state is JobState.RECOVERING)
+            assert ledger.alive() == [], "its devices were given back while it ran"
+            await until(store, job, lambda seen: seen.attempt == 2 and seen.state is JobState.RUNNING)
+            place.heal(job.placement.nodes[0])
+            await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
+            engine.wake()
+            await until(store, job, lambda seen: seen.is_final)
+
+    asyncio.run(work())
+    begun = [(entry.attempt, entry.event) for entry in ledger.entries()]
+    assert begun == [(1, "begin"), (2, "begin")], ledger.path.read_text()
