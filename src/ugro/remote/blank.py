@@ -27,10 +27,9 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 def make(path: str) -> None:
     for name in ("", "/logs", "/output", "/work"):
         os.mkdir(path + name, 0o700)
-    for name in ("spec.json", "lock", "state.new", LOG):
+    for name in ("spec.json", "lock", "state.new", "exit.reserve", LOG):
         os.close(os.open("%s/%s" % (path, name), _OPEN | os.O_CREAT, 0o600))
     durable.Numbers("%s/%s.cut" % (path, LOG), 3).write(0, 0, 0, is_lasting=False)
-    durable.take_space(path + "/exit.reserve", LEAST_EXIT_BYTES)
 
 
 def delete(path: str) -> None:

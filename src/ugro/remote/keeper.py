@@ -16,10 +16,9 @@ import time
 from typing import Dict, List, Optional
 
 from ugro.remote import ending, kept, smalllogs, tree, wakeup, warden
-from ugro.remote.ending import Ending
 from ugro.remote.kept import Claimed, Desk, TakesTime, Wanted
-from ugro.remote.kin import KeptFamily, Kin, Strays
-from ugro.remote.life import LEFTOVER_GRACE_S, RunLife, started_ticks
+from ugro.remote.kin import KeptFamily, Kin
+from ugro.remote.life import RunLife, started_ticks
 from ugro.remote.oom import OomCounter
 from ugro.remote.program import Refused
 from ugro.remote.rundir import AgentDir, point
@@ -65,12 +64,10 @@ class Keeper:
         self._over: Dict[str, _Kept] = {}  # those with a verdict
         self._by_pid: Dict[int, _Kept] = {}
         self._kin = Kin()
-        self._strays: Optional[Ending] = None
         self._heard = b""
         self._orders = b""
         self._unsent = b""
         self._has_term = False
-        self._has_unkillable = False
         self._tick_at = 0.0
         self._flush_at = 0.0
         self._oom = OomCounter()
@@ -103,10 +100,7 @@ class Keeper:
         self._is_taking = False
 
     def _is_over(self) -> bool:
-        if self._is_taking or self._wanted or self._lives or self._unsent:
-            return False
-        self._look_for_strays()
-        return self._strays is None
+        return not (self._is_taking or self._wanted or self._lives or self._unsent)
 
     # --- one round ----------------------------------------------------------------------------------------------
 
@@ -119,8 +113,6 @@ class Keeper:
             times.append(self._tick_at)
         if self._unsent:
             times.append(self._flush_at)
-        if self._strays is not None:
-            times.append(now + self._strays.pause_s)
         return max(0.0, min(times) - now) if times else None
 
     def _round(self, pause_s: Optional[float]) -> None:
@@ -174,14 +166,6 @@ class Keeper:
         self._oom.sample()
         for kept_ in self._lives.values():
             kept_.life.trim_logs()
-        self._look_for_strays()
-
-    def _look_for_strays(self) -> None:
-        if self._strays is None and not self._has_unkillable and not Strays(self._kin).is_empty():
-            self._strays = Ending(Strays(self._kin), dict, LEFTOVER_GRACE_S)
-        if self._strays is not None and self._strays.step():
-            self._has_unkillable = bool(self._strays.left)
-            self._strays = None
 
     # --- the life of a run --------------------------------------------------------------------------------------
 

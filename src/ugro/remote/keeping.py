@@ -300,6 +300,7 @@ class _Keeper:
             start.on_answer(text)
             return
         self._let_go(name)
+        self._keeping.tell([name])  # nobody looked at it as long as we held it
         self._keeping.blanks.give_back(path)
         if kind == b"L":
             start.on_slow()

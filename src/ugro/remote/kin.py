@@ -2,7 +2,7 @@
 
 A keeper adopts every process of its runs whose parent is gone. Such a stranger belongs to the run whose session it is
 in, or whose mark it carries. One that left both (a session of its own, an emptied environment, its parents gone)
-belongs to one of the runs that were there when it began: it is ended when none of those is left, at the latest when the
+belongs to one of the runs that were there when it began: it is ended with the last of those, at the latest when the
 keeper has no run any more.
 """
 
@@ -65,11 +65,10 @@ class Kin:
                 break
         return found
 
-    def strangers_of(self, family: Optional[KeptFamily]) -> List[int]:
-        """None: those that no run can have left that is still there."""
+    def strangers_of(self, family: KeptFamily) -> List[int]:
         return [pid for pid in self.strangers() if self._owner(pid, ending.place(pid)) is family]
 
-    def kill_quickly(self, family: Optional[KeptFamily]) -> None:
+    def kill_quickly(self, family: KeptFamily) -> None:
         """The newest first: an older one has perhaps ended, with another in its place."""
         for _ in range(ending.QUICK_ROUNDS):
             strangers = [pid for pid in ending.children() if pid not in self.ranks]
@@ -94,7 +93,7 @@ class Kin:
         if owner is None:
             # In the clock's ticks: one that began in the same tick may be its own.
             possible = [family for family in self._families.values() if family.started <= started]
-            owner = _UNDECIDED if len(possible) > 1 else possible[0] if possible else None
+            owner = possible[0] if len(possible) == 1 else None
         return owner
 
     def _marked(self, pid: int) -> Optional[KeptFamily]:
@@ -142,25 +141,3 @@ def _is_collected(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-_UNDECIDED = KeptFamily(Kin(), b"")
-
-
-class Strays(Family):
-    """Processes that belong to no run that is left."""
-
-    def __init__(self, kin: Kin) -> None:
-        super().__init__(self._all)
-        self._kin = kin
-
-    def is_empty(self) -> bool:
-        return not self._kin.strangers_of(None)
-
-    def kill_quickly(self) -> None:
-        self._kin.kill_quickly(None)
-
-    def _all(self) -> Processes:
-        self._kin.forget_look()
-        roots = self._kin.strangers_of(None)
-        return {**ending.with_start(roots), **ending.below(roots)}
