@@ -29,15 +29,13 @@ Batch = Callable[[Sequence[Job]], Coroutine[Any, Any, None]]
 _MOST_AT_ONCE = 250
 # Most are over by then, and their log comes with the news of it: nobody has to ask.
 PATIENCE_S = 0.2
-# Node programs do not take batches yet (runs.start_many, runs.remove_many): until they do, all jobs go the usual way.
-_ARE_BATCHES_SERVED = False
 _REST_S = 0.5
 _FAILED_REST_S = 2.0
 
 
 def is_light(job: Job) -> bool:
     spec = job.spec
-    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints or not _ARE_BATCHES_SERVED:
+    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints:
         return False
     return lease_s(job) is None and job.placement is not None and not job.placement.shares[0].gpus
 
