@@ -256,7 +256,8 @@ class Engine:
             return
         by_id = {job.id: job for job in waiting}
         wanted = actions(await self._snapshots.take(waiting, holding))
-        await self._write_down([self._act(one, by_id) for one in wanted])
+        await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
+        await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
 
     async def _drop(self, cancelled: Sequence[Job]) -> None:
         for job in cancelled:
@@ -265,23 +266,27 @@ class Engine:
                 await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
                 self._must_keep = True
 
+    async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
+        """Their devices, to all that can start now, in one commit."""
+        given = [(waiting[one.job], self._with_boots(one.placement), one.reason) for one in wanted]
+        outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
+        point("start.recorded")
+        for outcome in outcomes:
+            if isinstance(outcome, Job):
+                self._starting.decided(outcome)
+            elif not isinstance(outcome, StaleMove):
+                log.error("cannot be started now: %s", outcome)
+        self._wake.set()
+
     async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
         with contextlib.suppress(StaleMove):
             match wanted:
-                case decision.Start(job, placement, reason):
-                    if (given := self._with_boots(placement)) is None:
-                        return
-                    started = await self._jobs.start(waiting[job], given, reason)
-                    point("start.recorded")
-                    self._starting.decided(started)
-                    self._wake.set()
                 case decision.Preempt(job):
                     await self._jobs.ask_to_end(job, Ending.PREEMPTED)
                     self._wake.set()
                 case decision.Fail(job, reason):
                     await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
                     self.wake()
-
 
     def _with_boots(self, placement: Placement) -> Placement | None:
         """Which boot of each node it is given; None when one cannot tell, and so could not be asked to start it."""

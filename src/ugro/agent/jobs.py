@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -104,8 +103,7 @@ class JobService:
 
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
-        work = (self._jobs.submit(spec, submit.user, submit.key) for spec, submit in submits)
-        submissions = await asyncio.gather(*work)
+        submissions = await self._jobs.submit_many((spec, submit.user, submit.key) for spec, submit in submits)
         point("submit.recorded")
         self._engine.wake()
         return [submission.job for submission in submissions]

@@ -129,20 +129,18 @@ class Light:
         point("conclude.begun")
         await self._home.keep_logs(told)
         point("conclude.logged")
-        ended = await asyncio.gather(*(self._finish(job) for job in jobs))
+        ended = await self._jobs.finish_many(jobs)
         point("conclude.recorded")
         self.on_end()
-        gone = [(job.id, job.attempt) for job in ended if job is not None]
+        gone = [(job.id, job.attempt) for job in ended if isinstance(job, Job)]
         for job, attempt in gone:
             self._starting.forget(job, attempt)
         await self._home.make_logs_last(node, told)
         await self._remove(node, gone)
-
-    async def _finish(self, job: Job) -> Job | None:
-        try:
-            return await self._jobs.finish(job)
-        except StaleMove:  # it was told to end meanwhile: that goes the usual way
-            return None
+        for outcome in ended:
+            # One that was told to end meanwhile goes the usual way.
+            if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
+                raise outcome
 
     async def _remove(self, node: str, runs: Sequence[tuple[int, int]]) -> None:
         try:

@@ -96,7 +96,7 @@ class Starting:
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, UgroError):
                 self._hear_refusal(job, node, result)
-            else:
+            elif (job.id, job.attempt) in self._asked_at:  # else it is over by now, and gone from the node
                 self._watch.learn(node, result)
         again = [isinstance(result, UgroError) and _is_passing(result) for result in results]
         return [job for job, is_again in zip(jobs, again, strict=True) if is_again]

@@ -206,7 +206,7 @@ class Keeper:
             kept.start_rank(life)
         finally:
             for rank in life.ranks:
-                if rank.pid:  # also one that could not become what it was to be: how it ended is recorded, too
+                if rank.is_running:
                     self._by_pid[rank.pid] = kept_
                     self._kin.begin(kept_.family, rank.pid, rank.start_ticks)
         state = life.state(kept_.claimed.spec_hash, self._started_ticks, self._cgroup)

@@ -96,6 +96,8 @@ class Rank:
         finally:
             os.close(said)
         if complaint:
+            # It ends by itself, now; whoever ends the run must not be quicker, for how it ended is recorded.
+            self.end(os.waitpid(self.pid, 0)[1])
             number, _, what = complaint.partition(b" ")
             raise NotStarted(self.number, int(number), what.decode("utf-8", "replace"))
         self.start_ticks = ending.start_time(self.pid) or 0

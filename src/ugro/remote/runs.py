@@ -10,16 +10,16 @@ import json
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from ugro.remote import many, ports, stopping, wire, work
+from ugro.remote import many, ports, stopping, wire, worker
 from ugro.remote.follow import follow as follow_file
 from ugro.remote.keeping import Keeping
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import AgentDir, RunDir, boot_id, moment
+from ugro.remote.rundir import AgentDir, RunDir, moment
 from ugro.remote.runspec import GRACE_S, RunSpec, grace, stop_signal
 from ugro.remote.setup import setup as set_up
 from ugro.remote.starting import Order, begin, is_of_this_boot
 from ugro.remote.watch import watch as watch_runs
-from ugro.remote.work import Answer
+from ugro.remote.worker import Answer
 
 _LIST_BYTES = wire.MAX_PAYLOAD // 2
 _EXIT_S = 0.5  # from a supervisor's last word to its end
@@ -32,10 +32,6 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     spec = dict(params["spec"])
     RunSpec(spec)
-    decided_in = params.get("boot_id")
-    if decided_in is not None and decided_in != boot_id():
-        # Whatever it had begun here went with the restart, and so may have the files that would tell.
-        raise Refused("other-boot", "the machine was restarted after this start had been decided")
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
@@ -51,7 +47,7 @@ def stop(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
     signum = stop_signal(params.get("signal"))
-    work.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
+    worker.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
 
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
@@ -101,7 +97,7 @@ def setup(call: Call, params: Dict[str, Any]) -> None:
 def reserve_port(call: Call, params: Dict[str, Any]) -> None:
     run, count = _run(call, params), int(params.get("count", 1))
     preferred = None if params.get("preferred") is None else int(params["preferred"])
-    work.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
+    worker.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
 
 
 def free_port(call: Call, params: Dict[str, Any]) -> None:
@@ -184,4 +180,4 @@ class _Removal:
             ports.free(self._run)
             return {}
 
-        work.do(self._call, remove)
+        worker.do(self._call, remove)

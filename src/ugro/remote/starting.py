@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ugro.remote import detach, stopping, work
+from ugro.remote import detach, stopping, worker
 from ugro.remote.program import Call, Refused
 from ugro.remote.rundir import RunDir, boot_id, moment, point
 from ugro.remote.runspec import RunSpec
@@ -38,6 +38,7 @@ class Order(NamedTuple):
 def is_of_this_boot(meant: Optional[str]) -> bool:
     """Whether the agent says which boot it means. Refused when the machine was started anew since then."""
     if meant is not None and meant != boot_id():
+        # Whatever it had begun here went with the restart, and so may have the files that would tell.
         raise Refused("other-boot", "the node was restarted after this start was decided")
     return meant is not None
 
@@ -55,7 +56,7 @@ def _begin(call: Call, run: RunDir, order: Order) -> None:
     try:
         launch.go_on(_prepare(run, order, is_patient=False))
     except _TakesTime:
-        work.do(
+        worker.do(
             call,
             lambda: {"is_claimed": _prepare(run, order, is_patient=True)},
             lambda answer: launch.go_on(answer["is_claimed"]),

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypedDict, Unpack
 
 from ugro.core.codec import DecodeError, decode, dumps
@@ -73,16 +73,31 @@ class JobStore:
             lambda db: _submit(db, spec, user, key), then=lambda submission: self._tell(submission.job)
         )
 
+    async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str]]) -> list[Submission]:
+        """Spec, user and key of each: all of them or none."""
+
+        def tell(submissions: list[Submission]) -> None:
+            for submission in submissions:
+                self._tell(submission.job)
+
+        each = list(wanted)
+        return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=tell)
+
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Gives it its devices and its next attempt's number, before anything is started anywhere."""
         return await self._change(lambda db: _start(db, job, placement, reason))
 
+    async def start_many(self, wanted: Iterable[tuple[Job, Placement, str]]) -> list[Job | Exception]:
+        """Each by itself: what became of it, or what is against it."""
+        works = (partial(_start, job=job, placement=placement, reason=reason) for job, placement, reason in wanted)
+        return await self._database.run_each(works, then=self._tell)
+
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish(self, job: Job) -> Job:
-        """It has done all it was to do: its last two moves at once."""
-        return await self._change(lambda db: _finish(db, job))
+    async def finish_many(self, jobs: Iterable[Job]) -> list[Job | Exception]:
+        """They have done all they were to do. Of each its last two moves at once, or what is against them."""
+        return await self._database.run_each((partial(_finish, job=job) for job in jobs), then=self._tell)
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
         """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
