@@ -60,15 +60,20 @@ class Connection:
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[bytes]:
         """The answer's content as it comes; an error answer is raised. ``timeout_s`` is the longest silence."""
-        if not self.is_usable:
-            self._open()
-        assert self._socket is not None
-        assert self._stream is not None
-        self._is_idle = False
+        request = _request(method, path, body, headers or {})
+        was_kept = self.is_usable
         try:
-            self._socket.settimeout(timeout_s)
-            self._socket.sendall(_request(method, path, body, headers or {}))
-            status, fields = _head(self._stream)
+            if not was_kept:
+                self._open()
+            try:
+                status, fields = self._exchange(request, timeout_s)
+            except ConnectionError:
+                # The agent closed a kept connection just as we wrote. It had not read all of the request, or we had
+                # seen an end, not a reset: so it did nothing, and may be asked again.
+                if not was_kept:
+                    raise
+                self._open()
+                status, fields = self._exchange(request, timeout_s)
         except TimeoutError as error:
             raise _hung() from error
         except (OSError, _BrokenOffError) as error:
@@ -77,6 +82,14 @@ class Connection:
         if status >= 400:
             raise _error(status, b"".join(content))
         return content
+
+    def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, Mapping[str, str]]:
+        assert self._socket is not None
+        assert self._stream is not None
+        self._is_idle = False
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(request)
+        return _head(self._stream)
 
     def close(self) -> None:
         for part in (self._stream, self._socket):

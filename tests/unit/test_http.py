@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -165,6 +166,30 @@ def test_a_connection_that_the_agent_closed_while_idle_is_opened_again(serve: Se
     connection = serve(one, two, per_connection=1)
     assert connection.ask("GET", "/", timeout_s=5) == 1
     assert connection.ask("GET", "/", timeout_s=5) == 2
+
+
+def test_a_connection_that_the_agent_closed_just_as_we_wrote_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(2)
+        thread = threading.Thread(target=answer_one_and_leave_the_next_unread, args=(listener,), daemon=True)
+        thread.start()
+        connection = Connection(path)
+        assert connection.ask("GET", "/", timeout_s=5) == 1
+        assert connection.ask("POST", "/jobs", {"name": "once"}, timeout_s=5) == 2
+        connection.close()
+        thread.join(5)
+
+
+def answer_one_and_leave_the_next_unread(listener: socket.socket) -> None:
+    for number, is_cut in ((1, True), (2, False)):
+        peer, _ = listener.accept()
+        with peer:
+            read_request(peer)
+            peer.sendall(OK + b"content-length: 1\r\n\r\n%d" % number)
+            if is_cut:
+                select.select([peer], [], [], 5)
 
 
 def test_an_answer_that_was_not_read_to_its_end_does_not_spoil_the_next(serve: Serve) -> None:

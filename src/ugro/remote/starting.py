@@ -144,37 +144,28 @@ class _Launch:
         os.close(self._ready)
         if self._call.is_done:
             return
-        try:
-            self._conclude()
-        except OSError as error:
-            self._call.fail("os", str(error))
-
-    def _conclude(self) -> None:
         if self._said:
             complaint = json.loads(self._said)
             self._call.fail(complaint["kind"], complaint["message"])
-            return
-        status = self._run.status()
-        if status["is_claimed"] or status["status"] == "starting":
-            self._await(status)
-        elif self._ways:
-            self._launch()
         else:
-            self._call.fail("not-started", "the supervisor of %s ended before it had begun" % self._run.name)
+            self._await()
 
-    def _await(self, status: Optional[Dict[str, Any]] = None) -> None:
-        """Until it is more than starting: perhaps another link's supervisor is at it."""
+    def _await(self) -> None:
+        """Until it is more than starting: perhaps another link's supervisor is at it, or ours is about to be gone."""
         if self._call.is_done:
             return
         try:
-            status = status or self._run.status()
+            status = self._run.status()
+            if status["status"] == "starting" and time.monotonic() < self._deadline:
+                self._call.program.after(_LOOK_S, self._await)
+            elif status["status"] != "dead" or status["is_claimed"]:
+                self._call.finish({"now": moment(), "run": status})
+            elif self._ways:
+                self._launch()
+            else:
+                self._call.fail("not-started", "the supervisor of %s ended before it had begun" % self._run.name)
         except OSError as error:
             self._call.fail("os", str(error))
-            return
-        if status["status"] != "starting" or time.monotonic() > self._deadline:
-            self._call.finish({"now": moment(), "run": status})
-        else:
-            self._call.program.after(_LOOK_S, self._await)
 
     def _give_up(self) -> None:
         self._call.fail("cancelled", "it was cancelled; what was begun goes on")
