@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 # Looked at again without a cause: a node may have come to the cluster, a report may have changed.
 _LONGEST_PAUSE_S = 1.0
 _STOP_AGAIN_S = 1.0
+# With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
+_MANY = 16
+_GATHER_S = 0.01
 
 
 class Engine:
@@ -76,6 +79,7 @@ class Engine:
         while True:
             self._wake.clear()
             pause_s = _LONGEST_PAUSE_S
+            looked_at = time.monotonic()
             try:
                 pause_s = await self._look()
             except UgroError as error:
@@ -85,6 +89,8 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
+            if self._live.count > _MANY:
+                await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
 
     async def close(self) -> None:
         await self._snapshots.close()
@@ -100,14 +106,20 @@ class Engine:
         holding = self._live.holding()
         # First of all: whatever becomes of the rest, what runs must not end for want of our word.
         renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
-        await self._write_down(filter(None, [self._step(job) for job in holding]))
+        await self._go_on(holding)
         if self._must_keep:
             await self._keep()
         under_way = {(job.id, job.attempt) for job in holding}
         self._clear_away(under_way)
         self._light.forget(under_way)
-        patience_s = PATIENCE_S if self._light.flush() else _LONGEST_PAUSE_S
-        return min(renew_s, patience_s, await self._schedule_when_due(holding))
+        schedule_s = await self._schedule_when_due(holding)
+        return min(renew_s, schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
+
+    async def _go_on(self, holding: Iterable[Job]) -> None:
+        # One that ends at this moment and was told to end, too: that is seen when the former is over.
+        steps = [self._step(job) for job in holding if not self._light.is_ending(job)]
+        await self._write_down(filter(None, steps))
+        self._light.flush()
 
     async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
         """What cannot be of one job is tried again; the others' go on."""
@@ -165,6 +177,8 @@ class Engine:
                 return True
             case attempt.Move(JobState.STOPPING, _, Ending.DONE):
                 return self._light.finish(job)
+            case attempt.Move(JobState.RUNNING):
+                return self._light.may_be_over_soon(job)
         return False
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
@@ -271,12 +285,13 @@ class Engine:
         given = [(waiting[one.job], self._with_boots(one.placement), one.reason) for one in wanted]
         outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
         point("start.recorded")
+        started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+        for job in started:
+            self._starting.decided(job)
         for outcome in outcomes:
-            if isinstance(outcome, Job):
-                self._starting.decided(outcome)
-            elif not isinstance(outcome, StaleMove):
+            if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
                 log.error("cannot be started now: %s", outcome)
-        self._wake.set()
+        await self._go_on(started)
 
     async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
         with contextlib.suppress(StaleMove):

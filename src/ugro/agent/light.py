@@ -65,11 +65,14 @@ class Light:
         """Every rank has ended with 0. False when its log has to be fetched first."""
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
-        if (job.id, job.attempt) not in self._being_ended and not self._is_resting(job):
+        if not self.is_ending(job) and not self._is_resting(job):
             if status is None or status.logs is None or self._home.is_following(status):
                 return False
             _note(self._ends, self._being_ended, job, node)
         return True
+
+    def is_ending(self, job: Job) -> bool:
+        return (job.id, job.attempt) in self._being_ended
 
     def is_busy(self, run: tuple[int, int]) -> bool:
         return run in self._being_started or run in self._being_ended
@@ -80,19 +83,27 @@ class Light:
         status = self._watch.status(node, job.id, job.attempt)
         if status is None or (status.has_ended and status.logs is not None):
             return False
-        since = self._since.setdefault((job.id, job.attempt), _now())
-        return _now() - since >= PATIENCE_S
+        return not self.may_be_over_soon(job)
 
-    def flush(self) -> bool:
-        """Begins what was noted in this pass; True when some may be followed soon."""
+    def may_be_over_soon(self, job: Job) -> bool:
+        """Then it is not worth the while to write down that it runs."""
+        now = _now()
+        return now - self._since.setdefault((job.id, job.attempt), now) < PATIENCE_S
+
+    @property
+    def is_patient(self) -> bool:
+        """Some have to be looked at again before long."""
+        now = _now()
+        return any(now - since < PATIENCE_S for since in self._since.values())
+
+    def flush(self) -> None:
+        """Begins what was noted in this pass."""
         starts, self._starts = self._starts, {}
         ends, self._ends = self._ends, {}
         for node, jobs in starts.items():
             self._begin(jobs, partial(self._start_many, node), self._being_started)
         for node, jobs in ends.items():
             self._begin(jobs, partial(self._finish_many, node), self._being_ended)
-        now = _now()
-        return any(now - since < PATIENCE_S for since in self._since.values())
 
     def forget(self, under_way: set[tuple[int, int]]) -> None:
         self._since = {key: since for key, since in self._since.items() if key in under_way}
