@@ -74,6 +74,11 @@ class Engine:
         self._must_schedule = True
         self._wake.set()
 
+    async def live(self) -> tuple[list[Job], list[Job]]:
+        """The jobs that wait, and those that hold devices."""
+        await self._live.read()
+        return self._live.waiting(), self._live.holding()
+
     async def run(self) -> None:
         self._snapshots.start()
         while True:

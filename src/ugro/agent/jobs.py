@@ -51,7 +51,7 @@ class JobService:
         self._snapshots = snapshots
         self._submitting = Submitting(jobs, snapshots, cluster)
         self._previews = Previews(jobs, snapshots, launching)
-        self._reasons = _Reasons(jobs, snapshots)
+        self._reasons = _Reasons(engine, snapshots)
         self._logs = JobLogs(jobs, mirror, engine.changed, self._look)
 
     def end_streams(self) -> None:
@@ -202,8 +202,8 @@ class JobService:
 class _Reasons:
     """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
 
-    def __init__(self, jobs: JobStore, snapshots: Snapshots) -> None:
-        self._jobs = jobs
+    def __init__(self, engine: Engine, snapshots: Snapshots) -> None:
+        self._engine = engine
         self._snapshots = snapshots
         self._known: dict[int, str] = {}
         self._until = float("-inf")
@@ -222,7 +222,7 @@ class _Reasons:
         if time.monotonic() < self._until:
             return
         self._until = time.monotonic() + _REASONS_S
-        snapshot = await self._snapshots.take(await self._jobs.in_states(_WAITING))
+        snapshot = await self._snapshots.take(*await self._engine.live())
         self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
 
 

@@ -137,16 +137,17 @@ class Light:
     async def _finish_many(self, node: str, jobs: Sequence[Job]) -> None:
         seen = (self._watch.status(node, job.id, job.attempt) for job in jobs)
         told = [status for status in seen if status is not None]
-        point("conclude.begun")
+        point("many.ended")
         await self._home.keep_logs(told)
-        point("conclude.logged")
+        point("many.logged")
         ended = await self._jobs.finish_many(jobs)
-        point("conclude.recorded")
+        point("many.recorded")
         self.on_end()
         gone = [(job.id, job.attempt) for job in ended if isinstance(job, Job)]
         for job, attempt in gone:
             self._starting.forget(job, attempt)
         await self._home.make_logs_last(node, told)
+        point("many.lasting")
         await self._remove(node, gone)
         for outcome in ended:
             # One that was told to end meanwhile goes the usual way.
@@ -159,6 +160,7 @@ class Light:
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})
             return
+        point("many.removed")
         for (job, attempt), failure in zip(runs, results, strict=True):
             if failure is None:
                 self._watch.forget_on(node, job, attempt)

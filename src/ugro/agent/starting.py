@@ -85,14 +85,13 @@ class Starting:
         """Small ones, each of this node alone. Returns those to be asked for again."""
         for job in jobs:
             self._note_asked(job, node)
-        point("start.planned")
-        point("start.asked")
+        point("many.asked")
         try:
             results = await self._launching.start_many(jobs, node)
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.warning("cannot start there yet: %s", error, extra={"node": node})
             return list(jobs)
-        point("start.answered")
+        point("many.answered")
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, UgroError):
                 self._hear_refusal(job, node, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class Runs:
     async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | UgroError]:
         """Small runs together, of one rank each: each one's status, or why it was refused."""
         results: list[RunStatus | UgroError] = []
-        for runs in _packed(order.params() for order in orders):
+        for runs in _packed([order.params() for order in orders]):
             if isinstance(runs, UgroError):
                 results.append(runs)
                 continue
@@ -209,8 +209,11 @@ class Runs:
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
-def _packed(runs: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
+def _packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
     """As many in one message as fit into it; in its place, what fits into none."""
+    if len(json.dumps(runs)) <= _MANY_BYTES:
+        yield runs
+        return
     part: list[dict[str, Any]] = []
     size = 0
     for run in runs:
