@@ -86,10 +86,6 @@ class Homecoming:
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
-    def is_following(self, status: RunStatus) -> bool:
-        job, attempt = int(status.job), status.attempt
-        return any(self._logs.is_following(job, attempt, rank) for rank in status.known_ranks)
-
     async def keep_logs(self, told: Sequence[RunStatus]) -> None:
         """The logs that came with the news of their runs' end."""
 
@@ -97,6 +93,9 @@ class Homecoming:
             for status in told:
                 self._logs.keep(int(status.job), status.attempt, status.logs or ())
 
+        await self._logs.let_go(
+            (int(status.job), status.attempt, rank) for status in told for rank, _ in status.logs or ()
+        )
         await to_the_end(write)
         self._logs.changed.notify()
 

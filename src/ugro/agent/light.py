@@ -20,6 +20,7 @@ from ugro.agent.starting import Starting
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job, Launcher
+from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore, StaleMove
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Light:
         self._being_ended: set[tuple[int, int]] = set()
         self._starts: dict[str, list[Job]] = {}
         self._ends: dict[str, list[Job]] = {}
+        self._last_words: dict[tuple[int, int], RunStatus] = {}  # of those that end, with their logs
         self._since: dict[tuple[int, int], float] = {}
         self._resting: dict[tuple[int, int], float] = {}  # until when it is not asked for again
         self._batches = 0
@@ -66,8 +68,9 @@ class Light:
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
         if not self.is_ending(job) and not self._is_resting(job):
-            if status is None or status.logs is None or self._home.is_following(status):
+            if status is None or status.logs is None:
                 return False
+            self._last_words[job.id, job.attempt] = status
             _note(self._ends, self._being_ended, job, node)
         return True
 
@@ -108,6 +111,8 @@ class Light:
     def forget(self, under_way: set[tuple[int, int]]) -> None:
         self._since = {key: since for key, since in self._since.items() if key in under_way}
         self._resting = {key: until for key, until in self._resting.items() if key in under_way}
+        is_needed = self._being_ended | under_way
+        self._last_words = {key: status for key, status in self._last_words.items() if key in is_needed}
 
     def _is_resting(self, job: Job) -> bool:
         return self._resting.get((job.id, job.attempt), 0.0) > _now()
@@ -135,8 +140,7 @@ class Light:
         self._rest(await self._starting.start_many(jobs, node), _REST_S)
 
     async def _finish_many(self, node: str, jobs: Sequence[Job]) -> None:
-        seen = (self._watch.status(node, job.id, job.attempt) for job in jobs)
-        told = [status for status in seen if status is not None]
+        told = [self._last_words[job.id, job.attempt] for job in jobs]
         point("many.ended")
         await self._home.keep_logs(told)
         point("many.logged")
