@@ -278,8 +278,9 @@ def test_following_goes_on_when_the_agent_is_killed(tmp_path: Path) -> None:
         assert attached.stdout is not None
         lines = [attached.stdout.readline() for _ in range(20)]
         for _ in range(2):
-            pid = json.loads(ugro("agent", "status", "--json").stdout)["agent"]["pid"]
-            os.kill(pid, signal.SIGKILL)
+            # Lines that came before the agent was killed may be read while no other has been started yet.
+            found = wait_until(lambda: json.loads(ugro("agent", "status", "--json").stdout)["agent"], 20, "an agent")
+            os.kill(found["pid"], signal.SIGKILL)
             lines += [attached.stdout.readline() for _ in range(60)]
         lines += attached.stdout.readlines()
         _, errors = attached.communicate(timeout=20)
