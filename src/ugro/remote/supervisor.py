@@ -198,10 +198,11 @@ class Supervisor:
         """True when all is over."""
         self._oom.sample()
         self._collect()
-        self._obey()
-        self._trim_logs()
+        # Before an order to stop is read: a rank that had failed by then is the reason for the end, not the order.
         if self._verdict is None:
             self._judge()
+        self._obey()
+        self._trim_logs()
         if self._verdict is None:
             return False
         if self._ending is None:
