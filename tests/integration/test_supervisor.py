@@ -397,7 +397,7 @@ def test_a_stopped_supervisor_counts_as_alive_and_hears_a_stop(node: LocalNode, 
     assert node.call(link, "stop", job="train", attempt=1)["run"]["exit"]["outcome"] == "stopped"
 
 
-def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason_of_the_end(node: LocalNode, ledger: Ledger) -> None:
+def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     state = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(2))["run"]["state"]
     os.kill(node.supervisor("train", 1), signal.SIGSTOP)  # too slow to have seen it
