@@ -174,7 +174,7 @@ def texts() -> Iterator[tuple[str, str]]:
     """Every text in the tree that is ours, hidden folders such as .github included."""
     for folder, children, names in os.walk(ROOT):
         children[:] = [name for name in children if name not in NOT_OURS and not name.endswith("_cache")]
-        for path in (Path(folder) / name for name in names):
+        for path in (Path(folder) / name for name in names if name not in NOT_OURS):
             try:
                 yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
