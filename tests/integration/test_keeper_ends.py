@@ -89,6 +89,15 @@ def test_with_a_killed_keeper_all_its_runs_are_dead_and_nothing_of_them_lives_on
     assert start(node, link, {"9": saying("another keeper")})[0]["run"]["status"] == "running"
 
 
+def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    [result] = start(node, link, {"1": spec_of(ledger, 0, "sleep")})
+    os.kill(keeper_of(result), signal.SIGSTOP)  # too slow to have seen it
+    os.kill(result["run"]["state"]["ranks"][0]["pid"], signal.SIGKILL)
+    record = node.call(link, "stop", job="1", attempt=1)["run"]["exit"]
+    assert (record["outcome"], record["reason"]) == ("failed", "rank 0 ended with signal 9")
+
+
 def test_runs_go_on_without_their_node_program_and_another_tells_how_they_ended(
     node: LocalNode, ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -175,7 +175,7 @@ class Cluster(Section):
         description="The address at which ranks meet; null takes the first node's own address.",
         examples=["192.168.1.10"],
     )
-    master_port: Port = Field(29500, description="The port at which ranks meet.")
+    master_port: Port = Field(29500, description="Where ranks meet, if it is free. Unset: any free port.")
 
 
 class Training(Section):

@@ -253,6 +253,7 @@ class Keeper:
     # --- talking ------------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
+        self._collect()  # a rank that had failed before an order to stop came is the reason for the end, not the order
         with contextlib.suppress(BlockingIOError):
             self._orders += os.read(self._control, 65536)
         *lines, self._orders = self._orders.split(b"\n")
