@@ -370,8 +370,9 @@ def test_a_long_list_comes_in_parts(node: LocalNode, ledger: Ledger) -> None:
     record = ended(node)
     runs = node.run_dir("train", 1).parent
     for number in range(40):  # as a supervisor of a large node would leave them
+        wide = {**record, "run": f"wide{number:02}.1", "ranks": record["ranks"] * 250}
         (runs / f"wide{number:02}.1").mkdir()
-        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps({**record, "ranks": record["ranks"] * 250}))
+        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps(wide))
     found: list[str] = []
     parts = 0
     has_more = True

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import wait_until
+from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import RemoteFailure
-from ugro.nodes.calls import Stream
-from ugro.nodes.link import Link
 from ugro.remote import wire
 
 # In a user namespace of its own, a user has as many inotify instances as is written there: none.
@@ -56,53 +52,6 @@ def made(folder: Path, prefix: tuple[str, ...]) -> Iterator[LocalNode]:
         yield local
     finally:
         local.close()
-
-
-class Watcher:
-    """The agent's side: what it believes of each run, and every document it got."""
-
-    def __init__(self, node: LocalNode, link: Link) -> None:
-        self.node = node
-        self.link = link
-        self.documents: list[dict[str, Any]] = []
-        self.sizes: list[int] = []
-        self.runs: dict[str, dict[str, Any]] = {}
-        self.stream: Stream = link.stream("runs.watch", node.params())
-        self._reading: asyncio.Task[None] | None = None
-
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
-        """Reads from the first time on that it is waited for."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    assert not self._reading.done(), self._reading.exception()
-                    await asyncio.sleep(0.002)
-        except TimeoutError:
-            raise AssertionError(f"last told: {self.documents[-3:]}, believed: {self.runs}") from None
-
-    async def is_quiet_for(self, seconds: float) -> None:
-        count = len(self.documents)
-        with pytest.raises(AssertionError):
-            await self.until(lambda: len(self.documents) > count, seconds)
-
-    async def _read(self) -> None:
-        async for kind, payload in self.stream:
-            self._take(kind, payload)
-
-    def _take(self, kind: int, payload: bytes) -> None:
-        assert kind == wire.OUT
-        document = json.loads(payload)
-        self.documents.append(document)
-        self.sizes.append(len(payload))
-        for run in document["runs"]:
-            self.runs[f"{run['job']}.{run['attempt']}"] = run
-        for name in document.get("gone", ()):
-            del self.runs[name]
-
-    def status(self, name: str) -> str | None:
-        return str(self.runs[name]["status"]) if name in self.runs else None
 
 
 def test_all_runs_are_told_first_and_then_each_change(node: LocalNode, ledger: Ledger, tmp_path: Path) -> None:
@@ -302,22 +251,15 @@ def test_an_older_generation_may_not_watch(node: LocalNode) -> None:
         node.call(node.link(), "watch")
 
 
-async def comes(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        for pause_s in itertools.repeat(0.01):
-            if condition():
-                return
-            await asyncio.sleep(pause_s)
-
-
 def leave_large_runs(node: LocalNode, count: int) -> list[str]:
     """As supervisors of failed runs with long last words left them."""
     runs = node.run_dir("one", 1).parent
     record = json.loads((runs / "one.1" / "exit.json").read_text())
     failure = {"rank": 0, "code": 1, "tail": ["x" * 300] * 50}
     for number in range(count):
+        wide = {**record, "run": f"wide{number:02}.1", "failure": failure}
         (runs / f"wide{number:02}.1").mkdir()
-        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps({**record, "failure": failure}))
+        (runs / f"wide{number:02}.1" / "exit.json").write_text(json.dumps(wide))
     return [f"wide{number:02}.1" for number in range(count)]
 
 

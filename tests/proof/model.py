@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -169,8 +169,10 @@ class ModelNode:
     def _end(key: Key, run: Run, outcome: str, code: int | None = None) -> None:
         ends = [RankRecord(rank, code, 15 if code is None else None, 1.0) for rank in run.status.started_ranks]
         failed = run.status.started_ranks[0] if code and run.status.started_ranks else None
+        # A small log comes along with the news of a good end.
+        logs = tuple((rank, b"") for rank in run.status.started_ranks) if outcome == "succeeded" else None
         told_ranks = () if outcome == "lost" else tuple(ends)
-        told = {"outcome": outcome, "ranks": told_ranks, "failed_rank": failed}
+        told = {"outcome": outcome, "logs": logs, "ranks": told_ranks, "failed_rank": failed}
         run.status = replace(run.status, status="exited", **cast(Any, told))
         run.lives = False
 
@@ -195,6 +197,26 @@ class ModelRuns:
 
     async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
         return await self._call(lambda: self._start(order))
+
+    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+        def start_all() -> list[RunStatus | RemoteFailure]:
+            done: list[RunStatus | RemoteFailure] = []
+            for order in orders:
+                try:
+                    done.append(self._start(order))
+                except RemoteFailure as failure:
+                    done.append(failure)
+            return done
+
+        return await self._call(start_all)
+
+    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+        def remove_all() -> list[RemoteFailure | None]:
+            for key in runs:
+                self._node.remove(key)
+            return [None] * len(runs)
+
+        return await self._call(remove_all)
 
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
@@ -328,6 +350,9 @@ class ModelLaunching:
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         return await self._watch.runs(node).start(await self._order(job, node))
 
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
+        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
+
     async def _order(self, job: Job, node: str) -> Order:
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
@@ -343,6 +368,15 @@ class ModelMirror:
         self.changed = Signal()
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
+        return
+
+    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        await asyncio.sleep(0)
+
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
+        return
+
+    def sync(self, job: int, attempt: int, ranks: Sequence[int]) -> None:
         return
 
     async def finish(self, job: int, attempt: int, ranks: Sequence[int], timeout_s: float) -> bool:

@@ -138,6 +138,9 @@ def flood(mebibytes, rate_mebibytes):
     os.write(1, b"the last line\n")
 
 def fill(path, code):
+    # A disk that is full before the run is written down is another story.
+    while not os.path.exists(os.path.join(os.environ["UGRO_RUN_DIR"], "state.json")):
+        time.sleep(0.01)
     block = b"z" * 65536
     try:
         with open(path, "wb", 0) as file:

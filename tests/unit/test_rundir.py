@@ -23,7 +23,7 @@ from ugro.remote import detach, durable, flood, guise, ports, rundir, stopping, 
 from ugro.remote.durable import Numbers
 from ugro.remote.main import RUN_METHODS
 from ugro.remote.program import Refused
-from ugro.remote.rundir import EXIT_BYTES, POINTS, AgentDir, RunDir, age_s, clock_s, moment
+from ugro.remote.rundir import EXIT_BYTES, KEEPER_POINTS, POINTS, AgentDir, RunDir, age_s, clock_s, moment
 from ugro.remote.runs import METHODS
 from ugro.remote.runspec import RunSpec
 
@@ -410,7 +410,7 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 
 def test_every_crash_point_is_in_one_place() -> None:
     text = "".join(path.read_text() for path in SOURCES.glob("*.py"))
-    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS)
+    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS + KEEPER_POINTS)
 
 
 def test_the_node_program_offers_every_method_without_loading_it(tmp_path: Path) -> None:

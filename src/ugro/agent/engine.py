@@ -20,6 +20,7 @@ from ugro.agent.crashpoint import point
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.launching import Launching
 from ugro.agent.leases import Leases
+from ugro.agent.light import PATIENCE_S, Light, is_light
 from ugro.agent.livejobs import LiveJobs
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 # Looked at again without a cause: a node may have come to the cluster, a report may have changed.
 _LONGEST_PAUSE_S = 1.0
 _STOP_AGAIN_S = 1.0
+# With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
+_MANY = 16
+_GATHER_S = 0.01
 
 
 class Engine:
@@ -55,6 +59,8 @@ class Engine:
         self._sweep = Sweep(jobs, watch, home)
         self._wake = asyncio.Event()
         self._work = Work(self._wake.set)
+        self._light = Light(jobs, watch, self._starting, home, self._work)
+        self._light.on_end = self.wake
         self._must_schedule = True
         self._schedule_at = 0.0
         self._must_keep = True  # some job is over, and may have made something
@@ -68,11 +74,17 @@ class Engine:
         self._must_schedule = True
         self._wake.set()
 
+    async def live(self) -> tuple[list[Job], list[Job]]:
+        """The jobs that wait, and those that hold devices."""
+        await self._live.read()
+        return self._live.waiting(), self._live.holding()
+
     async def run(self) -> None:
         self._snapshots.start()
         while True:
             self._wake.clear()
             pause_s = _LONGEST_PAUSE_S
+            looked_at = time.monotonic()
             try:
                 pause_s = await self._look()
             except UgroError as error:
@@ -82,6 +94,8 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
+            if self._live.count > _MANY:
+                await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
 
     async def close(self) -> None:
         await self._snapshots.close()
@@ -97,11 +111,20 @@ class Engine:
         holding = self._live.holding()
         # First of all: whatever becomes of the rest, what runs must not end for want of our word.
         renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
-        await self._write_down(filter(None, [self._step(job) for job in holding]))
+        await self._go_on(holding)
         if self._must_keep:
             await self._keep()
-        self._clear_away({(job.id, job.attempt) for job in holding})
-        return min(renew_s, await self._schedule_when_due(holding))
+        under_way = {(job.id, job.attempt) for job in holding}
+        self._clear_away(under_way)
+        self._light.forget(under_way)
+        schedule_s = await self._schedule_when_due(holding)
+        return min(renew_s, schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
+
+    async def _go_on(self, holding: Iterable[Job]) -> None:
+        # One that ends at this moment and was told to end, too: that is seen when the former is over.
+        steps = [self._step(job) for job in holding if not self._light.is_ending(job)]
+        await self._write_down(filter(None, steps))
+        self._light.flush()
 
     async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
         """What cannot be of one job is tried again; the others' go on."""
@@ -116,12 +139,14 @@ class Engine:
     def _step(self, job: Job) -> Awaitable[None] | None:
         """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
         start = ("start", job.id, job.attempt)
-        if ("conclude", job.id, job.attempt) not in self._work:
-            self._home.follow(job)
+        self._follow(job)
         if job.state is not JobState.STARTING and start in self._work:
             self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
             return None
-        match attempt.next_step(self._view(job)):
+        step = attempt.next_step(self._view(job))
+        if is_light(job) and self._is_taken_along(job, step):
+            return None
+        match step:
             case attempt.Start(nodes):
                 self._work.do(start, partial(self._start, job, nodes))
             case attempt.Stop(nodes):
@@ -133,6 +158,11 @@ class Engine:
                 self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
         return None
 
+    def _follow(self, job: Job) -> None:
+        is_concluding = ("conclude", job.id, job.attempt) in self._work
+        if not is_concluding and (not is_light(job) or self._light.may_follow(job)):
+            self._home.follow(job)
+
     def _view(self, job: Job) -> AttemptView:
         refusal = self._starting.refusal(job)
         return AttemptView(
@@ -143,6 +173,18 @@ class Engine:
             refusal=refusal.reason if refusal else None,
             is_overdue=self._starting.is_overdue(job),
         )
+
+    def _is_taken_along(self, job: Job, step: attempt.Step | None) -> bool:
+        """Small ones start and end together with others."""
+        match step:
+            case attempt.Start(nodes):
+                self._light.start(job, nodes[0])
+                return True
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE):
+                return self._light.finish(job)
+            case attempt.Move(JobState.RUNNING):
+                return self._light.may_be_over_soon(job)
+        return False
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
@@ -207,7 +249,8 @@ class Engine:
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
         for node, status in self._watch.all():
-            if (int(status.job), status.attempt) not in under_way:
+            run = (int(status.job), status.attempt)
+            if run not in under_way and not self._light.is_busy(run):
                 key = ("clear", node, status.job, status.attempt)
                 self._work.do(key, partial(self._sweep.clear, node, status))
 
@@ -232,7 +275,8 @@ class Engine:
             return
         by_id = {job.id: job for job in waiting}
         wanted = actions(await self._snapshots.take(waiting, holding))
-        await self._write_down([self._act(one, by_id) for one in wanted])
+        await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
+        await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
 
     async def _drop(self, cancelled: Sequence[Job]) -> None:
         for job in cancelled:
@@ -241,23 +285,28 @@ class Engine:
                 await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
                 self._must_keep = True
 
+    async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
+        """Their devices, to all that can start now, in one commit."""
+        given = [(waiting[one.job], self._with_boots(one.placement), one.reason) for one in wanted]
+        outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
+        point("start.recorded")
+        started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+        for job in started:
+            self._starting.decided(job)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
+                log.error("cannot be started now: %s", outcome)
+        await self._go_on(started)
+
     async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
         with contextlib.suppress(StaleMove):
             match wanted:
-                case decision.Start(job, placement, reason):
-                    if (given := self._with_boots(placement)) is None:
-                        return
-                    started = await self._jobs.start(waiting[job], given, reason)
-                    point("start.recorded")
-                    self._starting.decided(started)
-                    self._wake.set()
                 case decision.Preempt(job):
                     await self._jobs.ask_to_end(job, Ending.PREEMPTED)
                     self._wake.set()
                 case decision.Fail(job, reason):
                     await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
                     self.wake()
-
 
     def _with_boots(self, placement: Placement) -> Placement | None:
         """Which boot of each node it is given; None when one cannot tell, and so could not be asked to start it."""

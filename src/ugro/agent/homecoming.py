@@ -9,6 +9,7 @@ from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.launching import ExtraEnv
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.runwatch import RunWatch
+from ugro.agent.threads import to_the_end
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
@@ -84,6 +85,29 @@ class Homecoming:
         if plan is None:  # nothing was started there, or a plain command, which has but one
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
+
+    async def keep_logs(self, told: Sequence[RunStatus]) -> None:
+        """The logs that came with the news of their runs' end."""
+
+        def write() -> None:
+            for status in told:
+                self._logs.keep(int(status.job), status.attempt, status.logs or ())
+
+        await self._logs.let_go(
+            (int(status.job), status.attempt, rank) for status in told for rank, _ in status.logs or ()
+        )
+        await to_the_end(write)
+        self._logs.changed.notify()
+
+    async def make_logs_last(self, node: str, told: Sequence[RunStatus]) -> None:
+        """Before the node forgets its own."""
+
+        def sync() -> None:
+            for status in told:
+                self._logs.sync(int(status.job), status.attempt, status.known_ranks)
+
+        await to_the_end(sync)
+        self._complete |= {(node, int(status.job), status.attempt) for status in told}
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
         """The run is removed there: nobody will ask any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -52,7 +51,7 @@ class JobService:
         self._snapshots = snapshots
         self._submitting = Submitting(jobs, snapshots, cluster)
         self._previews = Previews(jobs, snapshots, launching)
-        self._reasons = _Reasons(jobs, snapshots)
+        self._reasons = _Reasons(engine, snapshots)
         self._logs = JobLogs(jobs, mirror, engine.changed, self._look)
 
     def end_streams(self) -> None:
@@ -104,8 +103,7 @@ class JobService:
 
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
-        work = (self._jobs.submit(spec, submit.user, submit.key) for spec, submit in submits)
-        submissions = await asyncio.gather(*work)
+        submissions = await self._jobs.submit_many((spec, submit.user, submit.key) for spec, submit in submits)
         point("submit.recorded")
         self._engine.wake()
         return [submission.job for submission in submissions]
@@ -204,8 +202,8 @@ class JobService:
 class _Reasons:
     """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
 
-    def __init__(self, jobs: JobStore, snapshots: Snapshots) -> None:
-        self._jobs = jobs
+    def __init__(self, engine: Engine, snapshots: Snapshots) -> None:
+        self._engine = engine
         self._snapshots = snapshots
         self._known: dict[int, str] = {}
         self._until = float("-inf")
@@ -224,7 +222,7 @@ class _Reasons:
         if time.monotonic() < self._until:
             return
         self._until = time.monotonic() + _REASONS_S
-        snapshot = await self._snapshots.take(await self._jobs.in_states(_WAITING))
+        snapshot = await self._snapshots.take(*await self._engine.live())
         self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ugro.agent.cluster import Cluster
@@ -11,6 +11,7 @@ from ugro.agent.crashpoint import point
 from ugro.agent.preflight import Preflight
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.together import one_error, together
+from ugro.core.errors import UgroError
 from ugro.core.job import Job, Launcher, OnLost, Placement
 from ugro.core.plan import Plan, Rendezvous
 from ugro.nodes.node import Node
@@ -36,6 +37,11 @@ class Launching:
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
         return await self._watch.runs(node).start(_order(job, node, await self.plan(job)), as_of)
+
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | UgroError]:
+        """Of plain commands, which all run on this node alone."""
+        orders = [_order(job, node, await self.plan(job)) for job in jobs]
+        return await self._watch.runs(node).start_many(orders)
 
     async def plan(self, job: Job) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.

@@ -28,6 +28,10 @@ class LiveJobs:
             await self._jobs.read_states(_LIVE, self._replace)
             self._read_at = time.monotonic()
 
+    @property
+    def count(self) -> int:
+        return len(self._known)
+
     def holding(self) -> list[Job]:
         return [job for job in self._known.values() if job.state in HOLDING_STATES]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +51,35 @@ class LogMirror:
             if (task := self._tasks.pop(key, None)) is not None:
                 task.cancel()
         return all(_has_all(task) for task in tasks)
+
+    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        """Follows these no longer: all that they said is at hand."""
+        tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
+        """Whole logs of a run that has ended, as they came with the news of it; they last after ``sync``. Blocks."""
+        for rank, content in logs:
+            path = self.path(job, attempt, rank)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                writer = _Writer(descriptor, LogIndexWriter(path))
+                if content[writer.size :]:
+                    writer.write(Piece(writer.size, content[writer.size :]))
+            finally:
+                os.close(descriptor)
+
+    def sync(self, job: int, attempt: int, ranks: Iterable[int]) -> None:
+        """Blocks."""
+        for rank in ranks:
+            descriptor = os.open(self.path(job, attempt, rank), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from ugro.agent.crashpoint import point
 from ugro.agent.launching import Launching
 from ugro.agent.leases import Leases
 from ugro.agent.preflight import LaunchRefused
 from ugro.agent.runwatch import RunWatch
-from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job
 
@@ -79,6 +80,25 @@ class Starting:
         else:
             point("start.planned")
             await asyncio.gather(*(self._start_on(job, node) for node in nodes))
+
+    async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
+        """Small ones, each of this node alone. Returns those to be asked for again."""
+        for job in jobs:
+            self._note_asked(job, node)
+        point("many.asked")
+        try:
+            results = await self._launching.start_many(jobs, node)
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+            log.warning("cannot start there yet: %s", error, extra={"node": node})
+            return list(jobs)
+        point("many.answered")
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, UgroError):
+                self._hear_refusal(job, node, result)
+            elif (job.id, job.attempt) in self._asked_at:  # else it is over by now, and gone from the node
+                self._watch.learn(node, result)
+        again = [isinstance(result, UgroError) and _is_passing(result) for result in results]
+        return [job for job, is_again in zip(jobs, again, strict=True) if is_again]
 
     async def _start_on(self, job: Job, node: str) -> None:
         try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ugro.core.errors import RemoteFailure
+from ugro.core.errors import RemoteFailure, UgroError, UsageError
 from ugro.core.plan import NodePlan
 from ugro.nodes.node import Node
 from ugro.remote import wire
 
 _START_S = 120.0
 _PREPARE_S = 30.0
+_MANY_BYTES = wire.MAX_PAYLOAD // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class RunStatus:
     is_programs_fault: bool = False  # it could not be started because of what it is, not because of where
     tail: tuple[str, ...] = ()
     was_rebooted: bool = False
+    # By rank, of one that has ended: whole, where they are so small that they came along.
+    logs: tuple[tuple[int, bytes], ...] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -131,6 +135,31 @@ class Runs:
         answer = await self._call("start", _START_S, **params)
         return _status(answer["run"])
 
+    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | UgroError]:
+        """Small runs together, of one rank each: each one's status, or why it was refused."""
+        results: list[RunStatus | UgroError] = []
+        for runs in _packed([order.params() for order in orders]):
+            if isinstance(runs, UgroError):
+                results.append(runs)
+                continue
+            answer = await self._call("start_many", _START_S, runs=runs)
+            results += [self._one_of_many(result) for result in answer["results"]]
+        return results
+
+    def _one_of_many(self, result: dict[str, Any]) -> RunStatus | RemoteFailure:
+        if "run" in result:
+            return _status(result["run"])
+        error = result["error"]
+        return RemoteFailure(str(error["message"]), subject=self.node.spec.name, cause=str(error["kind"]))
+
+    async def remove_many(self, runs: Sequence[tuple[int, int]]) -> list[RemoteFailure | None]:
+        """Job and attempt of each: None where it is gone now."""
+        answer = await self._call("remove_many", _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
+        return [
+            RemoteFailure(str(result["error"]["message"]), subject=self.node.spec.name) if "error" in result else None
+            for result in answer["results"]
+        ]
+
     async def watch(self) -> AsyncGenerator[News]:
         """All our runs on the node, then every change of one, until the link is lost."""
         link = await self.node.ready(self.connect_s)
@@ -180,6 +209,27 @@ class Runs:
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
+def _packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
+    """As many in one message as fit into it; in its place, what fits into none."""
+    if len(json.dumps(runs)) <= _MANY_BYTES:
+        yield runs
+        return
+    part: list[dict[str, Any]] = []
+    size = 0
+    for run in runs:
+        length = len(json.dumps(run))
+        if part and size + length > _MANY_BYTES:
+            yield part
+            part, size = [], 0
+        if length > _MANY_BYTES:
+            yield UsageError(f"job {run['job']} takes {length} bytes to tell, and {_MANY_BYTES} is the most")
+            continue
+        part.append(run)
+        size += length
+    if part:
+        yield part
+
+
 def _news(payload: bytes) -> News:
     try:
         document = json.loads(payload)
@@ -216,6 +266,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             is_programs_fault=failure.get("kind") == "program",
             tail=tuple(str(line) for line in failure.get("tail") or ()),
             was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
+            logs=_logs(answer["logs"]) if answer.get("logs") else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error
@@ -233,6 +284,13 @@ def _rank(record: dict[str, Any]) -> RankRecord:
         None if ended_at is None else float(ended_at),
         bool(record.get("is_oom")),
     )
+
+
+def _logs(told: dict[str, Any]) -> tuple[tuple[int, bytes], ...]:
+    found = [(int(rank), base64.b64decode(log["content"], validate=True), log["size"]) for rank, log in told.items()]
+    if any(len(content) != size for _, content, size in found):
+        raise ValueError("a log is not as long as it says")
+    return tuple((rank, content) for rank, content, _ in found)
 
 
 def _text(value: Any) -> str | None:

@@ -50,8 +50,9 @@ class Ledger:
         self.known_end: dict[int, float] = {}
         self.reservations: list[Reservation] = []
         self.changes: list[Room] = []  # each room that something was taken from, in order
-        self._open_rooms()
+        self._make_rooms()
         self._enter_holdings()
+        self.open_rooms = sum(room.free.slots > 0 for room in self.rooms.values())
         # Nodes that are alike in every way that matters are looked at once for all of them.
         self._alike: dict[tuple[Shape, Free], dict[Room, None]] = defaultdict(dict)
         self._alike_when_empty: dict[tuple[Shape, Free], list[Room]] = defaultdict(list)
@@ -87,6 +88,7 @@ class Ledger:
         if not alike:
             del self._alike[room.shape, room.free]
         room.take(part, allowed)
+        self.open_rooms -= not room.free.slots
         self._alike[room.shape, room.free][room] = None
         self.changes.append(room)
         return room.share(part)
@@ -113,7 +115,7 @@ class Ledger:
             return 0
         return sum(one.bit for one in self.reservations if one.start is not None and end <= one.start)
 
-    def _open_rooms(self) -> None:
+    def _make_rooms(self) -> None:
         shapes = Shapes()
         for node in self.nodes:
             if node.unusable is None:

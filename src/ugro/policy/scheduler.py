@@ -7,6 +7,7 @@ not be tried again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
@@ -35,7 +36,7 @@ def schedule(snapshot: Snapshot) -> list[Decision]:
 
 def actions(snapshot: Snapshot) -> list[Decision]:
     """Only what is to be done: why the others wait takes longer to say than to know."""
-    return [one for one in _Pass(snapshot).made() if not isinstance(one, _Behind | Wait)]
+    return [one for one in _Pass(snapshot).until_all_is_given() if not isinstance(one, _Behind | Wait)]
 
 
 class _Pass:
@@ -51,10 +52,23 @@ class _Pass:
 
     def decisions(self) -> list[Decision]:
         # What is free and what is kept is only known once everybody had a turn.
-        return [self._behind(one) if isinstance(one, _Behind) else one for one in self.made()]
+        return [self._behind(one) if isinstance(one, _Behind) else one for one in list(self._made())]
 
-    def made(self) -> list[Decision | _Behind]:
-        return [one for job in self._queue for one in self._before_its_turn(job) or self._decide(job)]
+    def until_all_is_given(self) -> Iterator[Decision | _Behind]:
+        """As far into the queue as there can be something to do: most of a long one need not be looked at."""
+        for one in self._made():
+            yield one
+            if isinstance(one, _Behind) and self._is_all_given():
+                return
+
+    def _made(self) -> Iterator[Decision | _Behind]:
+        for job in self._queue:
+            yield from self._before_its_turn(job) or self._decide(job)
+
+    def _is_all_given(self) -> bool:
+        """Nobody can start any more, nothing more is kept for anybody, and nobody depends on how another ended."""
+        is_full = not self._ledger.open_rooms and len(self._ledger.reservations) >= MOST_RESERVATIONS
+        return is_full and not self._snapshot.ended
 
     def _before_its_turn(self, job: Waiting) -> list[Decision | _Behind]:
         now = self._snapshot.now

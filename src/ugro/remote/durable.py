@@ -132,9 +132,12 @@ class Numbers:
     Who writes holds a lock. Who reads need not: a checksum tells a reader that it came in the middle of a write.
     """
 
-    def __init__(self, path: str, count: int) -> None:
+    def __init__(self, path: str, count: int, place: int = 0) -> None:
+        """``place``: where in the file; there may be more of them in it."""
         self.path = path
         self._count = count
+        self._place = place
+        self._size = len(_line([0] * count))
 
     def read(self) -> List[int]:
         """Zeros when it was never written."""
@@ -143,7 +146,7 @@ class Numbers:
         except FileNotFoundError:
             return [0] * self._count
         try:
-            return self._read(fd)
+            return self.read_from(fd)
         finally:
             os.close(fd)
 
@@ -152,7 +155,7 @@ class Numbers:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             is_new = os.fstat(fd).st_size == 0
-            os.pwrite(fd, _line(values), 0)
+            self.write_to(fd, *values)
             if is_lasting:
                 os.fsync(fd)
         finally:
@@ -160,10 +163,13 @@ class Numbers:
         if is_new and is_lasting:
             sync_folder(os.path.dirname(self.path))
 
-    def _read(self, fd: int) -> List[int]:
+    def write_to(self, fd: int, *values: int) -> None:
+        os.pwrite(fd, _line(values), self._place)
+
+    def read_from(self, fd: int) -> List[int]:
         for _ in range(_TORN_READS):
-            line = os.pread(fd, 4096, 0)
-            if not line:
+            line = os.pread(fd, self._size, self._place)
+            if not line.strip(b"\0"):  # nothing, or a place that was passed over
                 return [0] * self._count
             fields = line.split()
             with contextlib.suppress(ValueError):

@@ -1,8 +1,7 @@
 """Ending all processes of a run: SIGTERM or what its ranks want, grace, SIGKILL, until two looks in a row find none.
 
-A step at a time, so that a supervisor goes on watching logs and orders meanwhile. Who is to end is looked for anew at
-each step: below the supervisor (a child subreaper, so nothing escapes by leaving its parent), by the run's mark, and in
-the run's own control group where it has one.
+A step at a time, so that whoever does it goes on watching logs and orders meanwhile. Who is to end is looked for anew
+at each step; whose processes they are is a ``Family``'s to say.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import tree
 
@@ -19,11 +18,37 @@ UNIT_PREFIX = "ugro-run-"  # of the control group that systemd makes for a run
 LIMIT_S = 30.0  # after SIGKILL; whoever is left then hangs in the kernel
 _QUICK_S = 0.01  # between two looks, at first
 _SLOW_S = 0.1
-_QUICK_ROUNDS = 20
+QUICK_ROUNDS = 20
 _CGROUP_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 # Pid → start time: the pair tells a process from a later one with the same pid.
 Processes = Dict[int, int]
+
+
+class Family:
+    """The processes of a run, as the process that ends them can tell them. Here: found in a look, and not below us."""
+
+    def __init__(self, find: Callable[[], Processes]) -> None:
+        self.find = find
+
+    def is_empty(self) -> bool:
+        """Exact where a look is not: every process below a subreaper is below one of its children."""
+        return not has_children()
+
+    def kill_quickly(self) -> None:
+        """One that forks and ends all the time is gone before a look at /proc is over; this is quicker than it."""
+
+
+class OwnFamily(Family):
+    """All below this process (a child subreaper, so nothing escapes by leaving its parent), and all with the mark."""
+
+    def __init__(self, mark: bytes) -> None:
+        super().__init__(lambda: {**below([os.getpid()]), **marked(mark)})
+
+    def kill_quickly(self) -> None:
+        for _ in range(QUICK_ROUNDS):
+            for pid in children():
+                kill_child(pid)
 
 
 class Ending:
@@ -32,12 +57,12 @@ class Ending:
 
     def __init__(
         self,
-        find: Callable[[], Processes],
+        family: Family,
         leaders: Callable[[], Processes],
         grace_s: float,
         first_signal: int = signal.SIGTERM,
     ) -> None:
-        self._find = find
+        self._family = family
         self._leaders = leaders
         self._kill_at = time.monotonic() + grace_s
         self._first_signal = first_signal
@@ -59,16 +84,16 @@ class Ending:
             self._ask(leaders, self._first_signal)
             self.pause_s = self._kill_at - now  # the end of each is told
             return False
-        alive = self._find()
+        alive = self._family.find()
         self.found.update(alive)
-        is_clean = not alive and not has_children()
+        is_clean = not alive and self._family.is_empty()
         self._clean_looks = self._clean_looks + 1 if is_clean else 0
         # A look reads all of /proc: quick while most ends happen, then seldom.
         self._look_s = self.pause_s = min(_SLOW_S, self._look_s * 1.2)
         if now < self._kill_at:
             self._ask(alive, signal.SIGTERM)
         else:
-            _kill_children()
+            self._family.kill_quickly()
             for pid, started in alive.items():
                 send(pid, started, signal.SIGKILL)
         self.left = [] if is_clean else sorted(alive or self.found)
@@ -83,7 +108,6 @@ class Ending:
 
 
 def has_children() -> bool:
-    """Exact where a look is not: every process below a subreaper is below one of its children."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -91,17 +115,19 @@ def has_children() -> bool:
     return True
 
 
-def _kill_children() -> None:
-    """One that forks and ends all the time is gone before a look at /proc is over; this is quicker than it."""
-    for _ in range(_QUICK_ROUNDS):
-        try:
-            with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
-                children = [int(pid) for pid in file.read().split()]
-        except OSError:  # a kernel without it
-            return
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)  # a child's pid is nobody else's before we have waited for it
+def children() -> List[int]:
+    """Of this process. Complete: none goes from the kernel's list before we have waited for it."""
+    try:
+        with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without it
+        return [pid for pid, (parent, _) in _table().items() if parent == os.getpid()]
+
+
+def kill_child(pid: int) -> None:
+    """A child's pid is nobody else's before we have waited for it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def below(roots: Iterable[int]) -> Processes:
@@ -122,7 +148,7 @@ def below(roots: Iterable[int]) -> Processes:
 def marked(mark: bytes) -> Processes:
     """Those with the mark and all below them, without ourselves."""
     roots = tree.marked(mark)
-    found = {**_with_start(roots), **below(roots)}
+    found = {**with_start(roots), **below(roots)}
     found.pop(os.getpid(), None)
     return found
 
@@ -133,7 +159,7 @@ def in_cgroup(path: Optional[str]) -> Processes:
         with contextlib.suppress(OSError, ValueError, TypeError):
             with open("%s%s/cgroup.procs" % (root, path), encoding="ascii") as file:
                 found = {int(line) for line in file}
-            return _with_start(found - {os.getpid()})
+            return with_start(found - {os.getpid()})
     return {}
 
 
@@ -147,6 +173,19 @@ def own_cgroup() -> Optional[str]:
     return None
 
 
+class Place(NamedTuple):
+    """Zeros where there is no such process."""
+
+    group: int
+    session: int
+    started: int
+
+
+def place(pid: int) -> Place:
+    fields = _stat(pid)
+    return Place(int(fields[2]), int(fields[3]), int(fields[19])) if fields else Place(0, 0, 0)
+
+
 def start_time(pid: int) -> Optional[int]:
     """In clock ticks since the machine started; None when there is no such process."""
     fields = _stat(pid)
@@ -158,17 +197,24 @@ def _table() -> Dict[int, Tuple[int, int]]:
     table: Dict[int, Tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         fields = _stat(int(name)) if name.isdigit() else []
-        # One whose first thread has ended looks like a zombie, and its other threads run on.
-        if fields and (fields[0] != b"Z" or int(fields[17]) > 1):
+        if fields and not _is_zombie(fields):
             table[int(name)] = (int(fields[1]), int(fields[19]))
     return table
+
+
+def _is_zombie(fields: List[bytes]) -> bool:
+    # One whose first thread has ended looks like a zombie, and its other threads run on.
+    return fields[0] == b"Z" and int(fields[17]) <= 1
 
 
 def _stat(pid: int) -> List[bytes]:
     """From the state on; empty when there is no such process."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stat:
-            text = stat.read()
+        fd = os.open("/proc/%d/stat" % pid, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
     except OSError:
         return []
     # The name is in brackets and may hold spaces and brackets itself.
@@ -193,7 +239,7 @@ def send(pid: int, started: int, signum: int) -> None:
                 os.close(fd)
 
 
-def _with_start(pids: Iterable[int]) -> Processes:
+def with_start(pids: Iterable[int]) -> Processes:
     found: Processes = {}
     for pid in pids:
         started = start_time(pid)

@@ -36,17 +36,27 @@ def read_cut(log: str) -> Cut:
 class CappedLog:
     """The supervisor's side of one log. It alone writes the sidecar."""
 
-    def __init__(self, path: str, cap_bytes: int) -> None:
+    def __init__(self, path: str, cap_bytes: int, *, is_there: bool = False) -> None:
+        """``is_there``: with its sidecar, and nothing was ever cut."""
         self._cap_bytes = cap_bytes
         self._sidecar = Numbers(_sidecar(path), 3)
         self._cut = Cut(0, 0, False)
         self._can_punch = True
         # Written now: later the disk may be too full for a new file, and that is when it is needed.
-        self._write(self._cut)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if not is_there:
+            self._write(self._cut)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
 
     def fileno(self) -> int:
         return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._cut.first == 0
 
     def trim(self, is_growing: bool = True) -> None:
         """``is_growing``: its rank still writes. The last lines of one that ended are worth more than some space."""

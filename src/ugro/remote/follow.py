@@ -113,6 +113,8 @@ class _Following:
             if cut.is_moving:
                 return False
             if self._is_at(cut):
+                if chunk and not os.path.exists(self._path):  # removed, and perhaps another run's by now
+                    return False
                 if not chunk:
                     self._pause_s = min(_SLOW_S, self._pause_s * 2)
                     return False

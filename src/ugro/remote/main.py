@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from ugro.remote.program import Method
 
-RUN_METHODS = ("start", "stop", "remove", "list", "watch", "follow", "renew", "setup", "reserve_port", "free_port")
+RUN_METHODS = (
+    "start", "start_many", "stop", "remove", "remove_many", "list", "watch", "follow", "renew", "setup",
+    "reserve_port", "free_port",
+)  # fmt: skip
 CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
 
 

@@ -15,10 +15,11 @@ import os
 import re
 import signal
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ugro.remote import durable
 from ugro.remote.durable import Numbers
+from ugro.remote.fence import Fence
 from ugro.remote.program import Refused
 
 VERSION = 1
@@ -33,13 +34,21 @@ POINTS = (
     "supervisor.ended", "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
     "remove.closed", "remove.renamed", "remove.deleted",
 )  # fmt: skip
+# And those of a keeper; it comes to "supervisor.ending" and the last two steps as well.
+KEEPER_POINTS = (
+    "keeper.begun", "keeper.admitted", "keeper.fenced", "keeper.made", "keeper.locked", "keeper.moved",
+    "keeper.claimed", "keeper.closed", "keeper.first", "keeper.stated", "keeper.ended",
+)  # fmt: skip
 # Large enough for the last lines of a log; a record that is longer loses some of them.
 EXIT_BYTES = 64 * 1024
-_FENCE_S = 10.0
+LEAST_EXIT_BYTES = 4096  # with how one rank ended, and little of its log
 _GENERATION_S = 0.5
 _REMOVING = ".removing"
-_JOB = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
-_RUN = re.compile(r"(%s)\.([1-9][0-9]{0,8})" % _JOB)
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_RUN = re.compile(r"(%s)\.([1-9][0-9]{0,8})" % _JOB.pattern)
+# Kept: json.dumps makes a new one on every call.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
 _crash_point, _, _crash_how = os.environ.get(CRASH_VARIABLE, "").partition(":")
 
 
@@ -75,7 +84,7 @@ def age_s(as_of: Optional[Dict[str, Any]]) -> float:
 
 
 def spec_hash(spec: Dict[str, Any]) -> str:
-    return str(_sha256()(json.dumps(spec, sort_keys=True).encode()).hexdigest())
+    return str(_sha256()(_encode_sorted(spec).encode()).hexdigest())
 
 
 @functools.lru_cache(maxsize=None)
@@ -99,6 +108,9 @@ class AgentDir:
         self.name = name
         self.path = os.path.join(self.root, ".ugro", "agents", name)
         self.runs_path = os.path.join(self.path, "runs")
+        self.keepers_path = os.path.join(self.path, "keepers")
+        self.blanks_path = os.path.join(self.path, "blanks")
+        self._fences_path = os.path.join(self.path, "fence")
         self._generation = Numbers(os.path.join(self.path, "generation"), 1)
         self._lease = Numbers(os.path.join(self.path, "lease"), 2)
 
@@ -106,7 +118,7 @@ class AgentDir:
         """Remembers the newest generation; an agent that was replaced has no say any more."""
         newest = self._generation.read()[0]
         if generation > newest:
-            for folder in (self.runs_path, os.path.join(self.path, "fence")):
+            for folder in (self.runs_path, self._fences_path):
                 durable.make_folder(folder)
             with durable.locked(self._generation.path, _GENERATION_S):
                 newest = self._generation.read()[0]
@@ -117,9 +129,15 @@ class AgentDir:
             raise Refused("fenced-agent", text % (generation, newest))
 
     def fence(self, job: str) -> Fence:
-        return Fence(os.path.join(self.path, "fence", job))
+        return Fence(self._fences_path, job)
+
+    def keeper(self, name: str) -> str:
+        """The folder of a keeper, whose name is its pid and when it started."""
+        return os.path.join(self.keepers_path, name)
 
     def run(self, job: str, attempt: int) -> RunDir:
+        if not _JOB.fullmatch(job) or not 0 < attempt < 10**9:
+            raise ValueError("no name for a run: %.40r, attempt %d" % (job, attempt))
         return RunDir(self, job, attempt)
 
     def runs(self) -> List[RunDir]:
@@ -130,6 +148,11 @@ class AgentDir:
         """The run of that folder, if it is one's name."""
         match = _RUN.fullmatch(name)
         return RunDir(self, match[1], int(match[2])) if match else None
+
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Whether a run's folder may be called that."""
+        return _RUN.fullmatch(name) is not None
 
     def set_aside_before(self) -> List[str]:
         """Runs that were set aside and are still there: their deletion was cut short."""
@@ -154,59 +177,15 @@ class AgentDir:
         return latest_ms / 1000 if boot == _boot_number() else 0.0
 
 
-class Fence:
-    """Of a job: the highest attempt that came here, and the highest that may never start here any more.
-
-    What is written here need not last by itself while nothing depends on it: whoever starts ranks, or lets go of a
-    claim, sees to it that it does.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._numbers = Numbers(path, 2)
-
-    @contextlib.contextmanager
-    def held(self, timeout_s: float = _FENCE_S) -> Iterator[None]:
-        with durable.locked(self.path, timeout_s):
-            yield
-
-    def seen(self) -> int:
-        return self._numbers.read()[0]
-
-    def allows(self, attempt: int) -> bool:
-        seen, closed = self._numbers.read()
-        return attempt >= seen and attempt > closed
-
-    def is_closed_to(self, attempt: int) -> bool:
-        return attempt <= self._numbers.read()[1]
-
-    def enter(self, attempt: int) -> None:
-        """Held by the caller. From now on no older attempt starts here."""
-        seen, closed = self._numbers.read()
-        if attempt < seen or attempt <= closed:
-            text = "attempt %d may not start here: attempt %d came, and up to %d all are over"
-            raise Refused("fenced", text % (attempt, seen, closed))
-        if attempt > seen:
-            self._numbers.write(attempt, closed, is_lasting=False)
-
-    def close(self, attempt: int, *, is_lasting: bool = True) -> None:
-        """Held by the caller. From now on neither this attempt nor an older one starts here."""
-        seen, closed = self._numbers.read()
-        if attempt > closed:
-            self._numbers.write(max(seen, attempt), attempt, is_lasting=is_lasting)
-
-
 class RunDir:
     """One attempt at a job on this node."""
 
     def __init__(self, agent: AgentDir, job: str, attempt: int) -> None:
-        if not re.fullmatch(_JOB, job) or not 0 < attempt < 10**9:
-            raise ValueError("no name for a run: %.40r, attempt %d" % (job, attempt))
         self.agent = agent
         self.job = job
         self.attempt = attempt
         self.name = "%s.%d" % (job, attempt)
-        self.path = os.path.join(agent.runs_path, self.name)
+        self.path = "%s/%s" % (agent.runs_path, self.name)
 
     @property
     def fence(self) -> Fence:
@@ -227,34 +206,39 @@ class RunDir:
         return os.fsencode("%s=%s" % (MARK, self.path))
 
     def file(self, *names: str) -> str:
-        return os.path.join(self.path, *names)
+        return "/".join((self.path, *names))
 
     def log(self, rank: int) -> str:
-        return self.file("logs", "rank_%d.log" % rank)
+        return "%s/logs/rank_%d.log" % (self.path, rank)
 
     def exists(self) -> bool:
         return os.path.isdir(self.path)
 
     # --- what it is to do ---------------------------------------------------------------------------------------
 
-    def make(self, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> None:
+    def make(self, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]], is_of_this_boot: bool = False) -> None:
         """The fence is held by the caller, so that of two who make it with different specs one is refused.
 
-        Nothing of it has to last: without a claim that does, it is made anew.
+        Nothing of it has to last: without a claim that does, it is made anew. ``is_of_this_boot``: whoever asked is
+        refused after a restart of the machine, so the claim need not last either.
         """
         for name in ("", "logs", "output", "work"):
             durable.make_folder(self.file(name) if name else self.path)
         point("start.made")
         recorded = self.envelope()
         if recorded is None:
-            envelope = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment(), "spec": spec}
-            durable.write_json(self.file("spec.json"), envelope, is_lasting=False)
+            durable.write_json(self.file("spec.json"), new_envelope(spec, as_of, is_of_this_boot), is_lasting=False)
         elif recorded.get("hash") != spec_hash(spec):
             text = "%s is on this node already, with another spec; a folder that two nodes share would explain it"
             raise Refused("conflict", text % self.name)
 
     def envelope(self) -> Optional[Dict[str, Any]]:
-        return durable.read_json(self.file("spec.json"))
+        return self._read("spec.json")
+
+    def _read(self, name: str) -> Optional[Dict[str, Any]]:
+        """Not what was there for another run: folders are used again, and a power cut may bring that back."""
+        content = durable.read_json(self.file(name))
+        return content if content is None or content.get("run", self.name) == self.name else None
 
     # --- the guards ---------------------------------------------------------------------------------------------
 
@@ -317,28 +301,29 @@ class RunDir:
         durable.write_json(self.file("state.json"), {"v": VERSION, **state}, is_lasting=False)
 
     def state(self) -> Optional[Dict[str, Any]]:
-        return durable.read_json(self.file("state.json"))
+        return self._read("state.json")
 
     def reserve_exit(self) -> None:
         """Takes the space for the last word now; a disk may be full by then."""
         durable.take_space(self.file("exit.reserve"), EXIT_BYTES)
 
-    def write_exit(self, record: Dict[str, Any]) -> None:
-        """It can be read when this returns, and lasts after ``make_exit_last``."""
-        content = _fitting({"v": VERSION, **record})
+    def write_exit(self, record: Dict[str, Any]) -> bytes:
+        """What was written: it can be read when this returns, and lasts after ``make_exit_last``."""
+        content = _fitting({"v": VERSION, **record}, EXIT_BYTES)
         fd = os.open(self.file("exit.reserve"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                durable.write_all(fd, content)
-            except OSError:  # a file system that writes anew what is overwritten: give the space back first
-                os.ftruncate(fd, 0)
-                os.lseek(fd, 0, os.SEEK_SET)
-                durable.write_all(fd, content)
-            os.ftruncate(fd, len(content))
+            if not _overwritten(fd, content):
+                content = _fitting({"v": VERSION, **record}, LEAST_EXIT_BYTES)
+                if not _overwritten(fd, content):
+                    # A file system that writes anew what is overwritten: give the space back first.
+                    os.ftruncate(fd, 0)
+                    os.lseek(fd, 0, os.SEEK_SET)
+                    durable.write_all(fd, content)
         finally:
             os.close(fd)
         point("exit.written")
         self.adopt_exit()
+        return content
 
     def adopt_exit(self) -> None:
         os.rename(self.file("exit.reserve"), self.file("exit.json"))
@@ -350,10 +335,10 @@ class RunDir:
 
     def unadopted_exit(self) -> Optional[Dict[str, Any]]:
         """A last word that was written down and not yet put in its place."""
-        return durable.read_json(self.file("exit.reserve"))
+        return self._read("exit.reserve")
 
     def exit(self) -> Optional[Dict[str, Any]]:
-        return durable.read_json(self.file("exit.json"))
+        return self._read("exit.json")
 
     def status(self) -> Dict[str, Any]:
         is_alive = False
@@ -392,11 +377,28 @@ class RunDir:
         return aside
 
 
-def _fitting(record: Dict[str, Any]) -> bytes:
+def new_envelope(
+    spec: Dict[str, Any], as_of: Optional[Dict[str, Any]], is_of_this_boot: bool, **more: Any
+) -> Dict[str, Any]:
+    told = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment()}
+    return {**told, "is_of_this_boot": is_of_this_boot, **more, "spec": spec}
+
+
+def _overwritten(fd: int, content: bytes) -> bool:
+    try:
+        os.lseek(fd, 0, os.SEEK_SET)
+        durable.write_all(fd, content)
+        os.ftruncate(fd, len(content))
+    except OSError:
+        return False
+    return True
+
+
+def _fitting(record: Dict[str, Any], most_bytes: int) -> bytes:
     while True:
-        content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
+        content = _encode(record).encode("utf-8", "replace")
         tail = (record.get("failure") or {}).get("tail")
-        if len(content) <= EXIT_BYTES or not tail:
+        if len(content) <= most_bytes or not tail:
             return content
         record["failure"]["tail"] = tail[(len(tail) + 1) // 2 :]
 

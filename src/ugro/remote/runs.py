@@ -10,15 +10,16 @@ import json
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from ugro.remote import ports, stopping, wire, work
+from ugro.remote import many, ports, stopping, wire, worker
 from ugro.remote.follow import follow as follow_file
+from ugro.remote.keeping import Keeping
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import AgentDir, RunDir, boot_id, moment
+from ugro.remote.rundir import AgentDir, RunDir, moment
 from ugro.remote.runspec import GRACE_S, RunSpec, grace, stop_signal
 from ugro.remote.setup import setup as set_up
-from ugro.remote.starting import begin
+from ugro.remote.starting import Order, begin, is_of_this_boot
 from ugro.remote.watch import watch as watch_runs
-from ugro.remote.work import Answer
+from ugro.remote.worker import Answer
 
 _LIST_BYTES = wire.MAX_PAYLOAD // 2
 _EXIT_S = 0.5  # from a supervisor's last word to its end
@@ -31,25 +32,31 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     spec = dict(params["spec"])
     RunSpec(spec)
-    decided_in = params.get("boot_id")
-    if decided_in is not None and decided_in != boot_id():
-        # Whatever it had begun here went with the restart, and so may have the files that would tell.
-        raise Refused("other-boot", "the machine was restarted after this start had been decided")
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
-    begin(call, run, spec, as_of)
+    begin(call, run, Order(spec, as_of, is_of_this_boot(params.get("boot_id"))))
+
+
+def start_many(call: Call, params: Dict[str, Any]) -> None:
+    agent = _agent(call, params)
+    many.start(call, agent, params["runs"], params.get("boot_id"))
 
 
 def stop(call: Call, params: Dict[str, Any]) -> None:
     run = _run(call, params)
     reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
     signum = stop_signal(params.get("signal"))
-    work.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
+    worker.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
 
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
-    _Removal(call, _run(call, params)).go_on()
+    _remove(call, _run(call, params))
+
+
+def remove_many(call: Call, params: Dict[str, Any]) -> None:
+    agent = _agent(call, params)
+    many.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
 
 
 def list_(call: Call, params: Dict[str, Any]) -> None:
@@ -61,7 +68,7 @@ def list_(call: Call, params: Dict[str, Any]) -> None:
     for run in agent.runs():
         if after is not None and run.name <= str(after):
             continue
-        status = _without_tail(run.status())
+        status = many.without_tail(run.status())
         size += len(json.dumps(status))
         if size > _LIST_BYTES:
             has_more = True
@@ -90,7 +97,7 @@ def setup(call: Call, params: Dict[str, Any]) -> None:
 def reserve_port(call: Call, params: Dict[str, Any]) -> None:
     run, count = _run(call, params), int(params.get("count", 1))
     preferred = None if params.get("preferred") is None else int(params["preferred"])
-    work.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
+    worker.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
 
 
 def free_port(call: Call, params: Dict[str, Any]) -> None:
@@ -99,8 +106,10 @@ def free_port(call: Call, params: Dict[str, Any]) -> None:
 
 METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "start": start,
+    "start_many": start_many,
     "stop": stop,
     "remove": remove,
+    "remove_many": remove_many,
     "list": list_,
     "watch": watch,
     "follow": follow,
@@ -121,13 +130,16 @@ def _run(call: Call, params: Dict[str, Any]) -> RunDir:
     return _agent(call, params).run(str(params["job"]), int(params["attempt"]))
 
 
-def _without_tail(status: Answer) -> Answer:
-    """Logs are asked for by name; in a list they would only be in the way."""
-    record = status["exit"]
-    if record is None or record.get("failure") is None:
-        return status
-    failure = {key: value for key, value in record["failure"].items() if key != "tail"}
-    return {**status, "exit": {**record, "failure": failure}}
+def _remove(call: Call, run: RunDir) -> None:
+    keeping = Keeping.of(call.program, run.agent)
+    told = keeping.told(run.name)
+    keeping.forget(run.name)
+    # Nobody is at it: its keeper said so after it had let go, and a start that comes now is refused by the fence.
+    if told is not None and told.is_clean and run.agent.path in _swept and keeping.blanks.make_of(run):
+        ports.free(run)
+        call.finish({"now": moment()})
+    else:
+        _Removal(call, run).go_on()
 
 
 class _Removal:
@@ -168,4 +180,4 @@ class _Removal:
             ports.free(self._run)
             return {}
 
-        work.do(self._call, remove)
+        worker.do(self._call, remove)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from ugro.remote import detach, stopping, work
+from ugro.remote import detach, stopping, worker
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import RunDir, moment, point
+from ugro.remote.rundir import RunDir, boot_id, moment, point
 from ugro.remote.runspec import RunSpec
 
 # Ranks whose program is on a slow file server; the run goes on when this is over, only the answer says "starting".
@@ -27,22 +27,38 @@ class _TakesTime(Exception):
     """It has to be waited for."""
 
 
-def begin(call: Call, run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> None:
+class Order(NamedTuple):
+    """What is to be started. ``is_of_this_boot``: the order is void after a restart of the machine."""
+
+    spec: Dict[str, Any]
+    as_of: Optional[Dict[str, Any]] = None
+    is_of_this_boot: bool = False
+
+
+def is_of_this_boot(meant: Optional[str]) -> bool:
+    """Whether the agent says which boot it means. Refused when the machine was started anew since then."""
+    if meant is not None and meant != boot_id():
+        # Whatever it had begun here went with the restart, and so may have the files that would tell.
+        raise Refused("other-boot", "the node was restarted after this start was decided")
+    return meant is not None
+
+
+def begin(call: Call, run: RunDir, order: Order) -> None:
     """Soon: a thousand starts that come at once must not keep others from being heard."""
     call.on_cancel = lambda: call.fail("cancelled", "it was cancelled before it had begun")
-    call.program.after(0.0, lambda: _begin(call, run, spec, as_of))
+    call.program.after(0.0, lambda: _begin(call, run, order))
 
 
-def _begin(call: Call, run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]]) -> None:
+def _begin(call: Call, run: RunDir, order: Order) -> None:
     if call.is_done:
         return
     launch = _Launch(call, run)
     try:
-        launch.go_on(_prepare(run, spec, as_of, is_patient=False))
+        launch.go_on(_prepare(run, order, is_patient=False))
     except _TakesTime:
-        work.do(
+        worker.do(
             call,
-            lambda: {"is_claimed": _prepare(run, spec, as_of, is_patient=True)},
+            lambda: {"is_claimed": _prepare(run, order, is_patient=True)},
             lambda answer: launch.go_on(answer["is_claimed"]),
         )
     except Refused as refusal:
@@ -51,7 +67,7 @@ def _begin(call: Call, run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[s
         call.fail("os", str(error))
 
 
-def _prepare(run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]], *, is_patient: bool) -> bool:
+def _prepare(run: RunDir, order: Order, *, is_patient: bool) -> bool:
     """Everything up to the launch; true when somebody has claimed it already. Does no harm when it is done again."""
     point("start.admitted")
     try:
@@ -61,7 +77,7 @@ def _prepare(run: RunDir, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]],
             if not (run.attempt == seen and run.is_claimed()):
                 run.fence.enter(run.attempt)
             point("start.fenced")
-            run.make(spec, as_of)
+            run.make(order.spec, order.as_of, order.is_of_this_boot)
             point("start.specified")
     except Refused as refusal:
         if refusal.kind != "busy" or is_patient:
@@ -106,11 +122,16 @@ class _Launch:
         if is_claimed:
             self._await()
             return
-        self._ways = detach.ways_here(self._run)
+        self._ways = detach.ways_here(self._run.name)
         self._launch()
 
     def _launch(self) -> None:
-        self._ready = detach.launch(self._run, self._ways.pop(0))
+        self._ready, say = os.pipe()
+        try:
+            detach.launch(detach.supervisor(self._run), self._ways.pop(0), say)
+        except OSError:
+            os.close(self._ready)
+            raise
         self._said = b""
         self._call.program.watch(self._ready, self._hear)
 

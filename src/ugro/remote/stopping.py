@@ -16,9 +16,9 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ugro.remote import ending
-from ugro.remote.ending import LIMIT_S, Ending, Processes
+from ugro.remote.ending import LIMIT_S, Ending, Family, Processes
 from ugro.remote.program import Refused
-from ugro.remote.rundir import RunDir, boot_id, point
+from ugro.remote.rundir import AgentDir, RunDir, boot_id, point
 
 _REPEAT_S = 1.0
 _LONGEST_REASON = 500  # an order goes through the pipe in one piece
@@ -86,9 +86,19 @@ def remove(run: RunDir) -> None:
             with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
                 run.set_aside()
     point("remove.renamed")
-    for path in run.agent.set_aside_before():
+    for path in [*run.agent.set_aside_before(), *_orphaned(run.agent)]:
         _delete(path)
     point("remove.deleted")
+
+
+def _orphaned(agent: AgentDir) -> Iterator[str]:
+    """Folders that are named after a process that is gone: blanks of a node program, and what a keeper left."""
+    for parent in (agent.blanks_path, agent.keepers_path):
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(parent):
+                ((pid, started),) = _process(name).items()
+                if ending.start_time(pid) != started:
+                    yield os.path.join(parent, name)
 
 
 def remove_quickly(run: RunDir) -> bool:
@@ -172,24 +182,44 @@ def _delete(path: str) -> None:
 
 
 def _order(run: RunDir, order: Dict[str, Any]) -> None:
-    for pid, started in ending.marked(run.mark).items():
+    keeper = _keeper(run)
+    for pid, started in {**ending.marked(run.mark), **_process(keeper)}.items():
         ending.send(pid, started, signal.SIGCONT)  # a supervisor that somebody stopped hears nothing
+    path = os.path.join(run.agent.keeper(keeper), "control") if keeper else run.file("control")
     try:
-        control = os.open(run.file("control"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        control = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT):  # not listening yet, or no more
             return
         raise
     try:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(control, json.dumps(order).encode() + b"\n")
+            os.write(control, json.dumps({"run": run.name, **order}).encode() + b"\n")
     finally:
         os.close(control)
 
 
+def _keeper(run: RunDir) -> Optional[str]:
+    """The name of its keeper; None when it has a supervisor of its own, which has a pipe for orders from the first."""
+    if os.path.exists(run.file("control")):
+        return None
+    return (run.envelope() or {}).get("keeper")
+
+
+def _process(keeper: Optional[str]) -> Processes:
+    """A keeper is named after it."""
+    if keeper is None:
+        return {}
+    pid, _, started = keeper.partition("-")
+    return {int(pid): int(started)}
+
+
 def _end_supervisor(run: RunDir, until: float) -> None:
-    """It hangs: it and all below it are killed, and then it is cleaned up like one that died."""
-    for pid, started in ending.marked(run.mark).items():
+    """It hangs: it and all below it are killed, and then it is cleaned up like one that died.
+
+    With a keeper that hangs, all of its runs are lost.
+    """
+    for pid, started in {**ending.marked(run.mark), **_process(_keeper(run))}.items():
         ending.send(pid, started, signal.SIGKILL)
     if time.monotonic() > until:
         raise Refused("busy", "%s cannot be ended: its supervisor hangs in the kernel" % run.name)
@@ -202,7 +232,7 @@ def _end_leftovers(run: RunDir) -> Ending:
         return {**ending.marked(run.mark), **ending.in_cgroup(cgroup)}
 
     # No grace: their ranks were killed with their supervisor.
-    leftovers = Ending(find, dict, 0.0)
+    leftovers = Ending(Family(find), dict, 0.0)
     while not leftovers.step():
         time.sleep(leftovers.pause_s)
     return leftovers
@@ -217,6 +247,7 @@ def _lost(run: RunDir, was_claimed: bool, leftovers: Ending) -> Dict[str, Any]:
     else:
         outcome, reason = "lost", "its supervisor was killed"
     return {
+        "run": run.name,
         "outcome": outcome,
         "reason": reason,
         "failure": None,

@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ugro.remote import inotify, wire
+from ugro.remote import inotify, smalllogs, wire
 from ugro.remote.inotify import Inotify
+from ugro.remote.keeping import Keeping
 from ugro.remote.program import Call
 from ugro.remote.rundir import AgentDir, RunDir, moment
 
@@ -23,6 +25,7 @@ _RUNS_MASK = inotify.CREATE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DE
 _RUN_MASK = inotify.CREATE | inotify.MOVED_TO | inotify.CLOSE_WRITE
 _TELLING = frozenset(("claim", "state.json", "exit.json", "lock"))
 _SETTLE_S = 0.002  # what happens together is told together
+_GATHER_S = 0.02  # at least from one document to the next: when much happens, more of it is told together
 _POLL_S = 0.25  # where the kernel does not tell us
 _LOOK_S = 2.0  # and where it does: between two looks at what lives, should we ever have been too quick for it
 _MOST_AT_ONCE = 64  # runs; others want to be served, too
@@ -47,6 +50,10 @@ class _Watching:
         self._changed: Dict[str, None] = {}  # in the order in which it happened
         self._is_scheduled = False
         self._is_looking = False
+        self._is_open = True
+        self._next_at = 0.0
+        self._keeping = Keeping.of(call.program, agent)
+        self._keeping.watch(self._note)
         self._folders = _Folders.of(agent)
         self._first: Optional[List[str]] = [run.name for run in agent.runs()]
         call.on_credit = self._grant
@@ -77,7 +84,7 @@ class _Watching:
     def _note(self, names: List[str]) -> None:
         self._changed.update(dict.fromkeys(names))
         if self._changed and self._credit >= _LEAST_CREDIT:
-            self._schedule(_SETTLE_S)
+            self._schedule(max(_SETTLE_S, self._next_at - time.monotonic()))
 
     def _poll(self) -> None:
         if self._call.is_done:
@@ -148,8 +155,11 @@ class _Watching:
 
     def _add(self, document: _Document, name: str) -> bool:
         """False when there is no such run (any more)."""
+        has_told_exit = self._told.get(name, ("", False))[0] == "exited"
+        if not has_told_exit and self._add_kept(document, name):
+            return True
         run = self._agent.named(name)
-        if self._told.get(name, ("", False))[0] == "exited" and run is not None and run.exists():
+        if has_told_exit and run is not None and run.exists():
             return True
         # Watched before it is looked at: what happens in between is then told, and looked at again.
         is_there = run is not None and self._watch(run)
@@ -157,6 +167,10 @@ class _Watching:
             self._unwatch(name)
             return False
         status = run.status()
+        if status["status"] == "exited":
+            logs = smalllogs.of_run(run, status["exit"])
+            if logs is not None:
+                status["logs"] = logs
         seen = (str(status["status"]), bool(status["is_claimed"]))
         if seen[0] == "exited":
             self._unwatch(name)
@@ -165,6 +179,16 @@ class _Watching:
             self._told[name] = seen
             document.add(status)
         return True
+
+    def _add_kept(self, document: _Document, name: str) -> bool:
+        """In its keeper's words; true when there is no need to look."""
+        told = self._keeping.told(name)
+        if told is not None and (told.word, True) != self._told.get(name):
+            self._told[name] = (told.word, True)
+            document.add_text(told.text.decode("utf-8", "replace"))
+        if told is not None and told.word == "exited":
+            self._unwatch(name)
+        return told is not None or self._keeping.holds(name)
 
     def _watch(self, run: RunDir) -> bool:
         if os.path.exists(run.file("exit.json")):
@@ -181,6 +205,7 @@ class _Watching:
 
     def _send(self, payload: bytes) -> None:
         self._call.data(wire.OUT, payload)
+        self._next_at = time.monotonic() + _GATHER_S
         self._credit -= len(payload)
 
     # --- the end ------------------------------------------------------------------------------------------------
@@ -190,6 +215,9 @@ class _Watching:
         self._call.finish({"now": moment()})
 
     def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._keeping.unwatch(self._note)
         if self._folders is not None:
             self._call.program.unwatch(self._folders.fd)
             self._folders.close()
@@ -206,9 +234,11 @@ class _Document:
         return self._size < _FULL_BYTES and len(self.runs) < _MOST_AT_ONCE
 
     def add(self, status: Dict[str, Any]) -> None:
-        text = json.dumps(status, ensure_ascii=False, separators=(",", ":"))
+        self.add_text(json.dumps(status, ensure_ascii=False, separators=(",", ":")))
+
+    def add_text(self, text: str) -> None:
         self.runs.append(text)
-        self._size += len(text.encode("utf-8", "replace"))
+        self._size += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
     def content(self, **more: Any) -> bytes:
         head = json.dumps({"now": moment(), **more}, separators=(",", ":"))
@@ -265,7 +295,7 @@ class _Folders:
         for event in self._inotify.read():
             is_all_uncertain = is_all_uncertain or bool(event.mask & inotify.OVERFLOW)
             if event.watch == self._all:
-                if self._agent.named(event.name):
+                if self._agent.is_name(event.name):
                     found.append(event.name)
             elif event.name in _TELLING and event.watch in self._names:
                 found.append(self._names[event.watch])

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any, Callable, Dict, List, NoReturn
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from ugro.remote import tree, wire
 from ugro.remote.execute import close_all_but
 from ugro.remote.program import Call, Refused
+from ugro.remote.rundir import moment
 
 Answer = Dict[str, Any]
 _ANSWER = b'{"answer"'
 
 
-def do(call: Call, work: Callable[[], Answer]) -> None:
-    _Worker(call, lambda say: work(), [])
+def do(call: Call, work: Callable[[], Answer], then: Optional[Callable[[Answer], None]] = None) -> None:
+    """The call is answered with what ``work`` returns and what time it is, or goes on with it in ``then``."""
+    _Worker(call, lambda say: work(), [], then)
 
 
 def send(call: Call, work: Callable[[int], Answer]) -> None:
@@ -35,9 +37,16 @@ def receive(call: Call, work: Callable[[int, Callable[[int], None]], Answer]) ->
 
 
 class _Worker:
-    def __init__(self, call: Call, work: Callable[[int], Answer], childs: List[int]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        work: Callable[[int], Answer],
+        childs: List[int],
+        then: Optional[Callable[[Answer], None]] = None,
+    ) -> None:
         """``childs``: descriptors that are the forked process's alone."""
         self._call = call
+        self._then = then or (lambda answer: call.finish({"now": moment(), **answer}))
         self._said = b""
         self._is_over = False
         self._heard, say = os.pipe()
@@ -83,8 +92,13 @@ class _Worker:
         said = json.loads(self._said)
         if "kind" in said:
             self._call.fail(said["kind"], said["message"])
-        else:
-            self._call.finish(said["answer"])
+            return
+        try:
+            self._then(said["answer"])
+        except Refused as refusal:
+            self._call.fail(refusal.kind, str(refusal))
+        except OSError as error:
+            self._call.fail("os", str(error))
 
     def _cancel(self) -> None:
         os.kill(self._pid, signal.SIGKILL)  # reaped when its pipe closes

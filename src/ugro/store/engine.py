@@ -10,7 +10,7 @@ import queue
 import re
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -74,6 +74,17 @@ class Database:
             ) from error
         return result
 
+    async def run_each(self, works: Iterable[Work[T]], then: Callable[[T], None]) -> list[T | Exception]:
+        """Many small ones for the price of one: durable together, but each is done or undone alone."""
+        each = list(works)
+
+        def tell(outcomes: list[T | Exception]) -> None:
+            for outcome in outcomes:
+                if not isinstance(outcome, Exception):
+                    then(outcome)
+
+        return await self.run(lambda db: [_done_or_undone(db, work) for work in each], then=tell)
+
     def _serve(self) -> None:
         while (first := self._requests.get()) is not None:
             batch = [first]
@@ -97,7 +108,11 @@ class Database:
             connection = self._connection = self._connection or _connect(self.path)
             connection.execute("BEGIN")
             for request in batch:
-                _run_alone(connection, request)
+                outcome = _done_or_undone(connection, request.work)
+                if isinstance(outcome, Exception):
+                    request.error = outcome
+                else:
+                    request.result = outcome
             connection.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             # The commit did not happen: nothing of this batch may be acknowledged.
@@ -135,14 +150,16 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _run_alone(connection: sqlite3.Connection, request: _Request) -> None:
-    connection.execute("SAVEPOINT request")
+def _done_or_undone(connection: sqlite3.Connection, work: Work[T]) -> T | Exception:
+    connection.execute("SAVEPOINT work")
+    outcome: T | Exception
     try:
-        request.result = request.work(connection)
+        outcome = work(connection)
     except Exception as error:  # noqa: BLE001  # whoever asked gets it; the thread must serve the others
-        request.error = error
-        connection.execute("ROLLBACK TO request")
-    connection.execute("RELEASE request")
+        outcome = error
+        connection.execute("ROLLBACK TO work")
+    connection.execute("RELEASE work")
+    return outcome
 
 
 def _by_loop(batch: list[_Request]) -> dict[asyncio.AbstractEventLoop, list[_Request]]:

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypedDict, Unpack
 
 from ugro.core.codec import DecodeError, decode, dumps
@@ -73,12 +73,31 @@ class JobStore:
             lambda db: _submit(db, spec, user, key), then=lambda submission: self._tell(submission.job)
         )
 
+    async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str]]) -> list[Submission]:
+        """Spec, user and key of each: all of them or none."""
+
+        def tell(submissions: list[Submission]) -> None:
+            for submission in submissions:
+                self._tell(submission.job)
+
+        each = list(wanted)
+        return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=tell)
+
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Gives it its devices and its next attempt's number, before anything is started anywhere."""
         return await self._change(lambda db: _start(db, job, placement, reason))
 
+    async def start_many(self, wanted: Iterable[tuple[Job, Placement, str]]) -> list[Job | Exception]:
+        """Each by itself: what became of it, or what is against it."""
+        works = (partial(_start, job=job, placement=placement, reason=reason) for job, placement, reason in wanted)
+        return await self._database.run_each(works, then=self._tell)
+
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
+
+    async def finish_many(self, jobs: Iterable[Job]) -> list[Job | Exception]:
+        """They have done all they were to do. Of each its last two moves at once, or what is against them."""
+        return await self._database.run_each((partial(_finish, job=job) for job in jobs), then=self._tell)
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
         """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
@@ -167,12 +186,13 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str) -> Submi
     known = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
     if known is not None:
         return Submission(_job(known), is_new=False)
+    now, reason = _now(), "submitted"
     cursor = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (key, spec.name, user, dumps(spec), JobState.QUEUED, "submitted", _now()),
+        (key, spec.name, user, dumps(spec), JobState.QUEUED, reason, now),
     )
-    job = _get(db, int(cursor.lastrowid or 0))
+    job = Job(int(cursor.lastrowid or 0), spec, user, JobState.QUEUED, reason, now)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
     return Submission(job, is_new=True)
 
@@ -214,7 +234,10 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
 
 
 def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
-    current = _current(db, job)
+    return _moved(db, _current(db, job), state, reason, changes)
+
+
+def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, changes: Changes) -> Job:
     check_move(current.state, state)
     moved = replace(
         current,
@@ -227,14 +250,24 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
     )
     db.execute(
         "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
-        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), job.id),
+        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), current.id),
     )
     if state in FINAL_STATES and current.attempt and current.spec.has_checkpoints:
-        db.execute("INSERT INTO to_keep (job) VALUES (?)", (job.id,))
+        db.execute("INSERT INTO to_keep (job) VALUES (?)", (current.id,))
     if current.state in HOLDING_STATES and state not in HOLDING_STATES:
         _release(db, current, reason, changes.get("failure"))
     _note(db, state, reason, moved, None)
     return moved
+
+
+def _finish(db: sqlite3.Connection, job: Job) -> Job:
+    """As two moves, of which nobody could ever see the first alone."""
+    reason = "every rank ended with 0"
+    current = _current(db, job)
+    check_move(current.state, JobState.STOPPING)
+    stopping = replace(current, state=JobState.STOPPING, ending=Ending.DONE)
+    _note(db, JobState.STOPPING, reason, stopping, None)
+    return _moved(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
 
 
 def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
@@ -261,15 +294,19 @@ def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | 
 
 
 def _current(db: sqlite3.Connection, seen: Job) -> Job:
-    """The job as it is, if it still is as it was seen: a decision made on an older state does not count."""
-    current = _get(db, seen.id)
-    if (current.state, current.attempt) != (seen.state, seen.attempt):
-        raise StaleMove(
-            f"job {seen.id} is {current.state} in attempt {current.attempt}, not {seen.state} in {seen.attempt}"
-        )
-    if current.ending is not seen.ending:
-        raise StaleMove(f"job {seen.id} is to end: {current.ending}")
-    return current
+    """The job, if it still is as it was seen: a decision made on an older state does not count.
+
+    Nothing of it changes without one of these three.
+    """
+    row = db.execute("SELECT state, attempt, ending FROM jobs WHERE id = ?", (seen.id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {seen.id}", hint="see: ugro status")
+    state, attempt, ending = row
+    if (state, attempt) != (seen.state, seen.attempt):
+        raise StaleMove(f"job {seen.id} is {state} in attempt {attempt}, not {seen.state} in {seen.attempt}")
+    if ending != seen.ending:
+        raise StaleMove(f"job {seen.id} is to end: {ending}")
+    return seen
 
 
 def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
