@@ -74,12 +74,19 @@ def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     return []
 
 
+def _sync(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import sync
+
+    return sync.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
     "adoption": _adoption,
     "scheduler": _scheduler,
     "ssh": _ssh,
+    "sync": _sync,
 }
 
 

@@ -35,7 +35,7 @@ _FAILED_REST_S = 2.0
 
 def is_light(job: Job) -> bool:
     spec = job.spec
-    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints:
+    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints or spec.is_cached:
         return False
     return lease_s(job) is None and job.placement is not None and not job.placement.shares[0].gpus
 
@@ -62,11 +62,11 @@ class Light:
             _note(self._starts, self._being_started, job, node)
 
     def finish(self, job: Job) -> bool:
-        """Every rank has ended with 0. False when its log has to be fetched first."""
+        """Every rank has ended with 0. False when its log or its outputs have to be fetched first."""
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
         if (job.id, job.attempt) not in self._being_ended and not self._is_resting(job):
-            if status is None or status.logs is None or self._home.is_following(status):
+            if status is None or status.logs is None or status.has_outputs or self._home.is_following(status):
                 return False
             _note(self._ends, self._being_ended, job, node)
         return True

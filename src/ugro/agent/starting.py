@@ -26,7 +26,8 @@ _PREPARE_S = 20.0
 # From asking to every rank running; the program may be on a slow file server.
 _START_S = 120.0
 _AGAIN_S = 0.5
-_PASSING = frozenset({"busy", "crashed", "cancelled"})
+_NO_CODE = "no-code"
+_PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
 
 Key = tuple[int, int]  # job and attempt
 
@@ -68,21 +69,36 @@ class Starting:
         """May be cancelled at any point: whom we asked is known, and is asked to stop."""
         since = self._since.setdefault((job.id, job.attempt), time.monotonic())
         try:
+            await self._launching.bring_code([job], nodes)
             await self._launching.plan(job)
         except LaunchRefused as error:
             self._refuse(job, error.failure)
         except (Unreachable, TimedOut) as error:
-            if time.monotonic() - since > _PREPARE_S:
+            # Code that is on its way may take hours; it goes on where it was.
+            if time.monotonic() - max(since, self._launching.code_moved_at(job)) > _PREPARE_S:
                 self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
             await asyncio.sleep(_AGAIN_S)
         except UgroError as error:
-            self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+            if _is_passing(error) and error.subject:
+                self._launching.forget_code(job, error.subject)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
         else:
             point("start.planned")
             await asyncio.gather(*(self._start_on(job, node) for node in nodes))
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
         """Small ones, each of this node alone. Returns those to be asked for again."""
+        try:
+            await self._launching.bring_code(jobs, [node])
+        except UgroError as error:
+            if not isinstance(error, Unreachable | TimedOut) and not _is_passing(error):
+                for job in jobs:
+                    self._refuse(job, Failure(Cause.START_FAILED, str(error), node=node, hint=error.hint))
+                return []
+            log.warning("cannot bring code there yet: %s", error, extra={"node": node})
+            return list(jobs)
         for job in jobs:
             self._note_asked(job, node)
         point("start.planned")
@@ -124,6 +140,8 @@ class Starting:
             self._asked[key].add(node)
 
     def _hear_refusal(self, job: Job, node: str, error: UgroError) -> None:
+        if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
+            self._launching.forget_code(job, node)
         if not _is_passing(error):
             is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
             cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED
