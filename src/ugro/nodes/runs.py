@@ -45,6 +45,7 @@ class RunStatus:
     was_rebooted: bool = False
     # By rank, of one that has ended: whole, where they are so small that they came along.
     logs: tuple[tuple[int, bytes], ...] | None = None
+    has_outputs: bool = False  # of one that has ended: it wrote something to be kept
 
     @property
     def has_ended(self) -> bool:
@@ -267,6 +268,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             tail=tuple(str(line) for line in failure.get("tail") or ()),
             was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
             logs=_logs(answer["logs"]) if answer.get("logs") else None,
+            has_outputs=bool(answer.get("has_outputs")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error
