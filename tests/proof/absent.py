@@ -21,3 +21,16 @@ class ModelResults:
 
     async def close(self) -> None:
         return
+
+
+class NoCode:
+    """Of a launching whose jobs take no code along."""
+
+    async def bring_code(self, jobs: Any, nodes: Any) -> None:
+        return
+
+    def forget_code(self, job: Job, node: str) -> None:
+        return
+
+    def code_moved_at(self, job: Job) -> float:
+        return 0.0

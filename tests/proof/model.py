@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from tests.proof.absent import ModelResults
+from tests.proof.absent import ModelResults, NoCode
 from ugro.agent.engine import Engine
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.signal import Signal
@@ -331,7 +331,7 @@ class ModelPreflight:
         return
 
 
-class ModelLaunching:
+class ModelLaunching(NoCode):
     def __init__(self, jobs: JobStore, watch: ModelWatch) -> None:
         self._jobs = jobs
         self._watch = watch
