@@ -67,3 +67,23 @@ class JobProfile:
     @property
     def verdict(self) -> Finding:
         return self.findings[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """What a rank recorded of some steps on request; or why it could not."""
+
+    rank: int
+    step: int
+    node: str
+    path: str
+    bytes: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    job: int
+    attempt: int
+    ranks: int
+    steps: int

@@ -131,8 +131,7 @@ def _add(found: Training, record: dict[str, Any]) -> None:
         return
     try:
         if kind == "run":
-            nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
-            found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
+            _begin(found, record)
         elif kind == "model":
             found.model = ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")))
         elif kind == "plan":
@@ -141,6 +140,14 @@ def _add(found: Training, record: dict[str, Any]) -> None:
             found.advice = _advice(record)
     except (KeyError, TypeError, ValueError):
         return
+
+
+def _begin(found: Training, record: dict[str, Any]) -> None:
+    """What was told before is of ranks that are no longer there: a launcher has started them anew."""
+    nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
+    found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
+    found.model = found.plan = found.advice = None
+    found.steps.clear()
 
 
 def _plan(record: dict[str, Any]) -> PlanRecord:

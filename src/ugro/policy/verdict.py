@@ -54,6 +54,14 @@ def node_of(rank_name: str) -> str:
     return node if node and number.isdigit() else rank_name
 
 
+def before_launch(profile: JobProfile, job: int) -> str | None:
+    """What whoever launches the same again should know; None when all of its nodes are worth having."""
+    fewer = next((one for one in profile.findings if one.kind is FindingKind.FEWER_RANKS), None)
+    if fewer is None:
+        return None
+    return f"when it last ran, as job {job}: {fewer.words}; {fewer.remedy}"
+
+
 # --- each of them -----------------------------------------------------------------------------------------------
 
 
@@ -84,13 +92,14 @@ def _slow_rank(facts: Facts) -> Finding | None:
         return _unsteady(profile)
     excess_s = slowest.own_s - median(rank.own_s for rank in others)
     more_data_s = slowest.data_s - median(rank.data_s for rank in others)
-    cost = f"the others wait {_percent(_waiting_of(others, profile))} of each step for it"
+    who, wait = (others[0].node, "waits") if len(others) == 1 else ("the others", "wait")
+    cost = f"{who} {wait} {_percent(_waiting_of(others, profile))} of each step for it"
     if more_data_s * 2 >= excess_s > 0:
         words = f"{slowest.node} is slowest because it waits for data: {_part(slowest.data_s, slowest.own_s)}; {cost}"
         remedy = f"give its loader more workers (num_workers), or put the data on {node_of(slowest.node)}'s own disk"
     else:
         times = slowest.own_s / max(1e-12, median(rank.own_s for rank in others))
-        words = f"{slowest.node} is slowest: it computes {times:.2f} times as long as the others; {cost}"
+        words = f"{slowest.node} is slowest: it computes {times:.2f} times as long as {who}; {cost}"
         remedy = _remedy_of_slow(facts, slowest)
     return Finding(FindingKind.SLOW_RANK, words, remedy, profile.lost_share, (slowest.rank,))
 
@@ -200,4 +209,3 @@ def _part(seconds: float, whole_s: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
