@@ -22,6 +22,7 @@ from ugro.core.errors import TimedOut, error_from_wire
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
 from ugro.core.plan import Plan
+from ugro.core.profile import JobProfile, TraceFile, TraceRequest
 from ugro.core.results import JobResults
 from ugro.http import AgentGone, lines
 from ugro.remote import wire
@@ -188,6 +189,33 @@ class Jobs:
         query = "" if attempt is None else f"?attempt={attempt}"
         answer = self._ask("GET", f"{_path(job)}/results{query}")
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def profile(
+        self, job: str | int, *, attempt: int | None = None, steps: int | None = None
+    ) -> tuple[Job, JobProfile]:
+        """Where the time of its newest steps goes, and what holds it back; raises NotFound while it tells nothing."""
+        query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
+        answer = self._ask("GET", f"{_path(job)}/profile?{query}")
+        return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
+
+    def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
+        """Asks every rank of a running training to record its next steps; see ``traces``."""
+        body = {"key": key or _new_key(), "steps": steps}
+        return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
+
+    def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
+        """What was recorded and is here."""
+        query = "" if attempt is None else f"?attempt={attempt}"
+        answer = self._ask("GET", f"{_path(job)}/traces{query}")
+        return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
+
+    def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
+        """What the last job of the same name says of launching it on as many nodes again; None: nothing."""
+        wanted = [("name", spec.name), *(("node", node) for node in nodes)]
+        wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
+        wanted += [] if before is None else [("before", str(before))]
+        note = self._ask("GET", f"/v1/advice?{urlencode(wanted)}")["note"]
+        return None if note is None else str(note)
 
     def compare(self, jobs: Sequence[str | int]) -> Comparison:
         """What two or more jobs ran, ran with, and made, fact by fact."""

@@ -26,6 +26,7 @@ from ugro.agent.job_results import ResultService
 from ugro.agent.jobs import JobService
 from ugro.agent.launching import Launching
 from ugro.agent.logmirror import LogMirror
+from ugro.agent.profiling import Profiling
 from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
@@ -58,6 +59,7 @@ class Agent:
         self._job_service: JobService | None = None
         self._code: Code | None = None
         self._result_service: ResultService | None = None
+        self._profiling: Profiling | None = None
 
     async def start(self) -> None:
         await self.store.open()
@@ -85,6 +87,11 @@ class Agent:
         return self._result_service
 
     @property
+    def profiling(self) -> Profiling:
+        assert self._profiling is not None, "the agent has not started"
+        return self._profiling
+
+    @property
     def code(self) -> Code:
         assert self._code is not None, "the agent has not started"
         return self._code
@@ -105,6 +112,7 @@ class Agent:
         results = Results(self.home.jobs, self.cluster.inventory.get, identity)
         home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        self._profiling = Profiling(self.home.jobs, jobs, watch)
         self._engine = Engine(jobs, watch, launching, snapshots, home)
         submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
         self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, submitting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ugro.cli.origin import origin_of
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
 from ugro.core.errors import UsageError
-from ugro.core.job import Job
+from ugro.core.job import Job, JobSpec, Launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,7 +127,9 @@ def _hand_in(
     force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
-        show_dry_run(session.output, client.jobs.dry_run(file, fields=given, force=force))
+        found = client.jobs.dry_run(file, fields=given, force=force)
+        show_dry_run(session.output, found)
+        _advise(session, client, found.spec, found.placement.nodes if found.placement else ())
         return 0
     try:
         session.output.progress("taking the code as it is now")
@@ -153,7 +155,16 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     if job.cached_from is not None:
         output.note(f"job {job.id} {job.spec.name} is {job.reason}, which did the same: ugro results {job.id}")
         return 0
+    _advise(session, client, job.spec, job.placement.nodes if job.placement else (), before=job.id)
     if detach:
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")
         return 0
     return attend(output, client, job)
+
+
+def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:
+    """Where the same was slower together than some of its nodes would have been, that is said, and nothing refused."""
+    if spec.launcher is Launcher.COMMAND or session.output.is_json:
+        return
+    if (note := client.jobs.advice(spec, nodes=nodes, before=before)) is not None:
+        session.output.note(f"note: {note}")

@@ -17,6 +17,7 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
+from ugro.core.metrics import MetricsSummary
 from ugro.core.quantity import format_duration, format_size
 from ugro.core.results import JobResults, NodeResults, ResultState
 
@@ -154,17 +155,36 @@ def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
     yield "attempt", str(made.attempt) if made.attempt > 1 else ""
     yield "took", format_duration(words.duration_s(job)) if job.is_final else ""
     yield "exit code", "" if job.exit_code is None else str(job.exit_code)
-    if (metrics := made.metrics) is not None:
-        yield "loss", _loss(metrics.final_loss, metrics.best_loss, metrics.best_step)
-        speed = metrics.throughput
-        yield "throughput", f"{speed:.4g} ({metrics.throughput_name}, on average)" if speed is not None else ""
-        yield "steps", "" if metrics.last_step is None else str(metrics.last_step)
+    if made.metrics is not None:
+        yield from _measured(made.metrics)
+    yield "checkpoint", _checkpoint(made)
 
 
-def _loss(final: float | None, best: float | None, step: int | None) -> str:
-    if final is None or best is None:
-        return ""
-    return f"{final:.4g}, at best {best:.4g}" + (f" at step {step}" if step is not None else "")
+def _measured(metrics: MetricsSummary) -> Iterator[tuple[str, str]]:
+    yield "loss", _loss(metrics)
+    speed, use, imbalance = metrics.throughput, metrics.device_use, metrics.imbalance
+    yield "throughput", f"{speed:.4g} ({metrics.throughput_name}, on average)" if speed is not None else ""
+    yield "device use", f"{100 * use:.0f} % ({metrics.device_use_name}, on average)" if use is not None else ""
+    yield "imbalance", f"{imbalance:.2f} (slowest rank against the mean)" if imbalance is not None else ""
+    yield "steps", "" if metrics.last_step is None else str(metrics.last_step)
+
+
+def _loss(metrics: MetricsSummary) -> str:
+    words = []
+    if metrics.final_loss is not None and metrics.best_loss is not None:
+        at = "" if metrics.best_step is None else f" at step {metrics.best_step}"
+        words.append(f"{metrics.final_loss:.4g}, at best {metrics.best_loss:.4g}{at}")
+    if metrics.lost_at_step is not None:
+        words.append(f"no finite number from step {metrics.lost_at_step} on")
+    return "; ".join(words)
+
+
+def _checkpoint(made: JobResults) -> str:
+    """The one that is here, or else where it was written."""
+    here = next((part.path for part in made.parts if part.name.split("/")[0] == "checkpoints"), None)
+    there = made.metrics.checkpoint if made.metrics is not None else None
+    at = f" (step {made.metrics.checkpoint_step})" if made.metrics is not None and there else ""
+    return f"{here}{at}" if here else f"{there}{at}, on its node" if there else ""
 
 
 def _node_lines(node: NodeResults) -> Iterator[str]:

@@ -189,6 +189,10 @@ class Runs:
         answer = await self._call("reserve_port", self.answer_s, job=str(job), attempt=attempt, count=1)
         return int(answer["ports"][0])
 
+    async def trace(self, job: int, attempt: int, steps: int, key: str) -> None:
+        """Asks the ranks to record their next steps; once for each key."""
+        await self._call("control", self.answer_s, job=str(job), attempt=attempt, trace_steps=steps, key=key)
+
     async def follow(self, job: int, attempt: int, file: str, offset: int) -> AsyncIterator[Piece]:
         """The file's bytes from ``offset`` on, live, until the run has ended; a cut head makes the offset jump."""
         link = await self.node.ready(self.connect_s)

@@ -114,6 +114,10 @@ def _outcome(side: Side) -> Iterator[tuple[str, str]]:
             "final loss": metrics.final_loss,
             "best loss": metrics.best_loss,
             "last step": metrics.last_step,
+            "loss is no number from step": metrics.lost_at_step,
             f"throughput ({metrics.throughput_name})": metrics.throughput,
+            f"device use ({metrics.device_use_name})": metrics.device_use,
+            "imbalance": metrics.imbalance,
+            "checkpoint of step": metrics.checkpoint_step,
         }
         yield from ((key, f"{number:.6g}") for key, number in numbers.items() if number is not None)
