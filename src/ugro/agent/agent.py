@@ -79,7 +79,7 @@ class Agent:
         mirror = LogMirror(self.home.jobs, watch)
         snapshots = Snapshots(jobs, self.cluster, self.health)
         checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
-        launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints))
+        launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints), snapshots.facts)
         home = Homecoming(jobs, watch, mirror, checkpoints)
         self._engine = Engine(jobs, watch, launching, snapshots, home)
         self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, self.cluster)

@@ -170,6 +170,7 @@ class JobSpec:
     stop: Stop = field(default_factory=Stop)
     outputs: tuple[str, ...] = ()
     notify: tuple[str, ...] = ()
+    balance: str | None = None  # off, static or adaptive; None: as the script has it
 
     @property
     def has_checkpoints(self) -> bool:
