@@ -100,10 +100,10 @@ def test_a_quota_is_the_speed_and_never_less_than_the_kernel_takes(speed: float)
 
 
 def test_limits_are_written_as_each_version_wants_them() -> None:
-    assert cgroups.limits(2, 0.25) == [("cpu.max", "5000 20000"), ("cpu.weight", "25")]
+    assert cgroups.limits(2, 0.25) == [("cpu.max", "2500 10000"), ("cpu.weight", "25")]
     assert cgroups.limits(1, 0.25)[1:] == [
-        ("cpu.cfs_period_us", "20000"),
-        ("cpu.cfs_quota_us", "5000"),
+        ("cpu.cfs_period_us", "10000"),
+        ("cpu.cfs_quota_us", "2500"),
         ("cpu.shares", "256"),
     ]
 
@@ -166,7 +166,7 @@ def test_with_version_2_the_cpu_controller_is_passed_down_where_it_may_be(tmp_pa
     assert group == tmp_path / "user" / "lab"
     assert (tmp_path / "user" / "cgroup.subtree_control").read_text() == "memory cpu pids"
     assert (group / "cgroup.subtree_control").read_text() == "+cpu"
-    assert (group / "lab1" / "cpu.max").read_text() == "10000 20000"
+    assert (group / "lab1" / "cpu.max").read_text() == "5000 10000"
     assert (group / "lab1" / "cgroup.procs").read_text().strip().isdigit()
 
 
@@ -201,6 +201,7 @@ def test_a_node_has_a_home_of_its_own_and_not_the_agents() -> None:
     entry = enter.parse(["--home", "/h", "--env", "X=y", "--path", "/p", "true"])
     ours = {"HOME": "/me", "UGRO_HOME": "/u", "UGRO_CLUSTER": "/c", "PATH": "/bin", "LANG": "C"}
     env = enter.environment(entry, ours)
+    assert env.pop("TORCHINDUCTOR_CACHE_DIR").startswith("/h/")
     assert env == {"HOME": "/h", "UGRO_LAB_NODE": "/h", "PATH": "/p:/bin", "LANG": "C", "X": "y"}
 
 

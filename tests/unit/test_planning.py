@@ -138,7 +138,9 @@ def test_only_what_has_ranks_needs_a_place_to_meet() -> None:
     assert [needs_rendezvous(job(launcher)) for launcher in Launcher] == [False, True, True]
 
 
-def balanced(launcher: Launcher, balance: str | None, env: Env | None = None, speeds: Speeds | None = None) -> list[Env]:
+def balanced(
+    launcher: Launcher, balance: str | None, env: Env | None = None, speeds: Speeds | None = None
+) -> list[Env]:
     plain = job(launcher, "train.py", env=env)
     made = plan(
         replace(plain, spec=replace(plain.spec, balance=balance)),

@@ -15,11 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Short, so that a slow node is slow evenly and does not stand still for long; the kernel wants a quota of 1 ms.
-_PERIOD_US = 20_000
+# Short, so that a slow node is slow evenly: longer ones make every step of a training as uneven as they are long. The
+# kernel wants a quota of 1 ms.
+_PERIOD_US = 10_000
 _LONGEST_PERIOD_US = 1_000_000
 _LEAST_QUOTA_US = 1_000
 _REMOVE_LIMIT_S = 2.0
+# Before others: a node of speed 0.5 is half a core, also where much else runs. Its quota is all that it can take.
+_PRECEDENCE = 64
+_LARGEST_WEIGHT = {1: 262_144, 2: 10_000}
 _JOIN = 'echo $$ > "$1/cgroup.procs"'
 
 
@@ -151,7 +155,9 @@ def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
     group.mkdir(exist_ok=True)
     if version == 2:
         _pass_cpu_on(group)
-    _write_all(group, [_weight(version, sum(speeds.values()))])
+    total = sum(speeds.values())
+    # Not where the nodes could take the whole machine.
+    _write_all(group, [_weight(version, total * _PRECEDENCE if total < (os.cpu_count() or 1) else total)])
     for node, speed in speeds.items():
         (group / node).mkdir(exist_ok=True)
         _write_all(group / node, limits(version, speed))
@@ -159,7 +165,8 @@ def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
 
 def _weight(version: int, speed: float) -> tuple[str, str]:
     """Keeps the nodes as unequal as they should be when the machine has less to give than their quotas."""
-    return ("cpu.weight", str(max(1, round(100 * speed)))) if version == 2 else ("cpu.shares", str(round(1024 * speed)))
+    name, of_a_core = ("cpu.weight", 100) if version == 2 else ("cpu.shares", 1024)
+    return name, str(min(_LARGEST_WEIGHT[version], max(1, round(of_a_core * speed))))
 
 
 def _pass_cpu_on(group: Path) -> None:
