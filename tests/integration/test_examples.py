@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,19 @@ def test_an_example_runs_on_two_ranks(tmp_path: Path) -> None:
     steps = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "profile")
     assert steps
     assert all(step["samples"] == 32 and len(step["shares"]) == 2 for step in steps)
+
+
+def test_a_plain_script_needs_few_changed_lines_and_they_run(tmp_path: Path) -> None:
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ranks.ROOT / "docs" / "training.md").read_text(), re.M | re.S)
+    assert sum(line.startswith("+") for line in diff.splitlines()) <= 10
+    ours = "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+    before = """import torch
+dataset = torch.utils.data.TensorDataset(torch.randn(1024, 4), torch.randn(1024, 1))
+criterion = torch.nn.functional.mse_loss
+def Model():
+    return torch.nn.Linear(4, 1)
+"""
+    (tmp_path / "train.py").write_text(before + ours)
+    started = ranks.start(["train.py"], tmp_path, 2)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    assert len(ranks.metrics(tmp_path / "output" / "metrics.jsonl", "checkpoint")) == 10

@@ -170,6 +170,18 @@ def test_with_version_2_the_cpu_controller_is_passed_down_where_it_may_be(tmp_pa
     assert (group / "lab1" / "cgroup.procs").read_text().strip().isdigit()
 
 
+@pytest.mark.parametrize(("speed", "weight"), [(0.5, "3200"), (10_000.0, "10000")])
+def test_precedence_is_for_nodes_that_leave_something_of_the_machine(
+    tmp_path: Path, speed: float, weight: str
+) -> None:
+    kernel_files(tmp_path / "lab", "cgroup.subtree_control", "cpu.weight")
+    kernel_files(tmp_path / "lab" / "lab1", "cpu.max", "cpu.weight")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    group = cgroups.create(Hierarchy(2, tmp_path, ()), "lab", {"lab1": speed}, takes_precedence=True)
+    assert group is not None
+    assert (group / "cpu.weight").read_text() == weight
+
+
 def test_where_no_group_can_be_made_there_is_none_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for version in (1, 2):

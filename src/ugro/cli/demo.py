@@ -56,7 +56,7 @@ def demo(session: Session, accident: bool, keep: bool) -> None:
     with contextlib.ExitStack() as stack:
         lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
         stack.enter_context(_within(_LIMIT_S))
-        _make_nodes(output, lab)
+        _make_nodes(output, lab, takes_precedence=not keep)
         client = stack.enter_context(lab.client())
         _show_health(output, client)
         is_balanced = not accident and _has_torch(output)
@@ -70,10 +70,10 @@ def demo(session: Session, accident: bool, keep: bool) -> None:
 # --- the steps -------------------------------------------------------------------------------------------------
 
 
-def _make_nodes(output: Output, lab: Lab) -> None:
+def _make_nodes(output: Output, lab: Lab, *, takes_precedence: bool) -> None:
     gpus = 1 if shutil.which("cc") else 0
     output.note(f"Three nodes on this machine: a whole core, half of one, a quarter of one{_with_gpus(gpus)}.")
-    lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus))
+    lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus, takes_precedence=takes_precedence))
 
 
 def _with_gpus(gpus: int) -> str:

@@ -21,7 +21,6 @@ _PERIOD_US = 10_000
 _LONGEST_PERIOD_US = 1_000_000
 _LEAST_QUOTA_US = 1_000
 _REMOVE_LIMIT_S = 2.0
-# Before others: a node of speed 0.5 is half a core, also where much else runs. Its quota is all that it can take.
 _PRECEDENCE = 64
 _LARGEST_WEIGHT = {1: 262_144, 2: 10_000}
 _JOIN = 'echo $$ > "$1/cgroup.procs"'
@@ -41,12 +40,20 @@ class Hierarchy:
             yield self.mount.joinpath(*self.own[:depth])
 
 
-def create(hierarchy: Hierarchy, name: str, speeds: Mapping[str, float]) -> Path | None:
-    """A group ``name`` with a limited group for each node; None where this user may not make it."""
+def create(
+    hierarchy: Hierarchy, name: str, speeds: Mapping[str, float], *, takes_precedence: bool = False
+) -> Path | None:
+    """A group ``name`` with a limited group for each node; None where this user may not make it.
+
+    With precedence, a node of speed 0.5 is half a core also where much else runs; its quota is all that it can take.
+    """
+    # Not where the nodes could take the whole machine.
+    is_bounded = sum(speeds.values()) < (os.cpu_count() or 1)
+    weight = sum(speeds.values()) * (_PRECEDENCE if takes_precedence and is_bounded else 1)
     for place in hierarchy.places():
         group = place / name
         try:
-            _make(hierarchy.version, group, speeds)
+            _make(hierarchy.version, group, weight, speeds)
         except OSError:
             remove(group)
             continue
@@ -149,15 +156,13 @@ def _has_cpu(hierarchy: Hierarchy) -> bool:
         return False
 
 
-def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
+def _make(version: int, group: Path, weight: float, speeds: Mapping[str, float]) -> None:
     if version == 2:
         _pass_cpu_on(group.parent)
     group.mkdir(exist_ok=True)
     if version == 2:
         _pass_cpu_on(group)
-    total = sum(speeds.values())
-    # Not where the nodes could take the whole machine.
-    _write_all(group, [_weight(version, total * _PRECEDENCE if total < (os.cpu_count() or 1) else total)])
+    _write_all(group, [_weight(version, weight)])
     for node, speed in speeds.items():
         (group / node).mkdir(exist_ok=True)
         _write_all(group / node, limits(version, speed))
