@@ -129,8 +129,11 @@ key=$({ pwd; cat pyproject.toml scripts/setup.sh; } | sha256sum)
 [ "$(cat "$stamp" 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ] && exit 0
 
 .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
-say "installing UGRO and its tools (${groups[*]})"
+say "installing UGRO and its tools (${groups[*]}), PyTorch among them: the first time that is a large download"
 packages=$(requirements "${groups[@]}")
 mapfile -t packages <<<"$packages"
-.venv/bin/python -m pip --disable-pip-version-check install --quiet --editable . "${packages[@]}"
+# Its bars are for people; a log does without.
+quiet=--quiet
+[ ! -t 1 ] || quiet=--no-input
+.venv/bin/python -m pip --disable-pip-version-check install $quiet --editable . "${packages[@]}"
 echo "$key" >"$stamp"

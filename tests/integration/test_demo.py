@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from ugro.lab import processes, train
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab
 
-_LIMIT_S = 110
+_LIMIT_S = 330
 _EPOCH = re.compile(rf"epoch ( \d) of {train.EPOCHS}  (loss .*)")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture
@@ -53,11 +54,71 @@ def expect_no_trace(ugro: Ugro, scratch: Path) -> None:
     assert list((ugro.home / "cwd").iterdir()) == []
 
 
-# --- what it shows ---------------------------------------------------------------------------------------------
+# --- balanced --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_training_is_shown_with_equal_and_with_measured_shares(ugro: Ugro) -> None:
+    pytest.importorskip("torch")
+    lab = Lab(StateDir(ugro.home))
+    try:
+        done = ugro("demo", "--keep", timeout=_LIMIT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "until: ugro lab down" in done.stderr
+        expect_balanced(done)
+
+        assert [node["name"] for node in document(ugro, "health")["nodes"]] == ["lab1", "lab2", "lab3"]
+        commands = re.findall(r"^\$ ugro (launch .*)$", done.stderr, re.MULTILINE)
+        assert [command.split()[-1] for command in commands] == ["off", "adaptive"]
+        for number, command in enumerate(commands, start=1):
+            spec = document(ugro, "status", str(number))["job"]["spec"]
+            assert document(ugro, *shlex.split(command), "--dry-run")["spec"] == spec
+    finally:
+        assert ugro("lab", "down").returncode == 0
+    assert lab.processes() == {}
+
+
+def expect_balanced(done: subprocess.CompletedProcess[str]) -> None:
+    lines = done.stdout.splitlines()
+    steps = [line.split() for line in lines if re.match(r" *\d+ of \d+ ", line)]
+    first, second = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    assert [line[0] for line in first] == [line[0] for line in second] != []
+    # Beside what the second run tells stands what the first one told.
+    assert [line[:7] for line in second] == first
+    assert all(len(line) == 11 for line in second)
+    assert [line for line in lines if line.startswith("from step 1: 32 to lab")]
+
+    at = lines.index("node\tspeed\tequal\twaits\tbalanced\tstill waits")
+    ranks = [line.split("\t") for line in lines[at + 1 : at + 4]]
+    assert [rank[:3] for rank in ranks] == [["lab1", "1", "32"], ["lab2", "0.5", "32"], ["lab3", "0.25", "32"]]
+    at = lines.index("run\tshares\tsamples/s\twaiting\tloss\tgain")
+    equal, balanced = (line.split("\t") for line in lines[at + 1 :])
+    assert (equal[0], equal[1], balanced[0]) == ("equal shares", "32 / 32 / 32", "balanced")
+    assert "every sample was seen once per epoch, 3 times in all" in done.stderr
+    assert "Both learn the same" in done.stderr
+
+
+def test_the_demo_is_one_json_document_and_leaves_nothing(ugro: Ugro, scratch: Path) -> None:
+    pytest.importorskip("torch")
+    shown = json.loads(demo(ugro, scratch, "--json").stdout)["demo"]
+    assert shown["kept"] is False
+    equal, balanced = shown["runs"]["off"], shown["runs"]["adaptive"]
+    for run in (equal, balanced):
+        assert sorted(run["nodes"]) == ["lab1", "lab2", "lab3"]
+        assert sum(run["shares"]) == 96
+        assert run["seen"] == [3, 3]
+        assert 0 < run["measured_steps"] < run["steps"] == 48
+        assert 0 <= run["waiting_ratio"] < 1
+    assert equal["shares"] == [32, 32, 32]
+    assert balanced["final_loss"] == pytest.approx(equal["final_loss"], abs=0.01)
+    assert shown["gain"] == pytest.approx(balanced["samples_per_s"] / equal["samples_per_s"])
+    expect_no_trace(ugro, scratch)
+
+
+# --- the accident ----------------------------------------------------------------------------------------------
 
 
 def test_a_rank_is_killed_and_the_training_ends_as_if_it_had_not_been(ugro: Ugro, scratch: Path) -> None:
-    done = demo(ugro, scratch)
+    done = demo(ugro, scratch, "--accident")
     health, log, jobs, steps = tables(done.stdout)
 
     assert [line.split("\t")[0] for line in health] == ["lab1", "lab2", "lab3"]
@@ -95,10 +156,12 @@ def undisturbed() -> str:
     return done.stdout
 
 
-def test_the_demo_is_one_json_document(ugro: Ugro, scratch: Path) -> None:
-    shown = json.loads(demo(ugro, scratch, "--json").stdout)["demo"]
-    assert shown["kept"] is False
-    assert shown["job"]["state"] == "succeeded"
+def test_without_pytorch_a_training_in_plain_python_is_shown(ugro: Ugro, scratch: Path, tmp_path: Path) -> None:
+    argv = [without_torch(tmp_path), "-c", "from ugro.cli.main import main; main()", "demo", "--json"]
+    env = ugro.environment({"TMPDIR": str(scratch)})
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout)["demo"]
     failures = [attempt["failure"] for attempt in shown["job"]["attempts"]]
     assert [failure and failure["cause"] for failure in failures] == ["killed", None]
     assert [step["rank"] for step in shown["steps"]] == [0, 1, 2]
@@ -106,21 +169,14 @@ def test_the_demo_is_one_json_document(ugro: Ugro, scratch: Path) -> None:
     assert computing["lab3"] > computing["lab1"]
 
 
-def test_a_kept_demo_is_a_lab_of_the_user_and_its_command_does_what_it_did(ugro: Ugro) -> None:
-    lab = Lab(StateDir(ugro.home))
-    try:
-        done = ugro("demo", "--keep", timeout=_LIMIT_S)
-        assert done.returncode == 0, done.stderr
-        assert "until: ugro lab down" in done.stderr
-        shown = re.search(r"^\$ ugro (launch .*)$", done.stderr, re.MULTILINE)
-        assert shown is not None
-
-        job = document(ugro, "status", "last")["job"]
-        assert [node["name"] for node in document(ugro, "health")["nodes"]] == ["lab1", "lab2", "lab3"]
-        assert document(ugro, *shlex.split(shown[1]), "--dry-run")["spec"] == job["spec"]
-    finally:
-        assert ugro("lab", "down").returncode == 0
-    assert lab.processes() == {}
+def without_torch(folder: Path) -> str:
+    """A Python that has UGRO and all that is beside it, but for PyTorch."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "bare"], check=True, timeout=100)
+    (packages,) = folder.glob("bare/lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("torch", "_")) or path.suffix == ".pth":
+            (packages / path.name).symlink_to(path)
+    return str(folder / "bare" / "bin" / "python")
 
 
 def document(ugro: Ugro, *words: str) -> dict[str, Any]:
@@ -141,11 +197,19 @@ def document(ugro: Ugro, *words: str) -> dict[str, Any]:
         (signal.SIGINT, "lab/lab3/grid_workspace"),
         (signal.SIGHUP, "lab/lab3/grid_workspace"),
         (signal.SIGINT, "jobs/1/attempt_1/logs/rank_0.log"),  # the ranks run
-        (signal.SIGINT, "jobs/1/checkpoints/attempt_2.json"),  # they are about to run again
     ],
 )
 def test_an_interrupted_demo_leaves_nothing(ugro: Ugro, scratch: Path, number: signal.Signals, moment: str) -> None:
-    running = ugro.start("demo", env={"TMPDIR": str(scratch)})
+    expect_nothing_left(ugro, scratch, ["demo"], number, moment)
+
+
+def test_nor_does_one_that_is_interrupted_while_it_recovers(ugro: Ugro, scratch: Path) -> None:
+    moment = "jobs/1/checkpoints/attempt_2.json"  # the ranks are about to run again
+    expect_nothing_left(ugro, scratch, ["demo", "--accident"], signal.SIGINT, moment)
+
+
+def expect_nothing_left(ugro: Ugro, scratch: Path, words: list[str], number: signal.Signals, moment: str) -> None:
+    running = ugro.start(*words, env={"TMPDIR": str(scratch)})
     wait_until(lambda: list(scratch.glob(f"ugro-demo-*/{moment}")), _LIMIT_S, f"{moment} to be there")
     running.send_signal(number)
     _, errors = running.communicate(timeout=30)

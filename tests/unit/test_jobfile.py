@@ -67,6 +67,7 @@ name: big-run
 script: train.py
 args: --epochs 10 --note 'a b'
 launcher: torchrun
+balance: off
 env: {B: "2", A: ""}
 setup: |
   pip install x
@@ -117,6 +118,7 @@ notify: [mail]
         stop=Stop("USR1", 0.0),
         outputs=("results/*.csv",),
         notify=("mail",),
+        balance="off",
     )
 
 

@@ -159,6 +159,8 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ),
         ("name: x\n", "job.yaml:1: there is nothing to run", "give a script such as train.py, or a command"),
         ("script: a.py\ncommand: [b]\n", "job.yaml:1: script: there is a command, too", "one of them"),
+        ("command: [b]\nbalance: off\n", "job.yaml:2: balance: a command runs in one process", "a script can"),
+        ("script: a.py\nbalance: on\n", "job.yaml:2: balance: expected off, static or adaptive, got true", "static"),
         ("command: [b]\nargs: [x]\n", "job.yaml:2: args: only a script has args", "into the command itself"),
         ("command: [b]\nlauncher: ddp\n", "job.yaml:2: launcher: ddp runs a Python script", "give a script"),
         ("script: b.py\nlauncher: command\n", "job.yaml:2: launcher: a script is run by ddp", "python3 train.py"),

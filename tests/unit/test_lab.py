@@ -100,10 +100,10 @@ def test_a_quota_is_the_speed_and_never_less_than_the_kernel_takes(speed: float)
 
 
 def test_limits_are_written_as_each_version_wants_them() -> None:
-    assert cgroups.limits(2, 0.25) == [("cpu.max", "5000 20000"), ("cpu.weight", "25")]
+    assert cgroups.limits(2, 0.25) == [("cpu.max", "2500 10000"), ("cpu.weight", "25")]
     assert cgroups.limits(1, 0.25)[1:] == [
-        ("cpu.cfs_period_us", "20000"),
-        ("cpu.cfs_quota_us", "5000"),
+        ("cpu.cfs_period_us", "10000"),
+        ("cpu.cfs_quota_us", "2500"),
         ("cpu.shares", "256"),
     ]
 
@@ -166,8 +166,20 @@ def test_with_version_2_the_cpu_controller_is_passed_down_where_it_may_be(tmp_pa
     assert group == tmp_path / "user" / "lab"
     assert (tmp_path / "user" / "cgroup.subtree_control").read_text() == "memory cpu pids"
     assert (group / "cgroup.subtree_control").read_text() == "+cpu"
-    assert (group / "lab1" / "cpu.max").read_text() == "10000 20000"
+    assert (group / "lab1" / "cpu.max").read_text() == "5000 10000"
     assert (group / "lab1" / "cgroup.procs").read_text().strip().isdigit()
+
+
+@pytest.mark.parametrize(("speed", "weight"), [(0.5, "3200"), (10_000.0, "10000")])
+def test_precedence_is_for_nodes_that_leave_something_of_the_machine(
+    tmp_path: Path, speed: float, weight: str
+) -> None:
+    kernel_files(tmp_path / "lab", "cgroup.subtree_control", "cpu.weight")
+    kernel_files(tmp_path / "lab" / "lab1", "cpu.max", "cpu.weight")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    group = cgroups.create(Hierarchy(2, tmp_path, ()), "lab", {"lab1": speed}, takes_precedence=True)
+    assert group is not None
+    assert (group / "cpu.weight").read_text() == weight
 
 
 def test_where_no_group_can_be_made_there_is_none_and_nothing_is_left(tmp_path: Path) -> None:
@@ -201,6 +213,7 @@ def test_a_node_has_a_home_of_its_own_and_not_the_agents() -> None:
     entry = enter.parse(["--home", "/h", "--env", "X=y", "--path", "/p", "true"])
     ours = {"HOME": "/me", "UGRO_HOME": "/u", "UGRO_CLUSTER": "/c", "PATH": "/bin", "LANG": "C"}
     env = enter.environment(entry, ours)
+    assert env.pop("TORCHINDUCTOR_CACHE_DIR").startswith("/h/")
     assert env == {"HOME": "/h", "UGRO_LAB_NODE": "/h", "PATH": "/p:/bin", "LANG": "C", "X": "y"}
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Retry, Share
 from ugro.core.plan import Plan, Rendezvous
+from ugro.policy.hardware_speed import Speeds
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
 MEETING = Rendezvous("10.0.0.1", 29500, (("gpu1", "eth0"),))
@@ -133,3 +136,33 @@ def test_torchrun_gets_static_rendezvous_and_no_restarts_of_its_own() -> None:
 
 def test_only_what_has_ranks_needs_a_place_to_meet() -> None:
     assert [needs_rendezvous(job(launcher)) for launcher in Launcher] == [False, True, True]
+
+
+def balanced(
+    launcher: Launcher, balance: str | None, env: Env | None = None, speeds: Speeds | None = None
+) -> list[Env]:
+    plain = job(launcher, "train.py", env=env)
+    made = plan(
+        replace(plain, spec=replace(plain.spec, balance=balance)),
+        1,
+        UNEQUAL,
+        Surroundings(MEETING, PYTHONS, speeds=speeds),
+    )
+    return environments(made)
+
+
+@pytest.mark.parametrize("launcher", [Launcher.DDP, Launcher.TORCHRUN])
+def test_ranks_are_told_how_to_balance_and_how_fast_they_should_be(launcher: Launcher) -> None:
+    speeds = Speeds((1.0, 1.0, 0.49432), "the models")
+    for env in balanced(launcher, "static", speeds=speeds):
+        assert env["UGRO_BALANCE"] == "static"
+        assert env["UGRO_SPEEDS"] == "1,1,0.494"
+        assert env["UGRO_SPEEDS_SOURCE"] == "the models"
+
+
+def test_speeds_that_the_user_gave_win_and_without_a_wish_nothing_is_said() -> None:
+    given = balanced(Launcher.DDP, "static", {"UGRO_SPEEDS": "3,2,1"}, Speeds((1.0, 1.0, 1.0), "cores"))
+    assert [env["UGRO_SPEEDS"] for env in given] == ["3,2,1"] * 3
+    unknown = balanced(Launcher.DDP, "static", speeds=Speeds((), "equal: no figures for X"))
+    assert "UGRO_SPEEDS" not in unknown[0]
+    assert not [name for name in balanced(Launcher.DDP, None)[0] if name.startswith(("UGRO_BAL", "UGRO_SPE"))]

@@ -13,15 +13,20 @@ from ugro.agent.preflight import Preflight
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.together import one_error, together
 from ugro.core.errors import UgroError
-from ugro.core.job import Job, Launcher, OnLost, Placement
+from ugro.core.job import Job, Launcher, OnLost, Placement, Share
+from ugro.core.node import Facts
 from ugro.core.plan import Plan, Rendezvous
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.policy.balancer import Mode
+from ugro.policy.hardware_speed import Device, Speeds, estimate
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
 # What else the ranks of a job on that node are told, such as the folder to resume from.
 ExtraEnv = Callable[[Job, str], Awaitable[Mapping[str, str]]]
+# What is known of a node's devices, if anything is.
+Told = Callable[[Node], Facts | None]
 _NODES_OWN_SIGNAL = "TERM"
 
 
@@ -33,12 +38,14 @@ class Launching:
         watch: RunWatch,
         extra_env: ExtraEnv | None = None,
         code: Code | None = None,
+        facts: Told | None = None,
     ) -> None:
         self._jobs = jobs
         self._code = code
         self._cluster = cluster
         self._watch = watch
         self._extra_env = extra_env
+        self._facts = facts
         self._planning: dict[tuple[int, int], asyncio.Lock] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # of attempts that are being started
         self.preflight = Preflight(cluster, watch)
@@ -102,7 +109,8 @@ class Launching:
     def preview(self, job: Job, placement: Placement) -> Plan:
         """What ``plan`` would make, as far as that can be said without asking or changing anything."""
         rendezvous = self.preflight.guess(placement) if needs_rendezvous(job) else None
-        return plan(job, max(1, job.attempt), placement, self._surroundings(placement, rendezvous, {}))
+        surroundings = self._surroundings(placement, rendezvous, {}, self._speeds(job, placement))
+        return plan(job, max(1, job.attempt), placement, surroundings)
 
     async def _make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
@@ -112,7 +120,8 @@ class Launching:
             rendezvous = group.create_task(self._rendezvous(job, placement))
             notes = group.create_task(self.preflight.agree(job, placement))
             extra = group.create_task(self._extra(job, placement))
-        surroundings = self._surroundings(placement, rendezvous.result(), extra.result())
+        speeds = self._speeds(job, placement)
+        surroundings = self._surroundings(placement, rendezvous.result(), extra.result(), speeds)
         return plan(job, job.attempt, placement, surroundings), notes.result()
 
     async def _rendezvous(self, job: Job, placement: Placement) -> Rendezvous | None:
@@ -129,8 +138,26 @@ class Launching:
         found = await together(asked(node) for node in placement.nodes)
         return dict(zip(placement.nodes, found, strict=True))
 
+    def _speeds(self, job: Job, placement: Placement) -> Speeds | None:
+        if job.spec.balance != Mode.STATIC:
+            return None
+        return estimate([device for share in placement.shares for device in self._devices(share)])
+
+    def _devices(self, share: Share) -> list[Device]:
+        node = self._cluster.inventory.get(share.node)
+        facts = self._facts(node) if self._facts else None
+        names = {gpu.index: gpu.name for gpu in facts.gpus} if facts else {}
+        if share.gpus:
+            return [Device(names.get(index, node.spec.gpu or "an unknown GPU")) for index in share.gpus]
+        machine = node.machine
+        return [Device(None, machine.cores, machine.cpu_model) if machine else Device(None)]
+
     def _surroundings(
-        self, placement: Placement, rendezvous: Rendezvous | None, extra_env: Mapping[str, Mapping[str, str]]
+        self,
+        placement: Placement,
+        rendezvous: Rendezvous | None,
+        extra_env: Mapping[str, Mapping[str, str]],
+        speeds: Speeds | None = None,
     ) -> Surroundings:
         nodes = [self._cluster.inventory.get(name) for name in placement.nodes]
         return Surroundings(
@@ -138,6 +165,7 @@ class Launching:
             {node.spec.name: _python(node) for node in nodes},
             {node.spec.name: dict(node.spec.env) for node in nodes},
             extra_env,
+            speeds,
         )
 
 

@@ -92,6 +92,10 @@ class Snapshots:
             self._fitting_on, self._fitting = seen, set()
         return (resources, is_single) in self._fitting
 
+    def facts(self, node: Node) -> Facts | None:
+        """What it last told of itself."""
+        return self._latest.of(node).facts
+
     async def _nodes(self, holding: Sequence[Holding]) -> tuple[NodeView, ...]:
         self._latest.start()
         drained = await self._health.drained()

@@ -17,6 +17,7 @@ from types import FrameType
 import click
 
 from ugro.cli import health
+from ugro.cli.demo_balance import Comparison, document, has_torch, show_results, verdict
 from ugro.cli.demo_training import StepTime, Watch, launch, show_command, show_step_times, step_times
 from ugro.cli.jobs_document import job_document
 from ugro.cli.jobs_show import status
@@ -33,42 +34,46 @@ from ugro.lab.lab import Lab
 from ugro.lab.shape import Wish
 
 _SPEEDS = (1.0, 0.5, 0.25)
-_LIMIT_S = 180  # it takes half a minute; on a machine that is busy, more
+_LIMIT_S = 360  # it takes a minute and a half; on a machine that is busy, more
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
+@click.option("--accident", is_flag=True, help="Another one: a rank is killed on the way, and the job goes on.")
 @click.option("--keep", is_flag=True, help="Leave the nodes up, in your own UGRO_HOME, to go on with.")
 @json_option
 @pass_session
-def demo(session: Session, keep: bool) -> None:
+def demo(session: Session, accident: bool, keep: bool) -> None:
     """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
 
-    One of its ranks is killed on the way; the job names it, resumes from its checkpoint, and ends well. It takes half a
-    minute, and nothing is left behind, also after Ctrl-C.
+    A small GPT is trained twice, with equal shares for all nodes and with shares that follow what is measured; it ends
+    with what that gained. With --accident, or where there is no PyTorch, it is a training in plain Python instead: one
+    of its ranks is killed; the job names it, resumes from its checkpoint, and ends well. It takes one or two minutes,
+    and nothing is left behind, also after Ctrl-C.
     """
     started = time.monotonic()
     output = session.output
     with contextlib.ExitStack() as stack:
         lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
         stack.enter_context(_within(_LIMIT_S))
-        _make_nodes(output, lab)
+        _make_nodes(output, lab, takes_precedence=not keep)
         client = stack.enter_context(lab.client())
         _show_health(output, client)
-        details, times = _train(session, lab, client)
+        is_balanced = not accident and _has_torch(output)
+        shown = _balance(output, lab, client) if is_balanced else _train(session, lab, client)
     elapsed_s = time.monotonic() - started
     if output.is_json:
-        output.document({"demo": {**_document(details, times), "seconds": round(elapsed_s, 3), "kept": keep}})
+        output.document({"demo": {**shown, "seconds": round(elapsed_s, 3), "kept": keep}})
     _say_goodbye(output, keep, elapsed_s)
 
 
 # --- the steps -------------------------------------------------------------------------------------------------
 
 
-def _make_nodes(output: Output, lab: Lab) -> None:
+def _make_nodes(output: Output, lab: Lab, *, takes_precedence: bool) -> None:
     gpus = 1 if shutil.which("cc") else 0
     output.note(f"Three nodes on this machine: a whole core, half of one, a quarter of one{_with_gpus(gpus)}.")
-    lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus))
+    lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus, takes_precedence=takes_precedence))
 
 
 def _with_gpus(gpus: int) -> str:
@@ -85,14 +90,38 @@ def _show_health(output: Output, client: Client) -> None:
         raise UgroError(first.error or "does not answer", subject=first.name, hint=first.hint)
 
 
-def _train(session: Session, lab: Lab, client: Client) -> tuple[Details, list[StepTime]]:
+def _has_torch(output: Output) -> bool:
+    if has_torch():
+        return True
+    output.note("\nPyTorch is not installed here: what follows is a training in plain Python, with equal shares.")
+    output.note("For the balanced one: pip install torch; ugro demo")
+    return False
+
+
+def _balance(output: Output, lab: Lab, client: Client) -> dict[str, object]:
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if busy > cores:
+        output.note(f"\nThis machine is busy (a load of {busy:.0f} on {cores} cores): figures are less steady.")
+    output.note("\nOne command trains a small GPT on all three at once. First each gets as many samples as the others;")
+    output.note("then as many as it can do in the same time, which is measured while it trains.")
+    trials = Comparison(output, client, len(_SPEEDS)).run()
+    if not output.is_json:
+        output.note("\nWhere the time of a step goes, on average: █ computing, ░ waiting for slower nodes.\n")
+        show_results(output, trials, _speeds(lab))
+        output.note("")
+        for line in verdict(trials):
+            output.note(line)
+    return document(trials)
+
+
+def _train(session: Session, lab: Lab, client: Client) -> dict[str, object]:
     output = session.output
     output.note("\nOne command trains a small neural network on all three at once:")
     job = Watch(output, lab, client).attend(launch(output, client, nodes=len(_SPEEDS)))
     times = step_times(client, job)
     if not output.is_json:
         _show_end(session, lab, times)
-    return client.jobs.details(job.id), times
+    return _document(client.jobs.details(job.id), times)
 
 
 def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
@@ -101,7 +130,7 @@ def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
     inside = _LabSession(session.cluster, session.log_level, output, lab)
     status.main([], prog_name="ugro status", obj=inside, standalone_mode=False)
     output.note("\nWhat a step took, on average. Each rank gets as many samples as the others, so the slowest one sets")
-    output.note("the pace; a split by speed is not there yet.\n")
+    output.note("the pace; with ugro.train, which needs PyTorch, each gets what it can do in the same time.\n")
     show_step_times(output, times, _speeds(lab))
 
 
@@ -113,7 +142,7 @@ def _say_goodbye(output: Output, keep: bool, elapsed_s: float) -> None:
     output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are gone again. To go on by yourself:")
     output.note("  ugro lab up        nodes like these, to try things on")
     output.note("  ugro init          a cluster.yaml from your SSH hosts")
-    output.note("  ugro launch        your own training: any script that torchrun would run")
+    output.note("  ugro launch        your own training: any script that torchrun would run; balanced, with ugro.train")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The training of ``ugro demo``: launched, disturbed on purpose, watched until its end, and its ranks compared."""
+"""The training of ``ugro demo --accident``: launched, disturbed on purpose, watched to its end, its ranks compared."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def show_command(output: Output, text: str) -> None:
         output.raw(f"\n{output.styled(f'$ {text}', 'bold', sys.stderr)}\n\n".encode(), to_stderr=True)
 
 
-def script() -> str:
+def script(name: str) -> str:
     """As a user here would name it: it is a part of the package, wherever that is."""
-    path = Path(train.__file__)
+    path = Path(train.__file__).with_name(name)
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def launch(output: Output, client: Client, *, nodes: int) -> Job:
-    file = script()
+    file = script(Path(train.__file__).name)
     show_command(output, f"ugro launch {shlex.quote(file)} --nodes {nodes}")
     return client.jobs.submit(fields={"script": file, "nodes": str(nodes)})
 

@@ -84,6 +84,7 @@ def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bo
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A job file (see docs/jobs.md).")
 @click.option("--nodes", metavar="N", help="On how many nodes: 3, or 2..4.")
 @click.option("--launcher", metavar="NAME", help="ddp (torchrun's environment, by ugro itself) or torchrun.")
+@click.option("--balance", metavar="MODE", help="How ugro.train shares a batch: off, static or adaptive.")
 @_job_options
 @json_option
 @pass_session

@@ -20,6 +20,7 @@ FLAGS: dict[str, KeyPath] = {
     **{key: (key,) for key in POSITIONAL},
     "name": ("name",),
     "launcher": ("launcher",),
+    "balance": ("balance",),
     "env": ("env",),
     "setup": ("setup",),
     "workdir": ("workdir",),

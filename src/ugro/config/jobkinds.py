@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from ugro.config.kinds import BadValueError, Environment, Kind, ListOf, Text, is_label, is_line, is_node_name
+from ugro.config.kinds import BadValueError, Choice, Environment, Kind, ListOf, Text, is_label, is_line, is_node_name
 from ugro.config.problems import nearest
 from ugro.config.yamltext import shown
 from ugro.core.failure import Cause
@@ -53,6 +53,12 @@ class NodeCount(Kind):
     def _refuse_ends(self, value: object) -> BadValueError:
         is_open = isinstance(value, str) and (value.strip().endswith("..") or value.strip().startswith(".."))
         return self.refuse(value, hint="a range of nodes needs both ends: 2..4" if is_open else None)
+
+
+class BalanceMode(Choice):
+    def parse(self, value: object) -> str:
+        """YAML reads a bare off as false."""
+        return super().parse("off" if value is False else value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ugro.config.jobkinds import (
     PRIORITIES,
     SNIPPET,
     Arguments,
+    BalanceMode,
     CheckpointRule,
     Command,
     FailureCause,
@@ -39,6 +40,7 @@ from ugro.config.schema import Section
 from ugro.config.yamltext import shown
 from ugro.core import job
 from ugro.core.job import JobSpec, Launcher, OnLost
+from ugro.policy.balancer import Mode
 
 _DAY_S = 86400.0
 _LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
@@ -282,6 +284,13 @@ class JobSection(Section):
         "(torchrun), or a command on one node. Null is ddp for a script, else command.",
         examples=["torchrun"],
     )
+    balance: Annotated[str | None, OrNull(BalanceMode(tuple(Mode)))] = Field(
+        None,
+        description="How a training with `ugro.train` shares its batches among the ranks: equally (off), by what the "
+        "devices are (static), or by what is measured while it runs (adaptive). Null leaves it to the script, which "
+        "without a wish of its own is adaptive.",
+        examples=["static"],
+    )
     env: Annotated[dict[str, str | None], JobEnvironment()] = Field(
         default_factory=dict,
         description="Environment variables. One without a value must come with the submit: from `--env`, or from the "
@@ -363,6 +372,8 @@ class JobSection(Section):
             raise BadValueError("there is nothing to run", hint="give a script such as train.py, or a command")
         if self.args and self.script is None:
             raise BadValueError("only a script has args", hint="put them into the command itself", at=("args",))
+        if self.balance and self.script is None:
+            raise BadValueError("a command runs in one process", hint="a script can have ranks", at=("balance",))
         return self
 
     @model_validator(mode="after")
@@ -417,6 +428,7 @@ class JobSection(Section):
             inputs=self.inputs,
             is_cached=self.cache,
             notify=self.notify,
+            balance=self.balance,
         )
 
     def _default_name(self) -> str:

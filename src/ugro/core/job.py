@@ -185,6 +185,7 @@ class JobSpec:
     inputs: tuple[str, ...] = ()  # files on the master that count, by content, for the result cache
     is_cached: bool = False  # the same work that has succeeded before is not done again
     notify: tuple[str, ...] = ()
+    balance: str | None = None  # off, static or adaptive; None: as the script has it
 
     @property
     def has_checkpoints(self) -> bool:

@@ -15,11 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Short, so that a slow node is slow evenly and does not stand still for long; the kernel wants a quota of 1 ms.
-_PERIOD_US = 20_000
+# Short, so that a slow node is slow evenly: longer ones make every step of a training as uneven as they are long. The
+# kernel wants a quota of 1 ms.
+_PERIOD_US = 10_000
 _LONGEST_PERIOD_US = 1_000_000
 _LEAST_QUOTA_US = 1_000
 _REMOVE_LIMIT_S = 2.0
+_PRECEDENCE = 64
+_LARGEST_WEIGHT = {1: 262_144, 2: 10_000}
 _JOIN = 'echo $$ > "$1/cgroup.procs"'
 
 
@@ -37,12 +40,20 @@ class Hierarchy:
             yield self.mount.joinpath(*self.own[:depth])
 
 
-def create(hierarchy: Hierarchy, name: str, speeds: Mapping[str, float]) -> Path | None:
-    """A group ``name`` with a limited group for each node; None where this user may not make it."""
+def create(
+    hierarchy: Hierarchy, name: str, speeds: Mapping[str, float], *, takes_precedence: bool = False
+) -> Path | None:
+    """A group ``name`` with a limited group for each node; None where this user may not make it.
+
+    With precedence, a node of speed 0.5 is half a core also where much else runs; its quota is all that it can take.
+    """
+    # Not where the nodes could take the whole machine.
+    is_bounded = sum(speeds.values()) < (os.cpu_count() or 1)
+    weight = sum(speeds.values()) * (_PRECEDENCE if takes_precedence and is_bounded else 1)
     for place in hierarchy.places():
         group = place / name
         try:
-            _make(hierarchy.version, group, speeds)
+            _make(hierarchy.version, group, weight, speeds)
         except OSError:
             remove(group)
             continue
@@ -145,13 +156,13 @@ def _has_cpu(hierarchy: Hierarchy) -> bool:
         return False
 
 
-def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
+def _make(version: int, group: Path, weight: float, speeds: Mapping[str, float]) -> None:
     if version == 2:
         _pass_cpu_on(group.parent)
     group.mkdir(exist_ok=True)
     if version == 2:
         _pass_cpu_on(group)
-    _write_all(group, [_weight(version, sum(speeds.values()))])
+    _write_all(group, [_weight(version, weight)])
     for node, speed in speeds.items():
         (group / node).mkdir(exist_ok=True)
         _write_all(group / node, limits(version, speed))
@@ -159,7 +170,8 @@ def _make(version: int, group: Path, speeds: Mapping[str, float]) -> None:
 
 def _weight(version: int, speed: float) -> tuple[str, str]:
     """Keeps the nodes as unequal as they should be when the machine has less to give than their quotas."""
-    return ("cpu.weight", str(max(1, round(100 * speed)))) if version == 2 else ("cpu.shares", str(round(1024 * speed)))
+    name, of_a_core = ("cpu.weight", 100) if version == 2 else ("cpu.shares", 1024)
+    return name, str(min(_LARGEST_WEIGHT[version], max(1, round(of_a_core * speed))))
 
 
 def _pass_cpu_on(group: Path) -> None:

@@ -60,6 +60,8 @@ def environment(entry: Entry, ours: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in ours.items() if name not in _NOT_OF_THE_NODE}
     env.update(entry.env)
     env["HOME"] = env[MARK] = entry.home
+    # PyTorch would make it in /tmp, where it outlives the node.
+    env["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(entry.home, ".cache", "torchinductor")
     env["PATH"] = os.pathsep.join([*entry.paths, ours.get("PATH", os.defpath)])
     return env
 

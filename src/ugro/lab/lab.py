@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -63,11 +64,11 @@ class Lab:
             found = self.shape()
             if found is not None and wish.is_granted_by(found):
                 has_cgroups = any(node.cgroup for node in found.nodes)
-                self._serve(self._plan(found.speeds, found.gpus, without_cgroups=not has_cgroups))
+                self._serve(self._plan(replace(wish, without_cgroups=not has_cgroups), found.speeds, found.gpus))
                 return Outcome.WAS_UP
             was_there = self._take_down()
             try:
-                self._serve(self._plan(speeds, gpus, without_cgroups=wish.without_cgroups))
+                self._serve(self._plan(wish, speeds, gpus))
             except UgroError:
                 self._take_down()
                 raise
@@ -85,11 +86,12 @@ class Lab:
 
     # --- up ----------------------------------------------------------------------------------------------------
 
-    def _plan(self, speeds: tuple[float, ...], gpus: int, *, without_cgroups: bool) -> Shape:
+    def _plan(self, wish: Wish, speeds: tuple[float, ...], gpus: int) -> Shape:
         self._on_wait("making the nodes")
         names = {f"lab{number}": speed for number, speed in enumerate(speeds, start=1)}
-        hierarchy = None if without_cgroups else cgroups.cpu_hierarchy()
-        group = cgroups.create(hierarchy, self.group_name, names) if hierarchy else None
+        hierarchy = None if wish.without_cgroups else cgroups.cpu_hierarchy()
+        is_first = wish.takes_precedence
+        group = cgroups.create(hierarchy, self.group_name, names, takes_precedence=is_first) if hierarchy else None
         throttle = Throttle.CGROUP if group else Throttle.DUTY_CYCLE
         nodes = [
             LabNode(name, speed, str(self.root / name), throttle, str(group / name) if group else None)

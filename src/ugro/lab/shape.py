@@ -49,6 +49,7 @@ class Wish:
     speeds: tuple[float, ...] | None = None
     gpus: int | None = None
     without_cgroups: bool = False
+    takes_precedence: bool = False  # over other programs on this machine: for a lab that is soon gone
 
     def wanted_speeds(self) -> tuple[float, ...]:
         """One for each node: too few are filled up with the last."""

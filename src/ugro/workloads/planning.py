@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ugro.core.job import Job, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
+from ugro.policy.hardware_speed import Speeds
 
 Env = dict[str, str]
 
@@ -21,6 +22,7 @@ class Surroundings:
     node_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # What ranks are told beside all else; nothing overrides it.
     extra_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    speeds: Speeds | None = None  # of the ranks, for a static balance
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,13 @@ def _environment(
     """``defaults`` give way to what the user said of the node or the job; ``fixed`` does not."""
     given = dict(job.spec.env)
     own = surroundings.node_env.get(share.node, {})
+    defaults = {**defaults, **_speeds(surroundings.speeds)}
+    balance = {"UGRO_BALANCE": job.spec.balance} if job.spec.balance else {}
     env = {
         **{name: value for name, value in defaults.items() if name not in own},
         **given,
         **_devices(share),
+        **balance,
         **fixed,
         "UGRO_NODE": share.node,
         **({"UGRO_SEED": str(job.spec.seed)} if job.spec.seed is not None else {}),
@@ -163,6 +168,13 @@ def _defaults(group: _Group, surroundings: Surroundings) -> Env:
     env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **_interface(_place(surroundings), group.node)}
     # As torchrun does: several processes that each take all cores are slower than one.
     return {**env, "OMP_NUM_THREADS": "1"} if group.size > 1 else env
+
+
+def _speeds(speeds: Speeds | None) -> Env:
+    if speeds is None:
+        return {}
+    source = {"UGRO_SPEEDS_SOURCE": speeds.source}
+    return {"UGRO_SPEEDS": str(speeds), **source} if speeds.values else source
 
 
 def _devices(share: Share) -> Env:

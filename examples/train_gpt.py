@@ -1,0 +1,158 @@
+"""A small GPT that learns to continue text, on any number of unequal GPUs or CPUs.
+
+    ugro launch examples/train_gpt.py --nodes 3 -- --data book.txt
+    python examples/train_gpt.py --tiny                # alone, in seconds
+
+Without --data it makes a text of its own. Letters are the tokens, so there is nothing to download.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+import ugro.train as ut
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    run = ut.init(seed=1)
+    dataset = Text(arguments.data.read_text() if arguments.data else made_up_text(), arguments.context)
+    model = run.wrap(Gpt(len(dataset.letters), arguments))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.1)
+    run.keep(model=model, optimizer=optimizer)
+    loader = run.loader(dataset, global_batch=arguments.global_batch, drop_last=True)
+    for epoch in run.epochs(arguments.epochs):
+        for number, (before, after) in enumerate(loader):
+            before, after = before.to(run.device), after.to(run.device)
+            with run.step() as step:
+                loss = step.loss(functional.cross_entropy(model(before).flatten(0, 1), after.flatten()))
+                step.backward(loss)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            run.log(loss=loss)
+            if run.is_main and number % 20 == 0:
+                print(f"epoch {epoch} step {number} of {len(loader)} loss {loss.item():.4f}", flush=True)
+        run.checkpoint()
+    if run.is_main:
+        print(dataset.text(continued(model, dataset.numbers[:1], arguments.context)), flush=True)
+    run.close()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, help="a text file; without it, a text is made up")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--context", type=int, default=256, help="letters that it sees at once")
+    parser.add_argument("--global-batch", type=int, default=64, help="samples of a step, of all ranks together")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--tiny", action="store_true", help="small enough for a test")
+    arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.layers, arguments.width, arguments.heads, arguments.context = 2, 32, 2, 32
+        arguments.global_batch, arguments.epochs, arguments.lr = 32, 1, 3e-3
+    return arguments
+
+
+# --- model ------------------------------------------------------------------------------------------------------
+
+
+class Gpt(nn.Module):  # type: ignore[misc]
+    def __init__(self, tokens: int, size: argparse.Namespace) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, size.width)
+        self.places = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, tokens, bias=False)
+        self.apply(begin_small)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(numbers.shape[1], device=numbers.device)
+        return self.head(self.norm(self.blocks(self.tokens(numbers) + self.places(places))))
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mixing_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mixing = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self._attention(self.attention_norm(x))
+        return x + self.mixing(self.mixing_norm(x))
+
+    def _attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.projection(seen.transpose(1, 2).reshape(batch, length, width))
+
+
+def begin_small(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def continued(model: Any, numbers: torch.Tensor, context: int, letters: int = 80) -> torch.Tensor:
+    model = getattr(model, "module", model).eval()  # one rank alone: without DDP around it
+    numbers = numbers[None].to(next(model.parameters()).device)
+    for _ in range(letters):
+        chances = functional.softmax(model(numbers[:, -context:])[:, -1], dim=-1)
+        numbers = torch.cat([numbers, torch.multinomial(chances, 1)], dim=1)
+    return numbers[0].cpu()
+
+
+# --- data -------------------------------------------------------------------------------------------------------
+
+
+class Text(Dataset):  # type: ignore[misc]
+    """Pieces that overlap by half, and the same pieces one letter on."""
+
+    def __init__(self, text: str, context: int) -> None:
+        if len(text) <= context:
+            raise SystemExit(f"the text is too short: {len(text)} letters, and {context + 1} are needed")
+        self.letters = sorted(set(text))
+        self.context = context
+        number_of = {letter: number for number, letter in enumerate(self.letters)}
+        self.numbers = torch.tensor([number_of[letter] for letter in text])
+
+    def __len__(self) -> int:
+        return (len(self.numbers) - self.context - 1) // (self.context // 2) + 1
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        piece = self.numbers[index * (self.context // 2) :][: self.context + 1]
+        return piece[:-1], piece[1:]
+
+    def text(self, numbers: torch.Tensor) -> str:
+        return "".join(self.letters[number] for number in numbers.tolist())
+
+
+def made_up_text(sentences: int = 400) -> str:
+    drawn = random.Random(7)
+    parts = (
+        ("the fox", "a tired owl", "my brother", "the quiet engineer", "a small robot"),
+        ("watches", "follows", "remembers", "carries", "does not trust"),
+        ("the river", "two green lamps", "a heavy book", "the last train", "its own shadow"),
+    )
+    return "".join(" ".join(drawn.choice(part) for part in parts) + ". " for _ in range(sentences))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""How fast the devices of a job should be, going by what they are: where ``balance: static`` has its shares from.
+
+Figures of vendors and not measurements; a training may see other ratios, which ``adaptive`` then finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Dense half precision with sums in single precision, in TFLOPS, as vendors state it; without tensor cores, single.
+_TFLOPS = {
+    **{"h200": 989, "h100": 756, "a100": 312, "l40s": 362, "l40": 181, "l4": 121, "a40": 150, "a10": 125, "t4": 65},
+    **{"v100": 112, "p100": 9.5, "rtxa6000": 155, "rtxa5000": 111, "rtxa4000": 77, "rtx6000ada": 364},
+    **{"rtx5090": 210, "rtx5080": 113, "rtx5070ti": 88, "rtx5070": 62, "rtx5060ti": 47, "rtx5060": 38},
+    **{"rtx4090": 165, "rtx4080super": 104, "rtx4080": 97, "rtx4070tisuper": 88, "rtx4070ti": 80},
+    **{"rtx4070super": 71, "rtx4070": 58, "rtx4060ti": 44, "rtx4060": 30},
+    **{"rtx3090ti": 80, "rtx3090": 71, "rtx3080ti": 68, "rtx3080": 60, "rtx3070ti": 43.5, "rtx3070": 41},
+    **{"rtx3060ti": 32, "rtx3060": 25, "rtx2080ti": 54, "rtx2080super": 45, "rtx2080": 40, "rtx2070super": 36},
+    **{"rtx2070": 30, "rtx2060super": 29, "rtx2060": 26, "gtx1080ti": 11.3, "gtx1080": 8.9, "gtx1070": 6.5},
+}
+_CLOCK = re.compile(r"@ *([\d.]+) *GHz", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Of one rank: a GPU, or the cores of a node that gives none."""
+
+    gpu: str | None
+    cores: int = 0
+    cpu_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Of the ranks, the fastest is 1; empty where nothing can be said, and shares are then equal."""
+
+    values: tuple[float, ...]
+    source: str
+
+    def __str__(self) -> str:
+        return ",".join(f"{value:.3g}" for value in self.values)
+
+
+def estimate(devices: Sequence[Device]) -> Speeds:
+    gpus = [device.gpu for device in devices if device.gpu is not None]
+    if not gpus:
+        return _of_cores(devices)
+    if len(gpus) < len(devices):
+        return Speeds((), "equal: some ranks have a GPU and some do not")
+    figures = [_tflops(name) for name in gpus]
+    if unknown := sorted({name for name, figure in zip(gpus, figures, strict=True) if figure is None}):
+        return Speeds((), f"equal: no figures for {', '.join(unknown)}")
+    return _relative([figure or 0.0 for figure in figures], "vendors' figures for the GPU models")
+
+
+def _of_cores(devices: Sequence[Device]) -> Speeds:
+    if any(device.cores < 1 for device in devices):
+        return Speeds((), "equal: not every node has told its cores")
+    clocks = [_CLOCK.search(device.cpu_model) for device in devices]
+    if not all(clocks):
+        return _relative([float(device.cores) for device in devices], "numbers of cores")
+    ghz = [float(clock[1]) for clock in clocks if clock]
+    return _relative([device.cores * one for device, one in zip(devices, ghz, strict=True)], "cores times clock")
+
+
+def _relative(figures: Sequence[float], source: str) -> Speeds:
+    most = max(figures)
+    return Speeds(tuple(figure / most for figure in figures), source)
+
+
+def _tflops(name: str) -> float | None:
+    """A laptop's GPU of the same name is another one."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    if "laptop" in words or "max" in words:
+        return None
+    spans = ("".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1))
+    # The longest: "rtx4070" is in "rtx4070ti", too.
+    found = max((span for span in spans if span in _TFLOPS), key=len, default=None)
+    return None if found is None else _TFLOPS[found]

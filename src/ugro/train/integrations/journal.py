@@ -1,0 +1,46 @@
+"""The metrics of a rank whose steps are made by another library: only ``log``, with no group and no balance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ugro.core.errors import UgroError
+from ugro.train.metrics import Metrics, kept
+from ugro.train.surroundings import Surroundings
+
+
+class Log(Protocol):
+    """A ``Run``, or a ``Journal``."""
+
+    def log(self, *, step: int | None = None, **values: Any) -> None: ...
+
+
+class Missing(UgroError, ImportError):
+    """A library that a callback is for; also an ImportError, for scripts that can do without."""
+
+
+class Journal:
+    """Writes what ``run.log`` would write, where it would: ``metrics.jsonl`` in ``$UGRO_OUTPUT``."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        around = Surroundings.of(env)
+        self.is_main = around.rank == 0
+        name = "metrics.jsonl" if self.is_main else f"metrics.rank_{around.rank}.jsonl"
+        self._metrics = Metrics(around.output / name, {"attempt": around.attempt, "rank": around.rank})
+
+    def log(self, *, step: int | None = None, **values: Any) -> None:
+        plain = {name: kept(value) for name, value in values.items()}
+        self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
+
+    def close(self) -> None:
+        """All of it is in the file; it may be written to again."""
+        self._metrics.close()
+
+
+def missing(library: str, error: ImportError) -> Missing:
+    found = Missing(f"this callback is for {library}, which is not installed here", hint=f"pip install {library}")
+    found.add_note(f"hint: {found.hint}")
+    found.__cause__ = error
+    return found
