@@ -245,7 +245,7 @@ def test_an_agent_of_an_older_generation_has_no_say(node: LocalNode, ledger: Led
     wait_until(lambda: len(ledger.starts(ONE)) == 2)
     node.generation = 1
     link = node.link()
-    for method in ("start", "stop", "remove", "list", "renew", "follow", "reserve_port", "free_port"):
+    for method in ("start", "stop", "remove", "list", "renew", "follow", "reserve_port", "free_port", "control"):
         with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2"):
             node.call(link, method, job="train", attempt=1, spec=ledger.sleeping(), file="exit.json")
     assert len(ledger.alive_of(ONE)) == 2
@@ -261,6 +261,8 @@ def test_a_refusal_says_its_kind_in_a_stable_word(tmp_path: Path) -> None:
         ("list", {"generation": 1}, "fenced-agent"),
         ("follow", {"generation": 2, "attempt": 9, "file": "exit.json"}, "not-found"),
         ("renew", {"generation": 2, "as_of": {"boot_id": "x", "clock_s": 1}}, "other-boot"),
+        ("control", {"generation": 2, "attempt": 9, "key": "a", "trace_steps": 1}, "not-running"),
+        ("control", {"generation": 2, "attempt": 2, "key": "a", "trace_steps": 0}, "usage"),
     ]
     with RawProgram(tmp_path) as program:
         for number, (method, params, kind) in enumerate(asked, start=1):

@@ -61,7 +61,9 @@ def _judged(found: JobProfile, training: Training) -> JobProfile:
         words = f"too early to judge: {found.steps} of at least {LEAST_STEPS} steps"
         return replace(found, findings=(Finding(FindingKind.TOO_EARLY, words),))
     costs = _costs(training.steps, len(found.ranks))
-    advice = training.advice or _advice(found, costs)
+    advice = training.advice
+    if advice is None or (training.plan is not None and training.plan.holds_from > advice.step):
+        advice = _advice(found, costs) or advice  # the training's own is of shares that it no longer has
     facts = Facts(found, training.plan, training.model, advice, _fixed_shares(costs, found.ranks))
     return replace(found, findings=findings(facts))
 

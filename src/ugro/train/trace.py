@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,11 @@ class Tracer:
     # --- recording ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        from torch import autograd
         from torch.profiler import ProfilerActivity, profile
 
+        if getattr(autograd, "_profiler_enabled", bool)():  # starting a second one ends the first
+            raise RuntimeError("the script uses torch.profiler itself")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
         profiler = profile(activities=activities)
         with warnings.catch_warnings():
@@ -104,42 +108,40 @@ class Tracer:
 
     def _end(self, *, is_last_moment: bool) -> None:
         profiler, self._profiler = self._profiler, None
+        name = self._name  # of the next one, when this is written
         atexit.unregister(self.close)
-        if profiler is None:
+        if profiler is None or not self._guarded(profiler.stop):
             return
 
-        def stop() -> None:
-            profiler.stop()
-            if is_last_moment:
-                self._write(profiler)
-            else:
-                # Not in the way of the next step. The interpreter waits for it at its end.
-                name = "ugro trace"
-                threading.Thread(target=self._guarded, args=(lambda: self._write(profiler),), name=name).start()
+        def write() -> None:
+            self._guarded(lambda: self._write(profiler, name), name)
 
-        self._guarded(stop)
+        if is_last_moment:
+            write()
+        else:
+            # Not in the way of the next step. The interpreter waits for it at its end.
+            threading.Thread(target=write, name="ugro trace").start()
 
-    def _write(self, profiler: Any) -> None:
+    def _write(self, profiler: Any, name: str) -> None:
         """Whole or not at all: what stands in the output folder is on its way home."""
         assert self._folder is not None
         self._output.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f"trace.rank_{self._rank}.json.gz"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            profiler.export_chrome_trace(str(unfinished))
-        unfinished.replace(self._output / f"{self._name}.json.gz")
+        unfinished = self._folder / f"trace.{name}.json.gz"
+        profiler.export_chrome_trace(str(unfinished))
+        unfinished.replace(self._output / f"{name}.json.gz")
 
-    def _guarded(self, work: Any) -> None:
+    def _guarded(self, work: Callable[[], Any], name: str | None = None) -> bool:
         try:
             work()
         except _FAILURES as error:
-            self._profiler = None
-            self._complain(f"no trace of rank {self._rank}: {error}")
+            self._complain(f"no trace of rank {self._rank}: {error}", name or self._name)
+            return False
+        return True
 
-    def _complain(self, problem: str) -> None:
+    def _complain(self, problem: str, name: str) -> None:
         try:
             self._output.mkdir(parents=True, exist_ok=True)
-            (self._output / f"{self._name}.txt").write_text(problem[:_MOST_BYTES], encoding="utf-8")
+            (self._output / f"{name}.txt").write_text(problem[:_MOST_BYTES], encoding="utf-8")
         except OSError:
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
 
