@@ -34,7 +34,7 @@ def test_names_that_begin_alike_are_told_apart(slower: str, faster: str) -> None
     assert low < high == 1.0
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 2080 with Max-Q Design", "GeForce GT 430", "AMD Radeon RX 7900 XTX"])
+@pytest.mark.parametrize("name", ["GeForce RTX 2080 with Max-Q Design", "GeForce GT 430", "Radeon RX 7900 XTX"])
 def test_of_a_gpu_without_a_figure_nothing_is_claimed(name: str) -> None:
     found = estimate([Device("RTX 4090"), Device(name)])
     assert found.values == ()
