@@ -81,6 +81,12 @@ def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     return []
 
 
+def _sync(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import sync
+
+    return sync.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
@@ -88,6 +94,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "balance": _balance,
     "scheduler": _scheduler,
     "ssh": _ssh,
+    "sync": _sync,
 }
 
 

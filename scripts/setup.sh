@@ -26,6 +26,8 @@ wanted() {
         tcsh tcsh
         tmux tmux'
   [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
+        rsync rsync
+        zstd zstd
         tsp task-spooler
         munged munge
         slurmctld slurmctld

@@ -72,7 +72,7 @@ class Connection:
                 # seen an end, not a reset: so it did nothing, and may be asked again.
                 if not was_kept:
                     raise
-                self._open()
+                self._open("the agent ended before it answered")
                 status, fields = self._exchange(request, timeout_s)
         except TimeoutError as error:
             raise _hung() from error
@@ -97,19 +97,19 @@ class Connection:
                 part.close()
         self._stream = self._socket = None
 
-    def _open(self) -> None:
+    def _open(self, complaint: str = "no agent is running") -> None:
         self.close()
         # Through the folder's descriptor: a socket's address is limited to 108 bytes, a path is not.
         try:
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise AgentGone("no agent is running") from error
+            raise AgentGone(complaint) from error
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(f"/proc/self/fd/{folder}/{self._path.name}")
         except OSError as error:
             self.close()
-            raise AgentGone("no agent is running") from error
+            raise AgentGone(complaint) from error
         finally:
             os.close(folder)
         self._stream = self._socket.makefile("rb")

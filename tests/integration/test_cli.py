@@ -67,6 +67,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "node trust": (("n001",), "host_key"),
     "node add": (("here", "--host", "127.0.0.1", "--port", "1"), "nodes"),
     "node rm": (("here",), "removed"),
+    "node gc": ((), "tidied"),
     "exec": (("n001", "--", "echo", "hi"), None),
     "agent start": ((), "agent"),
     "agent status": ((), "agent"),

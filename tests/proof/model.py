@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tests.proof.absent import ModelResults, NoCode
 from ugro.agent.engine import Engine
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.signal import Signal
@@ -330,7 +331,7 @@ class ModelPreflight:
         return
 
 
-class ModelLaunching:
+class ModelLaunching(NoCode):
     def __init__(self, jobs: JobStore, watch: ModelWatch) -> None:
         self._jobs = jobs
         self._watch = watch
@@ -472,7 +473,7 @@ class ModelAgent:
             watch,
             ModelLaunching(self.jobs, self.watch),
             ModelSnapshots(self.jobs, self.watch, clock),
-            Homecoming(self.jobs, watch, cast(Any, ModelMirror()), cast(Any, ModelCheckpoints())),
+            Homecoming(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

@@ -68,7 +68,7 @@ class Ledger:
     def fields(self, task: Task) -> dict[str, object]:
         """Of a submit: one process, or a rank on each of several nodes."""
         program = str(Path(witness.__file__))
-        shared: dict[str, object] = {"name": task.token, "env": self.env, "stop_grace": "1s"}
+        shared: dict[str, object] = {"name": task.token, "env": self.env, "stop_grace": "1s", "sync": False}
         if task.ranks == 1:
             return {**shared, "command": [sys.executable, "-I", "-S", program, *task.words()]}
         # The program itself, not through a shell: what its node has as Python runs it.

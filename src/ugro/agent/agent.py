@@ -12,18 +12,25 @@ from pathlib import Path
 
 import ugro
 from ugro.agent import hostkeys
+from ugro.agent.cache import ResultCache
 from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.cluster import Cluster
+from ugro.agent.code import Code
 from ugro.agent.doctor import Doctor
 from ugro.agent.engine import Engine
+from ugro.agent.environments import Environments
 from ugro.agent.execution import Command, Execution
 from ugro.agent.health import HealthCheck
 from ugro.agent.homecoming import Homecoming, checkpoint_env
+from ugro.agent.job_results import ResultService
 from ugro.agent.jobs import JobService
 from ugro.agent.launching import Launching
 from ugro.agent.logmirror import LogMirror
+from ugro.agent.profiling import Profiling
+from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
+from ugro.agent.submitting import Submitting
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
@@ -50,6 +57,9 @@ class Agent:
         self._executions: dict[str, Execution] = {}
         self._engine: Engine | None = None
         self._job_service: JobService | None = None
+        self._code: Code | None = None
+        self._result_service: ResultService | None = None
+        self._profiling: Profiling | None = None
 
     async def start(self) -> None:
         await self.store.open()
@@ -61,6 +71,8 @@ class Agent:
         self.cancel_all()
         if self._engine is not None:
             await self._engine.close()
+        if self._code is not None:
+            await self._code.close()
         await self.cluster.inventory.close()
         await self.store.close()
 
@@ -68,6 +80,21 @@ class Agent:
     def jobs(self) -> JobService:
         assert self._job_service is not None, "the agent has not started"
         return self._job_service
+
+    @property
+    def results(self) -> ResultService:
+        assert self._result_service is not None, "the agent has not started"
+        return self._result_service
+
+    @property
+    def profiling(self) -> Profiling:
+        assert self._profiling is not None, "the agent has not started"
+        return self._profiling
+
+    @property
+    def code(self) -> Code:
+        assert self._code is not None, "the agent has not started"
+        return self._code
 
     async def run_jobs(self) -> None:
         assert self._engine is not None, "the agent has not started"
@@ -79,10 +106,17 @@ class Agent:
         mirror = LogMirror(self.home.jobs, watch)
         snapshots = Snapshots(jobs, self.cluster, self.health)
         checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
-        launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints), snapshots.facts)
-        home = Homecoming(jobs, watch, mirror, checkpoints)
+        self._code = code = Code(self.home, self.store, self.cluster, identity)
+        environments = Environments(self.store.environments, watch)
+        extra_env = environments.recording(checkpoint_env(checkpoints))
+        launching = Launching(jobs, self.cluster, watch, extra_env, code, snapshots.facts)
+        results = Results(self.home.jobs, self.cluster.inventory.get, identity)
+        home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        self._profiling = Profiling(self.home.jobs, jobs, watch)
         self._engine = Engine(jobs, watch, launching, snapshots, home)
-        self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, self.cluster)
+        submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
+        self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, submitting)
 
     def status(self) -> AgentStatus:
         nodes = list(self.cluster.inventory)

@@ -13,7 +13,7 @@ POINTS = (
     "cancel.recorded", "stop.recorded", "stop.asked", "stop.answered",
     "conclude.begun", "conclude.logged", "conclude.recorded", "conclude.removed",
     "many.asked", "many.answered", "many.ended", "many.logged", "many.recorded", "many.lasting", "many.removed",
-    "sweep.found", "sweep.stopped",
+    "sweep.found", "sweep.stopped", "sweep.brought",
 )  # fmt: skip
 
 _wanted, _, _how = os.environ.get(VARIABLE, "").partition(":")

@@ -36,7 +36,7 @@ _FAILED_REST_S = 2.0
 
 def is_light(job: Job) -> bool:
     spec = job.spec
-    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints:
+    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints or spec.is_cached:
         return False
     return lease_s(job) is None and job.placement is not None and not job.placement.shares[0].gpus
 
@@ -64,11 +64,11 @@ class Light:
             _note(self._starts, self._being_started, job, node)
 
     def finish(self, job: Job) -> bool:
-        """Every rank has ended with 0. False when its log has to be fetched first."""
+        """Every rank has ended with 0. False when its log or its outputs have to be fetched first."""
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
         if not self.is_ending(job) and not self._is_resting(job):
-            if status is None or status.logs is None:
+            if status is None or status.logs is None or status.has_outputs:
                 return False
             self._last_words[job.id, job.attempt] = status
             _note(self._ends, self._being_ended, job, node)

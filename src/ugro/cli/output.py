@@ -49,6 +49,10 @@ class Output:
     def is_terminal(self) -> bool:
         return sys.stdout.isatty()
 
+    @property
+    def width(self) -> int:
+        return _terminal_size()[0]
+
     # --- results -----------------------------------------------------------------------------------------------
 
     def document(self, value: Any) -> None:

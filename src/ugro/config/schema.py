@@ -17,6 +17,7 @@ from pydantic import (
 
 from ugro.config.kinds import (
     BadValueError,
+    Bytes,
     Choice,
     Duration,
     Environment,
@@ -149,6 +150,20 @@ class Sync(Section):
     )
     max_parallel_transfers: Annotated[int, Whole(1, 1000)] = Field(
         5, description="How many nodes receive code at the same time."
+    )
+    max_size: Annotated[int, Bytes()] = Field(
+        500_000_000,
+        description="How much code may be sent without `--force`: a data set in the wrong place is noticed before it "
+        "travels.",
+    )
+    store_limit: Annotated[int, Bytes()] = Field(
+        10_000_000_000,
+        description="How much code each node, and this machine, keeps; what was not used for longest goes first.",
+    )
+    outside_links: Annotated[str, Choice(("keep", "follow", "skip", "error"))] = Field(
+        "keep",
+        description="What becomes of a symbolic link that leads out of the directory: it travels as a link (keep), as "
+        "what it points to (follow), not at all (skip), or nothing is sent (error).",
     )
 
 

@@ -45,6 +45,7 @@ class RunStatus:
     was_rebooted: bool = False
     # By rank, of one that has ended: whole, where they are so small that they came along.
     logs: tuple[tuple[int, bytes], ...] | None = None
+    has_outputs: bool = False  # of one that has ended: it wrote something to be kept
 
     @property
     def has_ended(self) -> bool:
@@ -188,6 +189,10 @@ class Runs:
         answer = await self._call("reserve_port", self.answer_s, job=str(job), attempt=attempt, count=1)
         return int(answer["ports"][0])
 
+    async def trace(self, job: int, attempt: int, steps: int, key: str) -> None:
+        """Asks the ranks to record their next steps; once for each key."""
+        await self._call("control", self.answer_s, job=str(job), attempt=attempt, trace_steps=steps, key=key)
+
     async def follow(self, job: int, attempt: int, file: str, offset: int) -> AsyncIterator[Piece]:
         """The file's bytes from ``offset`` on, live, until the run has ended; a cut head makes the offset jump."""
         link = await self.node.ready(self.connect_s)
@@ -267,6 +272,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             tail=tuple(str(line) for line in failure.get("tail") or ()),
             was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
             logs=_logs(answer["logs"]) if answer.get("logs") else None,
+            has_outputs=bool(answer.get("has_outputs")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error

@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from ugro.remote import many, ports, stopping, wire, worker
+from ugro.remote import durable, many, ports, stopping, wire, worker
 from ugro.remote.follow import follow as follow_file
 from ugro.remote.keeping import Keeping
 from ugro.remote.program import Call, Refused
@@ -22,6 +22,7 @@ from ugro.remote.watch import watch as watch_runs
 from ugro.remote.worker import Answer
 
 _LIST_BYTES = wire.MAX_PAYLOAD // 2
+MOST_TRACED = 1000
 _EXIT_S = 0.5  # from a supervisor's last word to its end
 _PAUSE_S = 0.005
 # The agents whose leftovers of removals that were cut short were deleted once, since this node program began.
@@ -104,6 +105,19 @@ def free_port(call: Call, params: Dict[str, Any]) -> None:
     call.finish({"now": moment(), "ports": ports.free(_run(call, params))})
 
 
+def control(call: Call, params: Dict[str, Any]) -> None:
+    """A word to the ranks of a run, in a file that they look at now and then; the newest one holds."""
+    run = _run(call, params)
+    steps = int(params["trace_steps"])
+    if not 1 <= steps <= MOST_TRACED:
+        raise ValueError("between 1 and %d steps can be traced" % MOST_TRACED)
+    if run.exit() is not None or not run.is_alive():
+        raise Refused("not-running", "%s does not run on this node" % run.name)
+    word = {"run": run.name, "key": str(params["key"])[:64], "trace_steps": steps}
+    durable.write_json(run.file("control.json"), word, is_lasting=False)
+    call.finish({"now": moment()})
+
+
 METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "start": start,
     "start_many": start_many,
@@ -117,6 +131,7 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "setup": setup,
     "reserve_port": reserve_port,
     "free_port": free_port,
+    "control": control,
 }
 
 

@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from ugro.store.code import CodeStore
 from ugro.store.engine import Database
+from ugro.store.environments import EnvironmentStore
 from ugro.store.jobs import JobStore
 
 
@@ -18,6 +20,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._database = Database(path)
         self.jobs = JobStore(self._database)
+        self.code = CodeStore(self._database)
+        self.environments = EnvironmentStore(self._database)
 
     async def open(self) -> None:
         await self._database.open()

@@ -24,6 +24,7 @@ class Verdict:
 
     stops: bool
     repeats: bool
+    trace_steps: int = 0
 
 
 class Balance:
@@ -41,7 +42,8 @@ class Balance:
 
     def digest(self, words: list[Word], step: int, epoch: int) -> Verdict:
         """``step`` is the one that was just synchronised."""
-        verdict = Verdict(any(word.stops for word in words), any(word.is_out_of_memory for word in words))
+        is_short_of_memory = any(word.is_out_of_memory for word in words)
+        verdict = Verdict(any(word.stops for word in words), is_short_of_memory, words[0].trace_steps)
         self._replan(words, step)
         if not verdict.repeats:
             self._record_step(words, epoch)

@@ -27,6 +27,7 @@ from ugro.train.step import Step
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings, mode
 from ugro.train.telemetry import History
+from ugro.train.trace import Tracer
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3
@@ -72,6 +73,7 @@ class Run:
         self._balance = Balance(names, self._metrics if self.is_main else None)
         clock = CudaClock() if self.device.type == "cuda" else CpuClock()
         self._stepping = Stepping(self._group, History(clock), self._balance, self.progress)
+        self._stepping.tracer = self._tracer = _tracer(surroundings, self.rank, self.device)
         self._kept: dict[str, Any] = {}
         self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
         self._loader: Loader | None = None
@@ -113,6 +115,8 @@ class Run:
         if self.ranks > 1:
             model = self._distributed(model, comm_hook, options)
         self._stepping.model = model
+        if self.is_main:
+            self._describe(model, comm_hook)
         _seed(self.progress.seed + self.rank)  # noise, such as that of dropout, is another one on each rank
         return model
 
@@ -126,6 +130,18 @@ class Run:
         reduce = comm_hook or allreduce_hook
         model.register_comm_hook(None, lambda state, bucket: self._stepping.bucket(bucket, reduce))
         return model
+
+    def _describe(self, model: Any, comm_hook: Any) -> None:
+        """What is exchanged in every step."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._metrics.put(
+            {
+                "kind": "model",
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in trained),
+                "comm_hook": None if comm_hook is None else getattr(comm_hook, "__name__", type(comm_hook).__name__),
+            }
+        )
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -281,6 +297,7 @@ class Run:
 
     def close(self) -> None:
         """Everything is written; the ranks part. A script that ends without it loses nothing."""
+        self._tracer.close()
         self._balance.close()
         self._metrics.close()
         self._group.close()
@@ -338,6 +355,11 @@ def _seed(seed: int) -> None:
 def _metrics_path(output: Path, rank: int) -> Path:
     """A file has one writer: it can then be followed by its length."""
     return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
+
+
+def _tracer(surroundings: Surroundings, rank: int, device: Any) -> Tracer:
+    name = f"{surroundings.job}.{surroundings.attempt}"
+    return Tracer(surroundings.run_folder, name, surroundings.output, rank, device.type == "cuda")
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from ugro.train.clock import Moments
 from ugro.train.group import Gathering, Group
 from ugro.train.sampler import Progress, Slice
 from ugro.train.telemetry import History, Word
+from ugro.train.trace import Tracer
 
 
 class Stepping:
@@ -24,6 +25,7 @@ class Stepping:
         self.cap: int | None = None  # samples that this device holds at once, as far as it was found out
         self.is_out_of_memory = False
         self.is_asked_to_stop = False
+        self.tracer: Tracer | None = None
         self.stops = False  # all ranks know of it, and stop behind the same step
         self._history = history
         self._gathering: Gathering | None = None
@@ -115,7 +117,12 @@ class Stepping:
         moments = self._moments
         if moments is not None:
             moments.inner_wait_s = self.company.waited_s
-        word = self._history.word(stops=self.is_asked_to_stop, is_out_of_memory=self.is_out_of_memory, cap=self.cap)
+        word = self._history.word(
+            stops=self.is_asked_to_stop,
+            is_out_of_memory=self.is_out_of_memory,
+            cap=self.cap,
+            trace_steps=self.tracer.asked() if self.tracer is not None else 0,
+        )
         self._gathering = self.group.gather(word.numbers())
 
     def finish(self) -> Verdict:
@@ -133,8 +140,18 @@ class Stepping:
         step = self.progress.step if self.slice is None else self.slice.step
         verdict = self.balance.digest(words, step, self.progress.epoch)
         self.stops = self.stops or verdict.stops
+        self._trace(step, verdict.trace_steps)
         if self.slice is not None:
             self.progress.cursor, self.progress.step = self.slice.cursor, self.slice.step + 1
         else:
             self.progress.step += 1
         return verdict
+
+    def _trace(self, step: int, asked: int) -> None:
+        tracer = self.tracer
+        if tracer is None:
+            return
+        was_tracing = tracer.is_tracing
+        tracer.after_step(step, asked)
+        if was_tracing or tracer.is_tracing:
+            self.disturb()  # recording takes its time, and not equally much everywhere

@@ -26,6 +26,7 @@ class Surroundings:
     resume: Path | None
     mode: Mode
     speeds: tuple[float, ...]
+    run_folder: Path | None = None  # of this attempt on this node, where UGRO leaves a word for us
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Surroundings:
@@ -44,6 +45,7 @@ class Surroundings:
             resume=Path(resume) if resume else None,
             mode=mode(env.get("UGRO_BALANCE") or Mode.ADAPTIVE),
             speeds=_speeds(env.get("UGRO_SPEEDS", "")),
+            run_folder=Path(env["UGRO_RUN_DIR"]) if env.get("UGRO_RUN_DIR") else None,
         )
 
 

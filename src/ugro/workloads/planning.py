@@ -135,6 +135,7 @@ def _environment(
         **balance,
         **fixed,
         "UGRO_NODE": share.node,
+        **({"UGRO_SEED": str(job.spec.seed)} if job.spec.seed is not None else {}),
         **surroundings.extra_env.get(share.node, {}),
     }
     return tuple(env.items())

@@ -1,0 +1,166 @@
+"""What a training wrote down of itself, step by step, in a few numbers. Pure: lines in, numbers out.
+
+A line is ``{"step": 10, "values": {"loss": 0.5}}``; the values may also stand beside the step. ``ugro.train`` writes
+more kinds of records: what it says of all ranks goes before what a script logged on one. What is no such line is
+passed over: the file is written while it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ugro.core.training import StepRecord, document, loss_of, step_record
+
+_LOSSES = ("loss", "train_loss", "train/loss")
+_THROUGHPUTS = ("throughput", "samples_per_s", "samples_per_second", "tokens_per_s", "tokens_per_second")
+_GPU_USES = ("gpu_use", "gpu_util", "gpu_utilization")  # in percent
+_OF_ALL_RANKS = "samples_per_s"
+_LONGEST_PATH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSummary:
+    records: int
+    last_step: int | None = None
+    final_loss: float | None = None
+    best_loss: float | None = None
+    best_step: int | None = None
+    lost_at_step: int | None = None  # from here on the loss is no finite number any more
+    throughput: float | None = None  # the mean of what was recorded; of ``ugro.train``, samples over time
+    throughput_name: str | None = None
+    device_use: float | None = None  # a share
+    device_use_name: str | None = None
+    imbalance: float | None = None
+    checkpoint: str | None = None  # the last that was written, where it was written
+    checkpoint_step: int | None = None
+
+
+def summarise(lines: Iterable[bytes]) -> MetricsSummary | None:
+    """None when there is no record in it."""
+    logged, steps = _Logged(), _Steps()
+    records = 0
+    last_step: int | None = None
+    checkpoint: tuple[str, int | None] | None = None
+    for line in lines:
+        if (record := document(line)) is None:
+            continue
+        records += 1
+        step = _step(record)
+        last_step = step if step is not None else last_step
+        kind = record.get("kind", "log")
+        if kind == "log":
+            logged.add(step, record)
+        elif kind == "profile":
+            steps.add(record)
+        elif kind == "checkpoint":
+            checkpoint = (str(record.get("path", ""))[:_LONGEST_PATH], step)
+    if not records:
+        return None
+    return _together(records, last_step, checkpoint, logged, steps)
+
+
+def _together(
+    records: int, last_step: int | None, checkpoint: tuple[str, int | None] | None, logged: _Logged, steps: _Steps
+) -> MetricsSummary:
+    # A script that never calls step.loss has none in its steps.
+    loss = steps.loss if steps.loss.final is not None else logged.loss
+    speed, speed_name = logged.mean(_THROUGHPUTS)
+    if steps.seconds > 0:
+        speed, speed_name = steps.samples / steps.seconds, _OF_ALL_RANKS
+    use, use_name = logged.mean(_GPU_USES)
+    use = None if use is None else use / 100
+    if use is None and steps.devices_s > 0:
+        use, use_name = min(1.0, steps.computing_s / steps.devices_s), "time computing"
+    return MetricsSummary(
+        records,
+        last_step,
+        loss.final,
+        loss.best,
+        loss.best_step,
+        loss.lost_at_step,
+        speed,
+        speed_name,
+        use,
+        use_name,
+        steps.slowest_s / steps.mean_s if steps.mean_s > 0 else None,
+        *(checkpoint or (None, None)),
+    )
+
+
+@dataclass(slots=True)
+class _Loss:
+    final: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    lost_at_step: int | None = None
+
+    def add(self, step: int | None, loss: float | None) -> None:
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            self.lost_at_step = step if self.lost_at_step is None else self.lost_at_step
+            return
+        self.final, self.lost_at_step = loss, None
+        if self.best is None or loss < self.best:
+            self.best, self.best_step = loss, step
+
+
+@dataclass(slots=True)
+class _Logged:
+    """By a script, on one rank."""
+
+    loss: _Loss = field(default_factory=_Loss)
+    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, step: int | None, record: dict[str, Any]) -> None:
+        inner = record.get("values")
+        values = inner if isinstance(inner, dict) else record
+        self.loss.add(step, next((loss_of(values[name]) for name in _LOSSES if name in values), None))
+        for name in (*_THROUGHPUTS, *_GPU_USES):
+            if name in values and (number := loss_of(values[name])) is not None and math.isfinite(number):
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (total + number, count + 1)
+
+    def mean(self, names: Iterable[str]) -> tuple[float | None, str | None]:
+        told = next((name for name in names if name in self._sums), None)
+        if told is None:
+            return None, None
+        total, count = self._sums[told]
+        return total / count, told
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Of all ranks, as ``ugro.train`` tells."""
+
+    loss: _Loss = field(default_factory=_Loss)
+    samples: int = 0
+    seconds: float = 0.0
+    devices_s: float = 0.0
+    computing_s: float = 0.0
+    slowest_s: float = 0.0
+    mean_s: float = 0.0
+
+    def add(self, record: dict[str, Any]) -> None:
+        if (step := step_record(record)) is None:
+            return
+        self.loss.add(step.step, step.loss)
+        self.samples += step.samples
+        self.seconds += step.step_s
+        self.devices_s += step.step_s * len(step.shares)
+        self.computing_s += _computing_s(step)
+        self.slowest_s += max(step.own_s)
+        self.mean_s += sum(step.own_s) / len(step.own_s)
+
+
+def _computing_s(step: StepRecord) -> float:
+    """Without waiting for data, for others, or for the network."""
+    return sum(max(0.0, own - data) for own, data in zip(step.own_s, step.data_s, strict=True))
+
+
+def _step(record: dict[str, Any]) -> int | None:
+    step = record.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 1 << 63 else None

@@ -1,0 +1,187 @@
+"""What a training writes of itself (``ugro.train``), as typed records. Pure: lines in, records out.
+
+Lines come from a node and may be cut short, or be no such records at all: what makes no sense is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_LINE = 1 << 20
+MOST_RANKS = 4096
+_LONGEST_TEXT = 1000
+_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of all ranks; the lists have an entry for each of them."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float | None  # None: none was told; NaN and the infinities are what they are
+    step_s: float
+    shares: tuple[int, ...]
+    own_s: tuple[float, ...]
+    data_s: tuple[float, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
+    communication_s: tuple[float, ...]
+    optimizer_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    nodes: tuple[str, ...]  # a name for each rank
+    device: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    gradient_bytes: int
+    is_compressed: bool  # by a hook of the script's
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    holds_from: int
+    shares: tuple[int, ...]
+    caps: tuple[int | None, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceRecord:
+    step: int
+    words: str
+    predicted_s: float
+    best_s: float
+    best_ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Training:
+    """What was told last of each kind, and the steps in their order."""
+
+    run: RunRecord | None = None
+    model: ModelRecord | None = None
+    plan: PlanRecord | None = None
+    advice: AdviceRecord | None = None
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def names(self, ranks: int) -> tuple[str, ...]:
+        told = self.run.nodes if self.run is not None else ()
+        return told if len(told) == ranks else tuple(f"rank {rank}" for rank in range(ranks))
+
+
+def read(lines: Iterable[bytes]) -> Training:
+    found = Training()
+    for line in lines:
+        if (record := document(line)) is not None:
+            _add(found, record)
+    return found
+
+
+def document(line: bytes) -> dict[str, Any] | None:
+    """An object of JSON, or nothing."""
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def step_record(record: dict[str, Any]) -> StepRecord | None:
+    """None when it is none, or makes no sense."""
+    try:
+        shares = tuple(_whole(share) for share in _list(record["shares"]))
+        names = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
+        lists = [tuple(_seconds(one) for one in _list(record[name])) for name in names]
+        if not shares or any(len(one) != len(shares) for one in lists):
+            return None
+        head = (_whole(record["step"]), _whole(record.get("epoch", 0)), _whole(record["samples"]))
+        return StepRecord(*head, loss_of(record.get("loss")), _seconds(record["step_s"]), shares, *lists)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def loss_of(value: object) -> float | None:
+    """A number; NaN and the infinities, which JSON has no numbers for, are told as texts."""
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) < 1 << 63 else None
+
+
+def _add(found: Training, record: dict[str, Any]) -> None:
+    kind = record.get("kind")
+    if kind == "profile":
+        if (step := step_record(record)) is not None:
+            found.steps.append(step)
+        return
+    try:
+        if kind == "run":
+            _begin(found, record)
+        elif kind == "model":
+            found.model = ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")))
+        elif kind == "plan":
+            found.plan = _plan(record)
+        elif kind == "advice":
+            found.advice = _advice(record)
+    except (KeyError, TypeError, ValueError):
+        return
+
+
+def _begin(found: Training, record: dict[str, Any]) -> None:
+    """What was told before is of ranks that are no longer there: a launcher has started them anew."""
+    nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
+    found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
+    found.model = found.plan = found.advice = None
+    found.steps.clear()
+
+
+def _plan(record: dict[str, Any]) -> PlanRecord:
+    return PlanRecord(
+        _whole(record["holds_from"]),
+        tuple(_whole(share) for share in _list(record["shares"])),
+        tuple(None if cap is None else _whole(cap) for cap in _list(record["caps"])),
+        str(record.get("reason", ""))[:_LONGEST_TEXT],
+    )
+
+
+def _advice(record: dict[str, Any]) -> AdviceRecord:
+    return AdviceRecord(
+        _whole(record["step"]),
+        str(record["words"])[:_LONGEST_TEXT],
+        _seconds(record["predicted_s"]),
+        _seconds(record["best_s"]),
+        tuple(_whole(rank) for rank in _list(record["best_ranks"])),
+    )
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
+        raise TypeError("no list")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError("no whole number")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ValueError("no time")
+    return float(value) if math.isfinite(value) else 0.0
