@@ -1,6 +1,6 @@
 """Draws docs/images/demo.svg: what `ugro demo` really shows, taken from a terminal.
 
-``python scripts/picture.py docs/images/demo.svg`` runs it; that takes half a minute.
+``python scripts/picture.py docs/images/demo.svg`` runs it; that takes a minute and a half.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-_COLUMNS = 106
+_COLUMNS = 116
 _UGRO = str(Path(sys.executable).with_name("ugro"))
 _DRAWN_OVER = "\r\x1b[K"  # what ugro writes before it draws over a line
 

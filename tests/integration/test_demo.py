@@ -85,7 +85,7 @@ def expect_balanced(done: subprocess.CompletedProcess[str]) -> None:
     # Beside what the second run tells stands what the first one told.
     assert [line[:7] for line in second] == first
     assert all(len(line) == 11 for line in second)
-    assert [line for line in lines if line.startswith("from step 1: 32 to lab")]
+    assert [line for line in lines if re.match(r"from step 1: lab\d 32, lab\d 32, lab\d 32; equal shares", line)]
 
     at = lines.index("node\tspeed\tequal\twaits\tbalanced\tstill waits")
     ranks = [line.split("\t") for line in lines[at + 1 : at + 4]]

@@ -331,6 +331,18 @@ def test_each_node_has_pretend_gpus_of_another_kind(ugro: Ugro, lab: Lab) -> Non
     assert len({gpu["uuid"] for fact in facts for gpu in fact["gpus"]}) == 4
 
 
+def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro: Ugro, lab: Lab) -> None:
+    assert ugro("lab", "up", "--nodes", "2", "--gpus", "1").returncode == 0
+    done = ugro("launch", "train.py", "--nodes", "2", "--balance", "static", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    for node in plan["nodes"]:
+        env = dict(node["ranks"][0]["env"])
+        assert env["UGRO_BALANCE"] == "static"
+        assert sorted(float(speed) for speed in env["UGRO_SPEEDS"].split(","))[-1] == 1
+        assert env["UGRO_SPEEDS_SOURCE"] == "what is stated of such GPU models"
+
+
 def test_without_a_compiler_a_stub_nvidia_smi_shows_the_gpus(ugro: Ugro, lab: Lab, tmp_path: Path) -> None:
     for tool in ("sh", "cat", "tr", "sleep"):
         found = shutil.which(tool)

@@ -120,7 +120,7 @@ class Teller:
                 self._nodes = record["nodes"]
             elif record["kind"] == "plan":
                 shares = zip(self._nodes, record["shares"], strict=True)
-                words = ", ".join(f"{share} to {node}" for node, share in shares)
+                words = ", ".join(f"{node} {share}" for node, share in shares)
                 say(f"from step {record['holds_from'] + 1}: {words}; {record['reason']}")
             elif record["kind"] == "profile":
                 self._profiles.append(record)

@@ -20,6 +20,12 @@ _TFLOPS = {
     **{"rtx3060ti": 32, "rtx3060": 25, "rtx2080ti": 54, "rtx2080super": 45, "rtx2080": 40, "rtx2070super": 36},
     **{"rtx2070": 30, "rtx2060super": 29, "rtx2060": 26, "gtx1080ti": 11.3, "gtx1080": 8.9, "gtx1070": 6.5},
 }
+# The same of laptops, from their cores at a common boost clock: what they reach depends on the power they are allowed.
+_LAPTOP_TFLOPS = {
+    **{"rtx5090": 66, "rtx5080": 46, "rtx5070ti": 40, "rtx5070": 31, "rtx5060": 24},
+    **{"rtx4090": 66, "rtx4080": 50, "rtx4070": 38, "rtx4060": 26, "rtx4050": 22},
+    **{"rtx3080ti": 42, "rtx3080": 35, "rtx3070ti": 33, "rtx3070": 29, "rtx3060": 23},
+}
 _CLOCK = re.compile(r"@ *([\d.]+) *GHz", re.IGNORECASE)
 
 
@@ -52,7 +58,7 @@ def estimate(devices: Sequence[Device]) -> Speeds:
     figures = [_tflops(name) for name in gpus]
     if unknown := sorted({name for name, figure in zip(gpus, figures, strict=True) if figure is None}):
         return Speeds((), f"equal: no figures for {', '.join(unknown)}")
-    return _relative([figure or 0.0 for figure in figures], "vendors' figures for the GPU models")
+    return _relative([figure or 0.0 for figure in figures], "what is stated of such GPU models")
 
 
 def _of_cores(devices: Sequence[Device]) -> Speeds:
@@ -71,11 +77,11 @@ def _relative(figures: Sequence[float], source: str) -> Speeds:
 
 
 def _tflops(name: str) -> float | None:
-    """A laptop's GPU of the same name is another one."""
     words = re.findall(r"[a-z0-9]+", name.lower())
-    if "laptop" in words or "max" in words:
+    if "max" in words:  # Max-Q: a laptop's of an older kind
         return None
+    figures = _LAPTOP_TFLOPS if "laptop" in words else _TFLOPS
     spans = ("".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1))
     # The longest: "rtx4070" is in "rtx4070ti", too.
-    found = max((span for span in spans if span in _TFLOPS), key=len, default=None)
-    return None if found is None else _TFLOPS[found]
+    found = max((span for span in spans if span in figures), key=len, default=None)
+    return None if found is None else figures[found]
