@@ -22,7 +22,7 @@ from ugro.store.jobs import JobStore
 
 MOST_STEPS = 10_000
 _METRICS = "metrics.jsonl"
-_HISTORY = 500  # steps beyond the window: what a rank's time depends on is learned from them
+_HISTORY = 150  # steps beyond the window: what a rank's time depends on is learned from them
 _EARLIER_JOBS = 200
 _HINT = "a script that uses ugro.train writes one: docs/training.md"
 _TRACE = re.compile(r"rank_(\d{1,6})\.step_(\d{1,12})\.(json\.gz|txt)")

@@ -71,13 +71,15 @@ def _watch(output: Output, client: Client, which: tuple[str, int | None, int | N
         shown: JobProfile | None = None
         is_over = False
         while not is_over:
+            began = time.monotonic()
             is_over = _is_over(client, job)  # asked first: what comes until then is shown
             job, measured = _newest(output, client, (job, *which[1:]), is_over=is_over)
             if measured is not None and measured != shown:
                 shown = measured
                 _draw(output, job, measured)
             if not is_over:
-                time.sleep(_LOOK_S)
+                # As long as looking took: of many ranks the agent has much to read.
+                time.sleep(max(_LOOK_S, time.monotonic() - began))
     except KeyboardInterrupt:
         if output.is_terminal:
             output.text("")  # what comes next stands below the ^C
