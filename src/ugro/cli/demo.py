@@ -73,6 +73,8 @@ def demo(session: Session, accident: bool, keep: bool) -> None:
 def _make_nodes(output: Output, lab: Lab, *, takes_precedence: bool) -> None:
     gpus = 1 if shutil.which("cc") else 0
     output.note(f"Three nodes on this machine: a whole core, half of one, a quarter of one{_with_gpus(gpus)}.")
+    if takes_precedence:
+        output.note("While this lasts, they go before other programs here, so that those do not blur the comparison.")
     lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus, takes_precedence=takes_precedence))
 
 

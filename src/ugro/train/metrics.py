@@ -132,7 +132,7 @@ def _number(value: Any) -> Any:
     try:
         if getattr(value, "ndim", 0):
             return plain(value.tolist())
-        return plain(float(value))
+        return plain(float(value.detach() if hasattr(value, "detach") else value))
     except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError):
         return f"<{type(value).__name__}>"
 

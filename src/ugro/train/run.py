@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import random
 import signal
@@ -126,7 +127,8 @@ class Run:
 
         devices = [self.device.index] if self.device.type == "cuda" else None
         # Buffers would be sent before every forward: one more moment in which all wait for the slowest.
-        model = DistributedDataParallel(model, **{"device_ids": devices, "broadcast_buffers": False, **options})
+        buffers = _name_of_buffer_option(DistributedDataParallel)
+        model = DistributedDataParallel(model, **{"device_ids": devices, buffers: False, **options})
         reduce = comm_hook or allreduce_hook
         model.register_comm_hook(None, lambda state, bucket: self._stepping.bucket(bucket, reduce))
         return model
@@ -328,11 +330,19 @@ class Run:
                 "resumed_from": None if self._resumed is None else self._resumed["progress"]["step"],
             }
         )
-        # Before the writer's own end, which was noted with the first record: the last one comes first.
+        # The last one comes first, and all before the writer's own end, which was noted with the first record.
+        if self.device.type == "cpu":  # Gloo's threads must not outlive the interpreter; NCCL's might wait for the dead
+            atexit.register(self._group.close)
         atexit.register(self._balance.close)
 
     def _stamp(self) -> dict[str, Any]:
         return {"attempt": self.surroundings.attempt, "rank": self.rank}
+
+
+def _name_of_buffer_option(wrapper: Any) -> str:
+    """PyTorch has renamed it, and warns of the old name."""
+    new = "forward_sync_buffers"
+    return new if new in inspect.signature(wrapper).parameters else "broadcast_buffers"
 
 
 def _device(local_rank: int) -> Any:
