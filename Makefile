@@ -25,7 +25,7 @@ check: setup  ## Lint, types, direction of imports, sizes, docs
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
 
 test: setup   ## Run all tests, two files at a time
-	$(PYTHON_HERE) -m pytest -n 2 --dist loadfile
+	$(PYTHON_HERE) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-remote:  ## Load the node program with an old Python: OLD_PYTHON=python3.9
 	$(OLD_PYTHON) scripts/remote_on_old_python.py

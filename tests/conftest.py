@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long something takes says more about the machine than about the code.
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
+
+# Files of few tests that take long: begun first, they do not keep one of two processes waiting for the other at the end.
+_LONG = ("test_demo.py", "test_crash_points.py", "test_readme.py", "test_chaos.py", "test_training.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))

@@ -17,7 +17,17 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 
 TRAIN = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, socket, sys, time
+def meet():  # nobody ends before the other has written
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == "0":
+        with socket.create_server(place) as listener:
+            return listener.accept()[0]
+    for _ in range(600):
+        try:
+            return socket.create_connection(place)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
 out = pathlib.Path(os.environ["UGRO_OUTPUT"])
 rank = os.environ["RANK"]
 (out / f"rank_{rank}.txt").write_text(rank)
@@ -28,7 +38,9 @@ if rank == "0":
             print(json.dumps({"step": step, "values": {"loss": 1 / (step + 1), "throughput": 10}}), file=file)
     (out / "tensorboard").mkdir()
     (out / "tensorboard" / "events").write_bytes(bytes(range(256)))
-sys.exit(3 if "fail" in sys.argv else 0)
+if "fail" in sys.argv:
+    meet()
+    sys.exit(3)
 """
 
 
