@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
 
-# Files of few tests that take long: begun first, they do not keep one of two processes waiting for the other at the end.
+# Files of few tests that take long: begun first, they do not keep one of two processes waiting at the end.
 _LONG = ("test_demo.py", "test_crash_points.py", "test_readme.py", "test_chaos.py", "test_training.py")
 
 
