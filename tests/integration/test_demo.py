@@ -38,7 +38,7 @@ def scratch(ugro: Ugro) -> Path:
 
 
 def demo(ugro: Ugro, scratch: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    done = ugro("demo", *words, env={"TMPDIR": str(scratch)}, timeout=_LIMIT_S)
+    done = ugro("demo", "--gentle", *words, env={"TMPDIR": str(scratch)}, timeout=_LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -200,12 +200,12 @@ def document(ugro: Ugro, *words: str) -> dict[str, Any]:
     ],
 )
 def test_an_interrupted_demo_leaves_nothing(ugro: Ugro, scratch: Path, number: signal.Signals, moment: str) -> None:
-    expect_nothing_left(ugro, scratch, ["demo"], number, moment)
+    expect_nothing_left(ugro, scratch, ["demo", "--gentle"], number, moment)
 
 
 def test_nor_does_one_that_is_interrupted_while_it_recovers(ugro: Ugro, scratch: Path) -> None:
     moment = "jobs/1/checkpoints/attempt_2.json"  # the ranks are about to run again
-    expect_nothing_left(ugro, scratch, ["demo", "--accident"], signal.SIGINT, moment)
+    expect_nothing_left(ugro, scratch, ["demo", "--gentle", "--accident"], signal.SIGINT, moment)
 
 
 def expect_nothing_left(ugro: Ugro, scratch: Path, words: list[str], number: signal.Signals, moment: str) -> None:

@@ -41,9 +41,10 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.option("--accident", is_flag=True, help="Another one: a rank is killed on the way, and the job goes on.")
 @click.option("--keep", is_flag=True, help="Leave the nodes up, in your own UGRO_HOME, to go on with.")
+@click.option("--gentle", is_flag=True, help="Do not go before the other programs of this machine.")
 @json_option
 @pass_session
-def demo(session: Session, accident: bool, keep: bool) -> None:
+def demo(session: Session, accident: bool, keep: bool, gentle: bool) -> None:
     """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
 
     A small GPT is trained twice, with equal shares for all nodes and with shares that follow what is measured; it ends
@@ -56,7 +57,7 @@ def demo(session: Session, accident: bool, keep: bool) -> None:
     with contextlib.ExitStack() as stack:
         lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
         stack.enter_context(_within(_LIMIT_S))
-        _make_nodes(output, lab, takes_precedence=not keep)
+        _make_nodes(output, lab, takes_precedence=not (keep or gentle))
         client = stack.enter_context(lab.client())
         _show_health(output, client)
         is_balanced = not accident and _has_torch(output)
