@@ -7,6 +7,7 @@ import inspect
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from ugro.train.trace import Tracer
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3
+_TOLD_TO_END = 128 + signal.SIGTERM
 
 
 def init(
@@ -76,6 +78,7 @@ class Run:
         self._stepping = Stepping(self._group, History(clock), self._balance, self.progress)
         self._stepping.tracer = self._tracer = _tracer(surroundings, self.rank, self.device)
         self._kept: dict[str, Any] = {}
+        self._has_left = False
         self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
         self._loader: Loader | None = None
         self._guard: Guard | None = None
@@ -241,8 +244,18 @@ class Run:
             self._leave()
 
     def _leave(self) -> None:
-        self.close()
-        raise SystemExit(128 + signal.SIGTERM)
+        self._tracer.close()
+        self._balance.close()
+        self._metrics.close()
+        self._has_left = True
+        raise SystemExit(_TOLD_TO_END)
+
+    def _end_at_once(self) -> None:
+        """PyTorch's threads can abort a process whose peers are gone while it is taken down: all is saved by then."""
+        if self._has_left:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_TOLD_TO_END)
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
@@ -330,6 +343,7 @@ class Run:
                 "resumed_from": None if self._resumed is None else self._resumed["progress"]["step"],
             }
         )
+        atexit.register(self._end_at_once)
         # The last one comes first, and all before the writer's own end, which was noted with the first record.
         if self.device.type == "cpu":  # Gloo's threads must not outlive the interpreter; NCCL's might wait for the dead
             atexit.register(self._group.close)
