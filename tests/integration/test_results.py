@@ -271,17 +271,21 @@ async def test_checkpoints_that_newer_ones_replaced_go_from_here_too(rig: Result
 
 
 @in_loop
-async def test_other_nodes_files_are_kept_apart_unless_they_are_the_same(rig: ResultRig) -> None:
+@pytest.mark.parametrize("order", [("n1", "n2"), ("n2", "n1")])
+async def test_other_nodes_files_are_kept_apart_unless_they_are_the_same(
+    rig: ResultRig, order: tuple[str, str]
+) -> None:
     for node in ("n1", "n2"):
         (rig.output(node) / "same").write_text("same")
         (rig.output(node) / "differs").write_text(node)
     (rig.output("n2") / "only").write_text("only here")
     async with rig.agent("n1", "n2") as results:
-        for node in ("n1", "n2"):
+        for node in order:
             await results.bring(Run(7, 1, node, is_first=node == "n1"))
     assert tree(rig.here() / "output") == {b"same": b"same", b"differs": b"n1"}
     assert tree(rig.here() / "nodes" / "n2") == {b"differs": b"n2", b"only": b"only here"}
-    assert arrived(rig, "n2", is_first=False).same == 1
+    told = arrived(rig, "n2", is_first=False)
+    assert (told.files, told.bytes, told.same) == (2, len("n2" + "only here"), 1)
     assert (rig.home / "7" / "nodes" / "n2" / "only").read_text() == "only here"
 
 

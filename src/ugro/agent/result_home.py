@@ -15,8 +15,9 @@ import json
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ SPARE_BYTES = 256 << 20
 _CHECK_EVERY_BYTES = 64 << 20
 _MOST_TOLD = 1000
 _UNSETTLED = -1
+_DOUBLES = threading.Lock()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -154,18 +156,19 @@ class RunHome:
     def finish(self, choice: Choice, *, is_kept: bool) -> Arrived:
         """All that is wanted is here. It lasts when this returns."""
         before = self.arrived()
-        same = 0 if self._is_first else self._drop_what_the_first_has()
-        sizes = [path.lstat().st_size for path in _files_below(self.root)]
         left = [LeftFile(shown(one.file.name), one.file.size, one.reason) for one in choice.left]
         unsendable = [LeftFile(shown(one.name), one.size, one.problem or "") for one in choice.unsendable]
         told = (tuple(left[:_MOST_TOLD]), len(left))
         if before is not None and not before.is_kept:  # those that were put aside since are told no more
-            told, same = (before.left, before.left_count), before.same
-        arrived = Arrived(len(sizes), sum(sizes), *told, tuple(unsendable[:_MOST_TOLD]), same, is_kept)
+            told = (before.left, before.left_count)
         shutil.rmtree(self._partial, ignore_errors=True)
         self._mirror.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sync_file_system(self._mirror)
-        durable.write_json(str(self._record), asdict(arrived))
+        # Whichever node's files are here last finds the other's: one at a time.
+        with _DOUBLES:
+            same = (before.same if before is not None else 0) + self._drop_doubles()
+            arrived = Arrived(*self._size(), *told, tuple(unsendable[:_MOST_TOLD]), same, is_kept)
+            durable.write_json(str(self._record), asdict(arrived))
         return arrived
 
     def only_here(self, listed: Sequence[OutputFile]) -> list[OutputFile]:
@@ -215,6 +218,27 @@ class RunHome:
         self._mirror.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._journal.open("a", encoding="ascii") as journal:
             journal.write(json.dumps([name.decode("utf-8", "surrogateescape"), *entry]) + "\n")
+
+    def _size(self) -> tuple[int, int]:
+        """How many files, and how many bytes in them."""
+        sizes = [path.lstat().st_size for path in _files_below(self.root)]
+        return len(sizes), sum(sizes)
+
+    def _drop_doubles(self) -> int:
+        """What other nodes and the first have alike is kept once, as the first's. Returns how many of our own went."""
+        if not self._is_first:
+            return self._drop_what_the_first_has()
+        for record in self._mirror.glob("*.json"):
+            if record != self._record:
+                RunHome(self.first.parent, record.stem, is_first=False)._drop_what_came_before_the_first()
+        return 0
+
+    def _drop_what_came_before_the_first(self) -> None:
+        arrived = self.arrived()
+        if arrived is not None and (same := self._drop_what_the_first_has()):
+            files, size = self._size()
+            arrived = replace(arrived, files=files, bytes=size, same=arrived.same + same)
+            durable.write_json(str(self._record), asdict(arrived))
 
     def _drop_what_the_first_has(self) -> int:
         same = 0
