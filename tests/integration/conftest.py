@@ -22,7 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from tests.rig import netns
+from tests.rig.ledger import Ledger
 from tests.rig.netns import NetnsFarm
+from tests.rig.nodeprogram import LocalNode
 from tests.rig.sshd import Farm, SshdFarm, SshdNode
 from tests.rig.waiting import (
     descendants,
@@ -121,6 +123,26 @@ class Ugro:
     def processes(self) -> list[int]:
         """The agent, its ssh processes, and the node programs on this machine."""
         return processes_with_variable("UGRO_HOME", [str(self.home)])
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """What the ranks of a test write of themselves; whatever of them is left is ended."""
+    book = Ledger(tmp_path)
+    yield book
+    book.end_all()
+
+
+@pytest.fixture
+def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
+    """This machine as a node, without an agent; the ledger is judged at the end."""
+    (tmp_path / "root").mkdir()
+    local = LocalNode(tmp_path / "root")
+    try:
+        yield local
+        ledger.judge()
+    finally:
+        local.close()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,6 @@ from ugro.remote.rundir import POINTS, spec_hash
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]
 ONE, TWO = f"{AGENT}/train.1", f"{AGENT}/train.2"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    book = Ledger(tmp_path)
-    yield book
-    book.end_all()
-
-
-@pytest.fixture
-def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
-    (tmp_path / "root").mkdir()
-    local = LocalNode(tmp_path / "root")
-    try:
-        yield local
-        ledger.judge()
-    finally:
-        local.close()
 
 
 def status_of(answer: dict[str, Any]) -> str:

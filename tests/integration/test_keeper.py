@@ -10,7 +10,6 @@ import base64
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,24 +34,6 @@ from ugro.remote.rundir import KEEPER_POINTS, boot_id
 
 ENDS = ["supervisor.ending", "exit.written", "exit.renamed"]
 BEFORE_THE_CLAIM = KEEPER_POINTS[: KEEPER_POINTS.index("keeper.claimed")]
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    book = Ledger(tmp_path)
-    yield book
-    book.end_all()
-
-
-@pytest.fixture
-def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
-    (tmp_path / "root").mkdir()
-    local = LocalNode(tmp_path / "root")
-    try:
-        yield local
-        ledger.judge()
-    finally:
-        local.close()
 
 
 # --- the plain life of many runs --------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,24 +36,6 @@ from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import UgroError
 
 NO_DISK = disk.available()
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    book = Ledger(tmp_path)
-    yield book
-    book.end_all()
-
-
-@pytest.fixture
-def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
-    (tmp_path / "root").mkdir()
-    local = LocalNode(tmp_path / "root")
-    try:
-        yield local
-        ledger.judge()
-    finally:
-        local.close()
 
 
 # --- who dies, and who goes on ----------------------------------------------------------------------------------

@@ -28,13 +28,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 TRUE = {"ranks": [{"rank": 0, "argv": ["true"]}]}
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    book = Ledger(tmp_path)
-    yield book
-    book.end_all()
-
-
 @pytest.fixture(params=["told by the kernel", pytest.param("polling", marks=needs_root)])
 def node(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
     yield from made(tmp_path, WITHOUT_INOTIFY if request.param == "polling" else ())

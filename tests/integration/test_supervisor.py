@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,6 @@ sh -c 'for n in 2 10 15; do trap "echo child-$n >> $SAID; exit $n" $n; done
 echo ready >> $SAID
 while :; do sleep 0.02; done
 """
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    book = Ledger(tmp_path)
-    yield book
-    book.end_all()
-
-
-@pytest.fixture
-def node(tmp_path: Path, ledger: Ledger) -> Iterator[LocalNode]:
-    (tmp_path / "root").mkdir()
-    local = LocalNode(tmp_path / "root")
-    try:
-        yield local
-        ledger.judge()
-    finally:
-        local.close()
 
 
 def status_of(answer: dict[str, Any]) -> str:
