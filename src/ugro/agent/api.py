@@ -12,6 +12,7 @@ from pydantic import Field
 import ugro
 from ugro.agent.agent import Agent
 from ugro.agent.api_jobs import add_job_routes, add_job_streams
+from ugro.agent.api_watch import add_watch_routes
 from ugro.agent.execution import Command
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.config.kinds import is_host, is_user
@@ -88,6 +89,7 @@ def create_app(agent: Agent) -> FastAPI:
     _add_command_routes(app, agent)
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
+    add_watch_routes(app, agent)
     return app
 
 

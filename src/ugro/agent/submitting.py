@@ -10,6 +10,7 @@ from typing import Any
 
 from ugro.agent.cluster import Cluster
 from ugro.agent.snapshot import Snapshots
+from ugro.config.channels import LOG
 from ugro.config.jobfile import Draft, Request, draft_job
 from ugro.core.errors import ConfigError, NotFound, Unsatisfiable
 from ugro.core.job import JobSpec, Launcher
@@ -49,6 +50,7 @@ class Submitting:
             return Needs(draft.wanted_variables)
         ids = {name: await self._id(name) for name in draft.named_jobs}
         request = draft.request(submit.env or {}, lambda name: _found(ids, name))
+        self._check_channels(request.spec.notify)
         return self._with_cwd(request, submit.here)
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:
@@ -57,6 +59,13 @@ class Submitting:
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._snapshots.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+
+    def _check_channels(self, names: Sequence[str]) -> None:
+        known = (LOG, *self._cluster.config.channels)
+        for name in names:
+            if name not in known:
+                hint = f"there is: {', '.join(known)}; the cluster file's channels name them"
+                raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
 
     async def _id(self, name: str) -> int | None:
         try:

@@ -50,6 +50,7 @@ class Node:
         self.dialling = dialling  # what the next dial goes by
         self.error: Unreachable | None = None
         self.since: datetime | None = None  # when it became unreachable
+        self.linked_at: float | None = None  # when the last link opened, in monotonic seconds
         self._link: Link | None = None
         self._machine: Machine | None = None
         self._attempts = 0
@@ -134,6 +135,7 @@ class Node:
             self._dialled_at = self._loop.time()
         self._machine = link.machine
         self._link, self.error, self.since = link, None, None
+        self.linked_at = self._loop.time()
         log.info("connected", extra={"node": self.spec.name})
         return link
 

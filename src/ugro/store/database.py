@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from ugro.store.alerts import AlertStore
+from ugro.store.ends import EndStore
 from ugro.store.engine import Database
 from ugro.store.jobs import JobStore
 
@@ -18,6 +20,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._database = Database(path)
         self.jobs = JobStore(self._database)
+        self.alerts = AlertStore(self._database)
+        self.ends = EndStore(self._database)
 
     async def open(self) -> None:
         await self._database.open()
