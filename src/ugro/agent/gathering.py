@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ugro.core.errors import UgroError
 from ugro.core.job import Job
+from ugro.store.ends import EndStore
 from ugro.telemetry.collector import Collector
 
 log = logging.getLogger(__name__)
@@ -19,29 +20,35 @@ _AFTERWARDS_S = (0.0, 5.0, 30.0, 300.0)
 
 
 class Gathering:
-    def __init__(self, collector: Collector, running: Callable[[], Sequence[Job]]) -> None:
+    def __init__(self, collector: Collector, ends: EndStore, holding: Callable[[], Sequence[Job]]) -> None:
         self._collector = collector
-        self._running = running
-        self._live: set[int] = set()
-        self._later: dict[int, list[float]] = {}  # when to look again at jobs that have ended
+        self._ends = ends
+        self._holding = holding
+        self._place = 0
+        self._later: dict[int, list[float]] = {}  # when to look (again) at jobs that have ended
 
     async def run(self) -> None:
+        self._place = await self._ends.newest()
+        # Also what came home while no agent took it in.
         self._later = {job: [0.0] for job in await asyncio.to_thread(self._collector.jobs)}
         while True:
-            await self._look()
+            try:
+                await self._look()
+            except UgroError as error:
+                log.error("ends of jobs cannot be read: %s", error)
             await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:
         now = time.monotonic()
-        live = {job.id for job in self._running()}
-        for job in self._live - live:
-            self._later[job] = [now + after_s for after_s in _AFTERWARDS_S]
-        self._live = live
-        for job in live:
-            await self._gather(job, is_over=False)
-        for job in [job for job, times in self._later.items() if times[0] <= now]:
+        while ends := await self._ends.after(self._place):
+            self._place = ends[-1].seq
+            self._later |= {end.job: [now + after_s for after_s in _AFTERWARDS_S] for end in ends}
+        live = {job.id for job in self._holding()}
+        over = {job for job, times in self._later.items() if times[0] <= now}
+        for job in await asyncio.to_thread(self._collector.having_some, live | over):
             await self._gather(job, is_over=job not in live)
-            self._later[job] = self._later[job][1:]
+        for job in over:
+            self._later[job].pop(0)
             if not self._later[job]:
                 del self._later[job]
 

@@ -105,7 +105,7 @@ class LatestReports:
         if seen.report is None:
             return True
         was_away = seen.report.status is Status.UNREACHABLE
-        if was_away and node.link is not None and (node.linked_at or 0.0) > seen.at:
+        if was_away and (node.alive_since or seen.at) > seen.at:
             return True
         pause_s = self.pace(node)
         return pause_s is not None and time.monotonic() - seen.at > pause_s

@@ -19,9 +19,9 @@ from ugro.core.errors import UgroError
 from ugro.core.node import NodeReport, Status
 from ugro.nodes.node import Node
 from ugro.policy import alerts as rules
-from ugro.policy import breaker
 from ugro.policy.alerts import CLUSTER, Notice
 from ugro.policy.breaker import Breaker, BreakerState
+from ugro.policy.breaker import Limits as BreakerLimits
 from ugro.policy.polling import Pace, Poll, poll
 from ugro.store.alerts import AlertStore
 from ugro.telemetry.message import Message
@@ -101,8 +101,8 @@ class Monitor:
 
     def _pause_s(self, node: Node) -> float | None:
         now = time.monotonic()
-        linked_at = node.linked_at if node.link is not None else None
-        if self._breaker(node.spec.name).state(now, self._limits, linked_at=linked_at) is BreakerState.OPEN:
+        breaker = self._breaker(node.spec.name)
+        if breaker.state(now, self._limits, alive_since=node.alive_since) is BreakerState.OPEN:
             return None
         return self._poll(node.spec.name).interval_s
 
@@ -115,9 +115,9 @@ class Monitor:
         return poll(pace, jobs=self._live_jobs(), idle_s=idle_s, failures=self._breaker(name).failures)
 
     @property
-    def _limits(self) -> breaker.Limits:
+    def _limits(self) -> BreakerLimits:
         settings = self._cluster.config.monitor
-        return breaker.Limits(settings.breaker_failures, settings.breaker_pause)
+        return BreakerLimits(settings.breaker_failures, settings.breaker_pause)
 
     def _breaker(self, name: str) -> Breaker:
         return self._breakers.get(name, _FRESH)
@@ -125,8 +125,7 @@ class Monitor:
     def _watched(self, node: Node) -> Watched:
         name, now = node.spec.name, time.monotonic()
         known, asked = self._breaker(name), self._poll(name)
-        linked_at = node.linked_at if node.link is not None else None
-        state = known.state(now, self._limits, linked_at=linked_at)
+        state = known.state(now, self._limits, alive_since=node.alive_since)
         reason = known.reason(now, self._limits)
         return Watched(name, state, known.failures, reason, asked.interval_s, asked.reason)
 

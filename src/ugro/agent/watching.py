@@ -60,7 +60,9 @@ class Watching:
             self._cluster, snapshots.latest, self._store.alerts, self.metrics, self.notifier, lambda: engine.live.count
         )
         herald = Herald(self._store, self._cluster, self.notifier, engine.changed)
-        gathering = Gathering(Collector(self._jobs_folder, self.metrics), engine.live.holding)
+        gathering = Gathering(
+            Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
+        )
         exposition = Exposition(self._store, monitor, self.metrics, self.notifier)
         self._parts = _Parts(engine, monitor, herald, gathering, exposition)
 

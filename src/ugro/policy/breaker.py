@@ -1,6 +1,6 @@
 """The circuit breaker of a node: one that fails again and again is left alone for a while.
 
-A link that is dialled anew meanwhile is a sign of life, and the node is asked at once.
+A link that opens or is heard again meanwhile is a sign of life, and the node is asked at once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Breaker:
         # One more failure after the pause opens it for another one.
         return replace(failed, opened_at=now) if failed.failures >= limits.failures else failed
 
-    def state(self, now: float, limits: Limits, *, linked_at: float | None = None) -> BreakerState:
-        """``linked_at``: when the link that is open now was opened."""
+    def state(self, now: float, limits: Limits, *, alive_since: float | None = None) -> BreakerState:
+        """``alive_since``: when its link was opened, or last heard again after it had been silent."""
         if self.opened_at is None:
             return BreakerState.CLOSED
-        has_shown_up = linked_at is not None and linked_at > self.opened_at
+        has_shown_up = alive_since is not None and alive_since > self.opened_at
         is_over = now - self.opened_at >= limits.pause_s
         return BreakerState.HALF_OPEN if has_shown_up or is_over else BreakerState.OPEN
 

@@ -29,6 +29,11 @@ class EndStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def newest(self) -> int:
+        """The number of the newest event of all."""
+        query = "SELECT COALESCE(MAX(seq), 0) AS seq FROM events"
+        return await self._database.run(lambda db: int(db.execute(query).fetchone()["seq"]))
+
     async def after(self, seq: int, limit: int = 5000) -> list[End]:
         return await self._database.run(lambda db: _after(db, seq, limit))
 

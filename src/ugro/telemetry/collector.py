@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ugro.telemetry.series import Points, SeriesKey
 
 _AT_ONCE = 4 << 20  # bytes of one file, which then are one transaction
 _MOST_FILES = 10_000
+_LARGEST = 1 << 62
 _NAME = re.compile(r"metrics[\w.-]*\.jsonl")
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
 
@@ -28,7 +29,6 @@ class _Batch:
     source: Source
     points: dict[SeriesKey, Points] = field(default_factory=dict)
     place: int = 0
-    was_cut: bool = False  # the file is shorter than what was read of it
 
 
 class Collector:
@@ -41,11 +41,14 @@ class Collector:
         """All that is there and not yet read; how many points that was."""
         async with self._collecting:
             owner = job_owner(job)
+            files = await asyncio.to_thread(lambda: list(self._files(job, owner)))
             places = await self._store.places(owner)
-            count = 0
-            for source, path in await asyncio.to_thread(lambda: list(self._files(job, owner))):
-                count += await self._read(source, path, places.get(source, 0))
-            return count
+            cut = [source for source, path in files if _size(path) < places.get(source, 0)]
+            for source in cut:
+                await self._store.start_again(source)
+            if cut:
+                places = await self._store.places(owner)
+            return sum([await self._read(source, path, places.get(source, 0)) for source, path in files])
 
     async def finish(self, job: int) -> int:
         """The last of it: its curves are put in order."""
@@ -53,8 +56,12 @@ class Collector:
         await self._store.seal(job_owner(job))
         return count
 
+    def having_some(self, jobs: Iterable[int]) -> list[int]:
+        """Those of which metrics came home. Blocks."""
+        return [job for job in jobs if next(self._files(job, ""), None) is not None]
+
     def jobs(self) -> list[int]:
-        """Those of which something came home. Blocks."""
+        """Those of which anything came home. Blocks."""
         try:
             return sorted(int(entry.name) for entry in os.scandir(self._folder) if entry.name.isdigit())
         except FileNotFoundError:
@@ -64,9 +71,6 @@ class Collector:
         count = 0
         while True:
             batch = await asyncio.to_thread(_next_batch, source, path, place)
-            if batch.was_cut and place:
-                await self._store.start_again(source)
-                return count  # the next look reads all files of the attempt
             if batch.place == place:
                 return count
             place = batch.place
@@ -105,6 +109,14 @@ def _metrics_files(folder: Path) -> list[Path]:
         return []
 
 
+def _size(path: Path) -> int:
+    """As if endless when nobody can tell: it was not cut, as far as we know."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return _LARGEST
+
+
 def _next_batch(source: Source, path: Path, place: int) -> _Batch:
     """Whole lines from ``place`` on; the last one may still be on its way."""
     batch = _Batch(source, place=place)
@@ -114,9 +126,7 @@ def _next_batch(source: Source, path: Path, place: int) -> _Batch:
     except OSError:
         return batch
     try:
-        size = os.fstat(descriptor).st_size
-        batch.was_cut = size < place
-        content = os.pread(descriptor, _AT_ONCE, place) if size > place else b""
+        content = os.pread(descriptor, _AT_ONCE, place)
     finally:
         os.close(descriptor)
     end = content.rfind(b"\n") + 1

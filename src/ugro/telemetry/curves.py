@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ugro.telemetry import bins as binning
 from ugro.telemetry.bins import Bins
-from ugro.telemetry.series import Points, read_points
+from ugro.telemetry.series import Points, SeriesKey, read_points
 
 MOST_BINS = 2000
 MOST_SERIES = 5000
@@ -79,12 +79,12 @@ def read_keys(db: sqlite3.Connection, wanted: Wanted) -> list[KeySummary]:
     return [_key_summary(row) for row in _series(db, wanted)]
 
 
-def read_raw(db: sqlite3.Connection, wanted: Wanted) -> dict[tuple[str, int, int, str], Points]:
+def read_raw(db: sqlite3.Connection, wanted: Wanted) -> dict[SeriesKey, Points]:
     """Every point, in the order of steps."""
     found = {}
     for row in _series(db, wanted):
         points = read_points(db.execute("SELECT * FROM chunk WHERE series = ? ORDER BY id", (row["id"],)))
-        found[row["owner"], row["attempt"], row["rank"], row["key"]] = points.in_order()
+        found[SeriesKey(row["owner"], row["attempt"], row["rank"], row["key"])] = points.in_order()
     return found
 
 
@@ -101,14 +101,16 @@ class _Reading:
         return _curve(row, self._within(whole))
 
     def _parts(self, row: sqlite3.Row) -> Iterator[Bins]:
-        if row["summary"]:
-            summary = binning.unpack(row["summary"])
-            if summary.width <= self.width or not self.is_exact:
-                yield summary
-                if row["loose"]:
-                    yield from self._chunks(row["id"], "AND is_sealed = 0")
-                return
-        yield from self._chunks(row["id"], "")
+        summary = binning.unpack(row["summary"]) if row["summary"] else None
+        if summary is None:
+            yield from self._chunks(row["id"], "")
+        elif summary.width <= self.width or not self.is_exact:
+            yield summary
+            if row["loose"]:
+                yield from self._chunks(row["id"], "AND is_sealed = 0")
+        else:
+            # The summary is all that is left of a job whose points took too much room.
+            yield from list(self._chunks(row["id"], "")) or [summary]
 
     def _chunks(self, series: int, more: str) -> Iterator[Bins]:
         query = f"SELECT id, bins FROM chunk WHERE series = ? AND step_max >= ? AND step_min <= ? {more} ORDER BY id"

@@ -90,7 +90,7 @@ class MetricStore:
     async def keys(self, wanted: Wanted) -> list[KeySummary]:
         return await self._reading.run(lambda db: read_keys(db, wanted))
 
-    async def points(self, wanted: Wanted) -> dict[tuple[str, int, int, str], Points]:
+    async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
         return await self._reading.run(lambda db: read_raw(db, wanted))
 
     async def size_bytes(self) -> int:
