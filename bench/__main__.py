@@ -74,11 +74,18 @@ def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     return []
 
 
+def _metrics(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import metrics
+
+    return metrics.measure()
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
     "adoption": _adoption,
     "scheduler": _scheduler,
+    "metrics": _metrics,
     "ssh": _ssh,
 }
 

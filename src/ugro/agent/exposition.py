@@ -165,14 +165,14 @@ def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterato
     elapsed = Family("ugro_job_elapsed_seconds", "gauge", "Since a job's attempt was started; while it holds devices.")
     gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
     for job in running:
-        labels = {"job": job.id, "name": job.spec.name}
+        labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
         if job.attempt_started_at:
             elapsed.add(time.time() - _seconds(job.attempt_started_at), **labels)
         gpus.add(sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0, **labels)
     steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has told of.")
     values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
     for job in running:
-        labels = {"job": job.id, "name": job.spec.name}
+        labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
         own = [one for one in curves if one.owner == job_owner(job.id) and one.attempt == job.attempt]
         if own:
             steps.add(max(one.last_step for one in own), **labels)

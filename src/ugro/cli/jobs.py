@@ -46,7 +46,7 @@ _EVERY = (
     click.option("--workdir", metavar="DIR", help="Where its code is, here; default: this folder."),
     click.option("--cwd", metavar="DIR", help="Where to run it, on the nodes; default: --workdir on this machine."),
     click.option("--output", multiple=True, metavar="PATTERN", help="Files to bring home (not yet done); repeatable."),
-    click.option("--notify", multiple=True, help="Who is told when it ends (not yet done); repeatable."),
+    click.option("--notify", multiple=True, help="A channel that is told when it ends; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
     click.option("--detach", "-d", is_flag=True, help="Do not wait for it."),
 )
