@@ -29,7 +29,6 @@ class Watched:
         self._ugro = ugro
         ugro.cluster = farm.cluster_yaml(
             monitor={**PACE, **monitor},
-            health_check={"timeout": 2},
             alerts={"channels": ["hook"]},
             channels={"hook": {"type": "webhook", "url": web.url}},
         )

@@ -89,23 +89,23 @@ def _line(**fields: object) -> bytes:
 
 def test_values_may_stand_in_a_map_or_beside_the_step() -> None:
     inner = records.read(_line(step=3, time=1700000000.25, rank=2, attempt=1, values={"loss": 0.5, "n": 7}))
-    assert inner == records.Record(3, 1700000000250, 2, 1, [("loss", 0.5), ("n", 7.0)])
+    assert inner == records.Record(3, 1700000000250, 2, 1, {"loss": 0.5, "n": 7.0})
     flat = records.read(_line(step=3, time=1, loss=0.5, note="text", is_best=True, none=None))
-    assert flat == records.Record(3, 1000, 0, None, [("loss", 0.5)])
+    assert flat == records.Record(3, 1000, 0, None, {"loss": 0.5})
 
 
 def test_records_of_a_kind_are_named_by_it_and_nested_numbers_by_their_path() -> None:
     found = records.read(_line(kind="profile", step=1, forward=0.1, ranks={"0": {"share": 3}}))
     assert found is not None
-    assert found.values == [("profile/forward", 0.1), ("profile/ranks/0/share", 3.0)]
+    assert found.values == {"profile/forward": 0.1, "profile/ranks/0/share": 3.0}
 
 
 def test_numbers_that_json_has_no_word_for_are_texts() -> None:
     found = records.read(b'{"step": 1, "a": "NaN", "b": "Infinity", "c": "-Infinity", "d": NaN, "e": "other"}')
     assert found is not None
-    assert [name for name, _ in found.values] == ["a", "b", "c", "d"]
-    assert math.isnan(found.values[0][1])
-    assert [value for _, value in found.values[1:3]] == [math.inf, -math.inf]
+    assert list(found.values) == ["a", "b", "c", "d"]
+    assert math.isnan(found.values["a"])
+    assert (found.values["b"], found.values["c"]) == (math.inf, -math.inf)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,13 @@ def test_what_is_no_record_is_passed_over(line: bytes) -> None:
     assert records.read(line) is None
 
 
+def test_a_bad_line_among_many_spoils_no_other_and_two_on_one_line_are_none() -> None:
+    good = b'{"step": 1, "loss": 1.5}'
+    for bad in (b"{", good + b"," + good, b"", b"\xff"):
+        assert [record.step for record in records.read_all([good, bad, good])] == [1, 1]
+
+
 def test_a_senseless_time_rank_or_attempt_is_none() -> None:
     found = records.read(b'{"step": 1, "time": "now", "rank": -3, "attempt": "x", "loss": 1}')
-    assert found == records.Record(1, 0, 0, None, [("loss", 1.0)])
+    assert found == records.Record(1, 0, 0, None, {"loss": 1.0})
     assert records.read(b'{"step": 1, "time": 1e400, "loss": 1}') == found

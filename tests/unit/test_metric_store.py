@@ -285,6 +285,18 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     in_store(tmp_path, work)
 
 
+def test_a_damaged_store_is_put_aside_and_its_curves_are_made_anew(tmp_path: Path) -> None:
+    write(tmp_path / "jobs/7/attempt_1/output/metrics.jsonl", [1, 2, 3])
+    (tmp_path / "metrics.db").write_bytes(b"this is no database" * 1000)
+
+    async def work(store: MetricStore) -> None:
+        await Collector(tmp_path / "jobs", store).finish(7)
+        assert await steps_of(store) == [1, 2, 3]
+
+    in_store(tmp_path, work)
+    assert (tmp_path / "metrics.db.damaged").read_bytes().startswith(b"this is no database")
+
+
 _COLLECT = """
 import asyncio, sys
 from pathlib import Path

@@ -140,14 +140,23 @@ def _next_batch(source: Source, path: Path, place: int) -> _Batch:
 
 
 def _points(lines: list[bytes]) -> dict[tuple[int, str], Points]:
+    # Nearly all lines have the same names: a table of them is turned into its columns at once.
+    tables: dict[tuple[int, tuple[str, ...]], list[records.Record]] = {}
+    for record in records.read_all(lines):
+        tables.setdefault((record.rank, tuple(record.values)), []).append(record)
     found: dict[tuple[int, str], Points] = {}
-    for line in lines:
-        record = records.read(line)
-        if record is None:
-            continue
-        for name, value in record.values:
-            points = found.get((record.rank, name))
-            if points is None:
-                points = found[record.rank, name] = Points()
-            points.add(record.step, record.time_ms, value)
+    for (rank, names), table in tables.items():
+        steps, times = [record.step for record in table], [record.time_ms for record in table]
+        columns = zip(*(record.values.values() for record in table), strict=True)
+        for name, column in zip(names, columns, strict=True):
+            _add(found, (rank, name), Points(list(steps), list(times), list(column)))
     return found
+
+
+def _add(found: dict[tuple[int, str], Points], key: tuple[int, str], points: Points) -> None:
+    if key in found:  # of another table: they came in turn
+        points.extend(found[key])
+        order = sorted(range(len(points)), key=points.times_ms.__getitem__)
+        columns = (points.steps, points.times_ms, points.values)
+        points = Points(*([column[at] for at in order] for column in columns))  # type: ignore[arg-type]
+    found[key] = points

@@ -6,6 +6,7 @@ comes twice. Reading has a connection of its own, so that a large chart holds ba
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ugro.core.errors import UgroError
 from ugro.store.engine import Database
 from ugro.telemetry import series
 from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
 from ugro.telemetry.series import Points, SeriesKey
+
+log = logging.getLogger(__name__)
 
 _MIGRATIONS = "ugro.telemetry"
 NODE = "node/"
@@ -48,12 +52,23 @@ def node_owner(node: str) -> str:
 
 class MetricStore:
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._writing = Database(path, _MIGRATIONS)
         self._reading = Database(path, _MIGRATIONS)
         self._tell: Callable[[frozenset[str]], None] = lambda owners: None
 
     async def open(self) -> None:
-        await self._writing.open()
+        try:
+            await self._writing.open()
+        except UgroError as error:
+            # Other errors are about the disk, or a newer version: there the file is not to blame.
+            if type(error.__cause__) is not sqlite3.DatabaseError:
+                raise
+            await self._writing.close()
+            log.error("%s is damaged and put aside; jobs' curves are made anew from their files", self._path)
+            _put_aside(self._path)
+            self._writing = Database(self._path, _MIGRATIONS)
+            await self._writing.open()
         await self._reading.open()
 
     async def close(self) -> None:
@@ -107,6 +122,12 @@ class MetricStore:
                 break
             forgotten.append(oldest)
         return forgotten
+
+
+def _put_aside(path: Path) -> None:
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    for more in ("-wal", "-shm"):
+        path.with_name(path.name + more).unlink(missing_ok=True)
 
 
 def _append(db: sqlite3.Connection, points: Mapping[SeriesKey, Points], places: Mapping[Source, int]) -> None:

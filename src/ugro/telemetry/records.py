@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ _LONGEST_KEY = 200
 _MOST_KEYS = 10_000
 _DEEPEST = 4
 _ABOUT = frozenset({"step", "time", "rank", "attempt", "kind", "values"})
+_FLOATS = {float}
 _FINE_KEYS: set[str] = set()  # that were looked at already
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -27,24 +28,37 @@ class Record(NamedTuple):
     time_ms: int
     rank: int
     attempt: int | None  # None: it does not say
-    values: list[tuple[str, float]]
+    values: dict[str, float]
 
 
 def read(line: bytes) -> Record | None:
     try:
-        found = json.loads(line)
+        return of(json.loads(line))
     except (ValueError, RecursionError):
         return None
+
+
+def read_all(lines: Sequence[bytes]) -> list[Record]:
+    """The same, for many: they are read as one document, and only if that fails one by one."""
+    try:
+        found = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        found = []
+    each = map(of, found) if len(found) == len(lines) else map(read, lines)
+    return [record for record in each if record is not None]
+
+
+def of(found: Any) -> Record | None:
     if type(found) is not dict:
         return None
     step, moment = found.get("step"), found.get("time", 0)
     if type(step) is not int or not -_LARGEST < step < _LARGEST:
         return None
-    is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # which NaN is not
-    rank, attempt = found.get("rank"), found.get("attempt")
     values = _values(found)
     if not values:
         return None
+    is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # which NaN is not
+    rank, attempt = found.get("rank"), found.get("attempt")
     return Record(
         step,
         int(moment * 1000) if is_timed else 0,
@@ -54,16 +68,16 @@ def read(line: bytes) -> Record | None:
     )
 
 
-def _values(found: dict[str, Any]) -> list[tuple[str, float]]:
+def _values(found: dict[str, Any]) -> dict[str, float]:
     kind, inner = found.get("kind"), found.get("values")
     if type(inner) is not dict:
         inner = {key: value for key, value in found.items() if key not in _ABOUT}
     prefix = f"{kind}/" if type(kind) is str and kind != "metrics" else ""
-    if not prefix and all(type(value) is float for value in inner.values()) and _FINE_KEYS.issuperset(inner):
-        return list(inner.items())  # what nearly every line is
-    values = list(islice(_flat(inner, prefix, 0), _MOST_KEYS))
+    if not prefix and set(map(type, inner.values())) == _FLOATS and _FINE_KEYS.issuperset(inner):
+        return inner  # what nearly every line is
+    values = dict(islice(_flat(inner, prefix, 0), _MOST_KEYS))
     if len(_FINE_KEYS) < _MOST_KEYS:
-        _FINE_KEYS.update(key for key, _ in values)
+        _FINE_KEYS.update(values)
     return values
 
 
