@@ -50,7 +50,7 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
         return json_response({"nodes": list(monitor.reports.values()), "watched": monitor.watched()})
 
     @app.get("/v1/changes")
-    async def changes(after: Annotated[int, Query(ge=0)] = 0) -> Response:
+    async def changes(after: Annotated[int | None, Query(ge=0, lt=_STEP)] = None) -> Response:
         return LiveResponse(ndjson(watching.changes(after)), "application/x-ndjson")
 
     @app.get("/metrics")

@@ -16,6 +16,7 @@ from ugro.agent.exposition import Exposition
 from ugro.agent.gathering import Gathering
 from ugro.agent.health import Ranks
 from ugro.agent.herald import Herald
+from ugro.agent.joblogs import agent_stops
 from ugro.agent.monitor import Monitor
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal, wait_for_any
@@ -24,6 +25,7 @@ from ugro.config.channels import LOG
 from ugro.core.alert import Tried
 from ugro.core.errors import UgroError
 from ugro.core.job import JobState
+from ugro.core.node import NodeReport
 from ugro.core.statedir import StateDir
 from ugro.policy.attempt import RunState
 from ugro.store.database import Store
@@ -104,22 +106,24 @@ class Watching:
         message = Message("this is a test", "info", "test", time.time(), name, "Somebody ran: ugro alerts test")
         return list(await asyncio.gather(*(self._try(one, message) for one in chosen)))
 
-    async def changes(self, after: int) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Events from ``after`` on, each with its number; and which nodes and jobs have something new to show.
+    async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Events after that number, or from now on; reports of nodes, all at first; and whose curves have grown.
 
-        Only events count on their way: whoever missed the rest sees the newest state by looking.
+        Each line has the number of the last event before it. Only events are numbered: whoever missed the rest sees the
+        newest state by looking, and a stream that is begun anew begins with the reports.
         """
         monitor, moved = self.monitor, self.parts.engine.changed
-        seen_nodes, seen_grown = -1, self.grown.count
+        after = await self._store.ends.newest() if after is None else after
+        shown: dict[str, NodeReport] = {}
+        seen_grown = self.grown.count
         while not self.is_ending:
             seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
             lines: list[dict[str, Any]] = []
             if events := await self._store.jobs.events(after=after):
                 after = events[-1].seq
                 lines += [{"cursor": event.seq, "event": event} for event in events]
-            if monitor.changed.count != seen_nodes:
-                seen_nodes = monitor.changed.count
-                lines.append({"cursor": after, "nodes": list(monitor.reports.values())})
+            if news := _news_of_nodes(shown, monitor.reports):
+                lines.append({"cursor": after, **news})
             if jobs := [job for job, count in self._grown.items() if count > seen_grown]:
                 seen_grown = self.grown.count
                 lines.append({"cursor": after, "metrics": sorted(jobs)})
@@ -127,6 +131,7 @@ class Watching:
                 yield lines
             else:
                 await wait_for_any(seen, _LOOK_S)
+        raise agent_stops()
 
     # --- helpers -----------------------------------------------------------------------------------------------
 
@@ -158,6 +163,15 @@ class _Parts:
     herald: Herald
     gathering: Gathering
     exposition: Exposition
+
+
+def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport]) -> dict[str, Any]:
+    """Only what differs: a cluster of a hundred nodes answers a hundred times in five seconds."""
+    fresh = [report for name, report in reports.items() if shown.get(name) is not report]
+    gone = [name for name in shown if name not in reports]
+    shown.clear()
+    shown.update(reports)
+    return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
 
 
 async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -69,7 +69,7 @@ def read_curves(db: sqlite3.Connection, wanted: Wanted) -> list[Curve]:
         return []
     low = wanted.first_step if wanted.first_step is not None else min(row["step_min"] for row in rows)
     high = wanted.last_step if wanted.last_step is not None else max(row["step_max"] for row in rows)
-    most = max(50, min(wanted.bins, MOST_BINS, _MOST_BINS_TOGETHER // len(rows)))
+    most = min(wanted.bins, MOST_BINS, max(50, _MOST_BINS_TOGETHER // len(rows)))
     width = binning.width_for(high - low + 1, most)
     reading = _Reading(db, low, high, width, is_exact=len(rows) <= _FEW_SERIES)
     return [reading.curve(row) for row in rows]
