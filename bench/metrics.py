@@ -8,6 +8,7 @@ Ingest is from the run's own file, as a job writes it, to points that last; a co
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import random
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.bars import Bar, Row, print_rows
@@ -127,22 +128,18 @@ def _rows(folder: Path) -> _Result:
     return result
 
 
-_base: list[float] = []
-
-
 def _curve(run: int) -> Points:
     """A loss that falls, with noise that no compressor can foresee; each run's is its own."""
-    if not _base:
-        chance = random.Random(1)
-        _base.extend(2 * math.exp(-3 * step / _POINTS) + chance.gauss(0, 0.05) for step in range(_POINTS))
+    values, times = _noise()
     turn = run * 97 % _POINTS
-    values = [*_base[turn:], *_base[:turn]]
-    return Points(list(range(_POINTS)), list(_times()), values)
+    return Points(list(range(_POINTS)), list(times), [*values[turn:], *values[:turn]])
 
 
-def _times() -> Iterable[int]:
-    chance = random.Random(2)
-    return (1_700_000_000_000 + 50 * step + chance.randrange(10) for step in range(_POINTS))
+@functools.cache
+def _noise() -> tuple[list[float], list[int]]:
+    chance = random.Random(1)
+    values = [2 * math.exp(-3 * step / _POINTS) + chance.gauss(0, 0.05) for step in range(_POINTS)]
+    return values, [1_700_000_000_000 + 50 * step + chance.randrange(10) for step in range(_POINTS)]
 
 
 def _lines() -> Iterator[str]:

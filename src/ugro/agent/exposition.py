@@ -158,6 +158,11 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
     ("ugro_gpu_memory_bytes", "Memory of a GPU.", lambda gpu: gpu.memory_total_bytes),
     ("ugro_gpu_temperature_celsius", "How hot a GPU is.", lambda gpu: gpu.temperature_c),
     ("ugro_gpu_power_watts", "What a GPU draws.", lambda gpu: gpu.power_w),
+    (
+        "ugro_gpu_throttled",
+        "Whether heat, power or a fault slows a GPU down.",
+        lambda gpu: None if gpu.throttle is None else float(bool(gpu.throttle)),
+    ),
 )
 
 

@@ -43,5 +43,6 @@ def _of_gpu(gpu: Gpu) -> Iterator[tuple[str, float | None]]:
     yield "memory_used_ratio", gpu.memory_ratio
     yield "temperature_c", gpu.temperature_c
     yield "power_w", gpu.power_w
+    yield "throttled", None if gpu.throttle is None else float(bool(gpu.throttle))
     if gpu.power_w is not None and gpu.power_limit_w:
         yield "power_limit_ratio", gpu.power_w / gpu.power_limit_w
