@@ -111,23 +111,24 @@ def _is_dense(bins: Bins) -> bool:
 def _halved(bins: Bins) -> Bins:
     """Of bins without a gap: pairs become one, a whole column at a time."""
     begin, end = bins.numbers[0] & 1, len(bins) - (~bins.numbers[-1] & 1)
-    inner = (slice(begin, end, 2), slice(begin + 1, end, 2))
     first, last = range(begin), range(end, len(bins))  # one without a partner, at either end
+    numbers = list(range(bins.numbers[0] >> 1, (bins.numbers[-1] >> 1) + 1))
 
-    def put(column: Sequence[T], merge: Callable[[T, T], T]) -> list[T]:
+    def put(column: Sequence[T], merge: Callable[[T, T], T] | None) -> list[T]:
         merged = [column[at] for at in first]
-        merged += map(merge, column[inner[0]], column[inner[1]])
+        left, right = column[begin:end:2], column[begin + 1 : end : 2]
+        merged += map(merge, left, right) if merge else left
         return merged + [column[at] for at in last]
 
     return Bins(
         bins.width * 2,
-        list(range(bins.numbers[0] >> 1, (bins.numbers[-1] >> 1) + 1)),
+        numbers,
         array("d", put(bins.lows, min)),
         array("d", put(bins.highs, max)),
         array("d", put(bins.sums, add)),
         put(bins.counts, add),
-        put(bins.odd, add),
-        put(bins.times_ms, min),
+        put(bins.odd, add) if any(bins.odd) else [0] * len(numbers),
+        put(bins.times_ms, None),
     )
 
 

@@ -16,7 +16,7 @@ from ugro.telemetry.series import Points, SeriesKey, read_points
 
 MOST_BINS = 2000
 MOST_SERIES = 5000
-_MOST_BINS_TOGETHER = 200_000
+_MOST_BINS_TOGETHER = 100_000  # more only makes an answer that nobody can see the end of
 _FEW_SERIES = 32  # for which points are read where a summary is coarser than asked for
 
 
