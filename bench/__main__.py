@@ -34,6 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cold-repeats", type=int, default=3, help="of the ssh part")
     parser.add_argument("--jobs", type=int, default=1000, help="how many jobs are run at once")
     parser.add_argument("--rounds", type=int, default=3, help="how often all are measured in turn")
+    parser.add_argument("--steps", type=int, default=40, help="of each training of the balance part")
     arguments = parser.parse_args()
     if unknown := [part for part in arguments.parts if part not in _PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are: {', '.join(_PARTS)}")
@@ -67,6 +68,12 @@ def _adoption(arguments: argparse.Namespace) -> list[Bar]:
     return adoption.measure(arguments.rounds)
 
 
+def _balance(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import balance
+
+    return balance.measure(arguments.steps, min(arguments.rounds, 2))
+
+
 def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     from bench import scheduler
 
@@ -80,13 +87,21 @@ def _metrics(arguments: argparse.Namespace) -> list[Bar]:
     return metrics.measure()
 
 
+def _sync(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import sync
+
+    return sync.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
     "adoption": _adoption,
+    "balance": _balance,
     "scheduler": _scheduler,
     "metrics": _metrics,
     "ssh": _ssh,
+    "sync": _sync,
 }
 
 

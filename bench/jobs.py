@@ -89,7 +89,9 @@ def _ugro(folder: Path) -> Iterator[list[Contestant]]:
     cluster.write_text(f"nodes:\n  here:\n    transport: local\n    remote_root: {folder / 'node'}\n")
     home = folder / "home"
     with Client(home=home, cluster=cluster) as client:
-        queue = _UgroQueue(client, home)
+        empty = folder / "empty"  # as for the peers, no code goes along
+        empty.mkdir()
+        queue = _UgroQueue(client, home, empty)
         try:
             client.health()  # the agent runs and its link is open: a user's second command finds it so, too
             yield list(queue.contestants())
@@ -98,9 +100,10 @@ def _ugro(folder: Path) -> Iterator[list[Contestant]]:
 
 
 class _UgroQueue:
-    def __init__(self, client: Client, home: Path) -> None:
+    def __init__(self, client: Client, home: Path, empty: Path) -> None:
         self._client = client
         self._home = home
+        self._empty = empty
         self._command = shutil.which("ugro", path=str(Path(sys.executable).parent)) or "ugro"
 
     def contestants(self) -> Iterator[Contestant]:
@@ -110,12 +113,12 @@ class _UgroQueue:
 
     def _one_by_one(self, count: int, _: Path) -> float:
         started = time.perf_counter()
-        jobs = [self._client.jobs.submit(fields=_fields("echo", str(number))) for number in range(count)]
+        jobs = [self._client.jobs.submit(fields=self._fields("echo", str(number))) for number in range(count)]
         return self._until_all_ended(jobs, started)
 
     def _together(self, count: int, _: Path) -> float:
         started = time.perf_counter()
-        jobs = self._client.jobs.submit_many([_fields("echo", str(number)) for number in range(count)])
+        jobs = self._client.jobs.submit_many([self._fields("echo", str(number)) for number in range(count)])
         return self._until_all_ended(jobs, started)
 
     def _until_all_ended(self, jobs: Sequence[Job], started: float) -> float:
@@ -135,7 +138,7 @@ class _UgroQueue:
 
     def _start_one(self, _: Path) -> float:
         started = time.time()
-        job = self._client.jobs.submit(fields=_fields(*CLOCK))
+        job = self._client.jobs.submit(fields=self._fields(*CLOCK))
         self._client.jobs.wait(job.id, timeout_s=_LIMIT_S)
         return float(output_of(self._client, job.id)) - started
 
@@ -143,17 +146,17 @@ class _UgroQueue:
         started = time.time()
         argv = [self._command, "run", "-d", "--cpus", "0", "--", *CLOCK]
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(self._home), "UGRO_HOME": str(self._home)}
-        subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=_LIMIT_S)
+        subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=_LIMIT_S, cwd=self._empty)
         job = self._client.jobs.wait("last", timeout_s=_LIMIT_S)
         return float(output_of(self._client, job.id)) - started
 
 
+    def _fields(self, *command: str) -> dict[str, object]:
+        return {"command": list(command), "cpus": "0", "workdir": str(self._empty)}
+
+
 def output_of(client: Client, job: int) -> str:
     return b"".join(piece.content for piece in client.jobs.logs(job)).decode()
-
-
-def _fields(*command: str) -> dict[str, object]:
-    return {"command": list(command), "cpus": "0"}
 
 
 # --- what came of it ----------------------------------------------------------------------------------------------

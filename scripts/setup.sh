@@ -27,6 +27,8 @@ wanted() {
         tmux tmux
         promtool prometheus'
   [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
+        rsync rsync
+        zstd zstd
         tsp task-spooler
         munged munge
         slurmctld slurmctld

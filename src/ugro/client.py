@@ -28,6 +28,7 @@ from ugro.remote import wire
 
 if TYPE_CHECKING:
     from ugro.core.alert import Alert, Tried
+    from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
     from ugro.core.event import Event
     from ugro.core.finding import Finding
     from ugro.core.hostkey import HostKey
@@ -176,6 +177,33 @@ class Client:
 
     def resume(self, name: str) -> None:
         self._ask("POST", f"/v1/nodes/{_quoted(name)}/resume")
+
+    # --- code --------------------------------------------------------------------------------------------------
+
+    def sync(
+        self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
+    ) -> Iterator[Snapshot | SyncReport]:
+        """Sends a folder's code to nodes, or to all: first what it is, then how each node does, until all are done."""
+        from ugro.core.code import Snapshot, SyncReport
+
+        body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
+        for document in lines(self._stream("POST", "/v1/sync", body)):
+            if "snapshot" in document:
+                yield decode(Snapshot, document["snapshot"])
+            elif "node" in document:
+                yield decode(SyncReport, document["node"])
+
+    def sync_totals(self) -> SyncTotals:
+        from ugro.core.code import SyncTotals
+
+        return decode(SyncTotals, self._ask("GET", "/v1/sync"))
+
+    def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
+        """Frees what is kept of code beyond the limit, on the nodes and here; or all that nobody needs now."""
+        from ugro.core.code import Tidied
+
+        answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
+        return [decode(Tidied, document) for document in answer["tidied"]]
 
     def host_key(self, name: str) -> HostKey:
         from ugro.core.hostkey import HostKey

@@ -10,16 +10,19 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
+from ugro.core.code import Snapshot
 from ugro.core.codec import decode
+from ugro.core.environment import Origin
 from ugro.core.errors import TimedOut, error_from_wire
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
 from ugro.core.plan import Plan
+from ugro.core.results import JobResults
 from ugro.http import AgentGone, lines
 from ugro.remote import wire
 
@@ -45,6 +48,23 @@ class DryRun:
     reason: str  # why there, or what it would wait for
     plan: Plan | None = None  # None: it could not start as the nodes are now
     placement: Placement | None = None
+    snapshot: Snapshot | None = None  # of the code that would go along
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    key: str
+    values: tuple[str | None, ...]  # one for each job, in order; None: it has none
+
+    @property
+    def is_same(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    jobs: tuple[Job, ...]
+    rows: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +108,17 @@ class Jobs:
         fields: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         key: str | None = None,
+        force: bool = False,
+        origin: Origin | None = None,
     ) -> Job:
         """Hands a job in: from a job file, from fields named as the command line's options, or both.
 
         With the same ``key`` it is handed in once, however often this is called. Of ``env`` (this process's own, if
-        none is given) only those variables are sent that the job names without a value.
+        none is given) only those variables are sent that the job names without a value. The code in its folder goes
+        along; ``force``: however large it is. ``origin`` says where that comes from.
         """
-        answer = self._hand_in("/v1/jobs", _body(file, fields, key), env)
+        body = {**_body(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
+        answer = self._hand_in("/v1/jobs", body, env)
         return decode(Job, answer["job"])
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
@@ -111,14 +135,15 @@ class Jobs:
         *,
         fields: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        force: bool = False,
     ) -> DryRun:
         """What the job would get if it were submitted now. Nothing is submitted."""
-        answer = self._hand_in("/v1/jobs/plan", _body(file, fields, None), env)
+        answer = self._hand_in("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
         return decode(DryRun, answer["dry_run"])
 
-    def retry(self, job: str | int, *, key: str | None = None) -> Job:
-        """A job that has ended, once more: a new job with the same spec."""
-        body = {"key": key or _new_key(), "user": getpass.getuser()}
+    def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
+        """A job that has ended, once more: a new job with the same spec. ``exact``: surely with the same code."""
+        body = {"key": key or _new_key(), "user": getpass.getuser(), "exact": exact}
         return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
@@ -157,6 +182,22 @@ class Jobs:
     def why(self, job: str | int) -> dict[str, Any]:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
+
+    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
+        """What the job made, of its newest attempt or of another; and the job itself."""
+        query = "" if attempt is None else f"?attempt={attempt}"
+        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def compare(self, jobs: Sequence[str | int]) -> Comparison:
+        """What two or more jobs ran, ran with, and made, fact by fact."""
+        query = urlencode([("job", str(job)) for job in jobs])
+        return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
+
+    def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
+        """Frees their space, here and on the nodes; logs stay. Also says what could not be done."""
+        answer = self._ask("DELETE", f"{_path(job)}/results")
+        return decode(Job, answer["job"]), tuple(answer["problems"])
 
     # --- following ---------------------------------------------------------------------------------------------
 

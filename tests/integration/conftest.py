@@ -204,9 +204,11 @@ async def link_to(farm: Farm[Any], node: SshdNode, **fields: Any) -> AsyncIterat
 
 
 @asynccontextmanager
-async def kept_nodes(farm: Farm[Any], *specs: NodeSpec, pool_size: int = 10) -> AsyncIterator[list[Node]]:
+async def kept_nodes(
+    farm: Farm[Any], *specs: NodeSpec, pool_size: int = 10, connect_timeout_s: float = 5.0
+) -> AsyncIterator[list[Node]]:
     """Nodes as an agent keeps them: dialled at once, and again whenever their link is lost."""
-    options = SshOptions(5.0, config_file=str(farm.ssh_config))
+    options = SshOptions(connect_timeout_s, config_file=str(farm.ssh_config))
     dialling = Dialling(options, 3, asyncio.Semaphore(pool_size), dict)
     nodes = [Node(spec, dialling) for spec in specs or [spec_of(node) for node in farm.nodes]]
     try:

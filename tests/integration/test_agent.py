@@ -185,7 +185,7 @@ def test_nobody_else_may_open_what_belongs_to_an_agent(ugro: Ugro) -> None:
     modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in ugro.home.iterdir() if entry.name != "cwd"}
     assert stat.S_IMODE(ugro.home.stat().st_mode) == 0o700
     assert set(modes) >= {"agent.sock", "agent.lock", "agent.log", "agent.err", "state.db"}
-    assert {name: mode for name, mode in modes.items() if mode & 0o177} == {}
+    assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}
 
 
 def test_the_home_may_have_a_path_that_no_socket_address_holds(ugro: Ugro) -> None:

@@ -18,6 +18,7 @@ from tests.integration.conftest import in_loop, memory_bytes, until
 from tests.integration.test_link_fuzz import GREETING, fake
 from tests.rig.checkpoints import AGENT, Rig, job, name_at_home, nodes_and_home, write
 from tests.rig.waiting import wait_until
+from ugro.agent.checkpoints import Checkpoints
 from ugro.core.errors import RemoteFailure, Unreachable
 from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
 from ugro.nodes.runs import Identity
@@ -53,9 +54,11 @@ def hash_of(path: Path) -> str:
 
 def bytes_arriving(folder: Path) -> int:
     found = 0
-    for path in folder.glob(".arriving.*/**/*"):
-        with suppress(FileNotFoundError):
-            found += path.stat().st_size if path.is_file() else 0
+    # os.walk minds no folder that goes away meanwhile.
+    for parent, _, names in os.walk(folder):
+        for name in names if "/.arriving." in parent else ():
+            with suppress(FileNotFoundError):
+                found += os.path.getsize(os.path.join(parent, name))
     return found
 
 
@@ -86,10 +89,21 @@ async def test_a_node_killed_while_it_receives_gets_it_whole_the_next_time(rig: 
             await placing
         left = list(rig.resumed("n2").iterdir())
         assert [path.name.startswith(".arriving.") for path in left] == [True]
-        resume = (await checkpoints.place(job(2), "n2")).resume
+        resume = await placed_when_back(checkpoints, "n2")
         assert resume is not None
         assert hash_of(Path(resume) / "step_1.pt") == wanted
         assert [str(path) for path in rig.resumed("n2").iterdir()] == [resume]
+
+
+async def placed_when_back(checkpoints: Checkpoints, node: str) -> str | None:
+    """As an agent does it: tried again until the node has a link again."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        try:
+            return (await checkpoints.place(job(2), node)).resume
+        except Unreachable:
+            assert asyncio.get_running_loop().time() < deadline, f"{node} did not come back"
+            await asyncio.sleep(0.02)
 
 
 @in_loop

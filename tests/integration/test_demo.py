@@ -78,7 +78,7 @@ def test_a_rank_is_killed_and_the_training_ends_as_if_it_had_not_been(ugro: Ugro
 def tables(text: str) -> Iterator[list[str]]:
     """What is written between the headers of its tables: health, the log, the job, the steps."""
     lines = text.splitlines()
-    first_log = next(number for number, line in enumerate(lines) if line.startswith("rank 0 "))
+    first_log = next(number for number, line in enumerate(lines) if re.match(r"rank \d ", line))
     begins = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in ("job\t", "rank\t")]
     yield lines[1:first_log]
     yield lines[first_log : begins[0]]

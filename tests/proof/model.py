@@ -11,12 +11,13 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tests.proof.absent import ModelResults
 from ugro.agent.engine import Engine
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.signal import Signal
@@ -370,8 +371,8 @@ class ModelMirror:
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
 
-    def is_following(self, job: int, attempt: int, rank: int) -> bool:
-        return False
+    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        await asyncio.sleep(0)
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
         return
@@ -472,7 +473,7 @@ class ModelAgent:
             watch,
             ModelLaunching(self.jobs, self.watch),
             ModelSnapshots(self.jobs, self.watch, clock),
-            Homecoming(self.jobs, watch, cast(Any, ModelMirror()), cast(Any, ModelCheckpoints())),
+            Homecoming(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

@@ -22,13 +22,16 @@ _COPIED = ("src", "tests", "pyproject.toml")
 _LIMIT_S = 240
 
 NODE = ("tests/integration/test_attempts.py", "tests/unit/test_rundir.py")
+KEPT = ("tests/integration/test_keeper.py", "-k", "at_once or again or older or answer or restart or files_say")
+KEPT_ENDS = ("tests/integration/test_keeper_ends.py", "-k", "killed_keeper or lives or has_changed or had_its_folder")
 FILES = ("tests/integration/test_run_files.py", "-k", "full_disk")
 TREES = ("tests/integration/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
 LEASES = ("tests/proof/test_leases.py",)
 MACHINE = ("tests/proof/test_state_machine.py",)
-CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded")
+CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or many.")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
 AGENTS = ("tests/integration/test_agent.py",)
+WRITING = ("tests/integration/test_engine_races.py", "-k", "cannot_be_written")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class Mutant:
 _RUNDIR = "src/ugro/remote/rundir.py"
 _SUPERVISOR = "src/ugro/remote/supervisor.py"
 _STOPPING = "src/ugro/remote/stopping.py"
+_FENCE = "src/ugro/remote/fence.py"
+_KEPT = "src/ugro/remote/kept.py"
+_FAMILY = "src/ugro/remote/ending.py"
+_LIGHT = "src/ugro/agent/light.py"
 _JOBS = "src/ugro/store/jobs.py"
 _ENGINE = "src/ugro/agent/engine.py"
 _ATTEMPT = "src/ugro/policy/attempt.py"
@@ -59,7 +66,11 @@ _NO_CLAIM = Edit(
 )
 _CLAIM_UNSEEN = Edit(_RUNDIR, 'return os.path.exists(self.file("claim"))', "return False")
 _NO_LOCK = Edit(_RUNDIR, "if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):", "if True:")
-_NO_FENCE = Edit(_RUNDIR, "return attempt >= seen and attempt > closed", "return True")
+_NO_FENCE = Edit(_FENCE, "return attempt >= seen and attempt > closed", "return True")
+_KEPT_UNFENCED = Edit(_KEPT, "if run.attempt <= max(entered.seen, entered.closed) or (", "if (")
+_STRAY = "            if run not in under_way and not self._light.is_busy(run):\n"
+
+_PASS_OVER = "except FileExistsError:\n            pass\n"
 
 MUTANTS = (
     Mutant("a claim can be made twice, and is not looked for", (_NO_CLAIM, _CLAIM_UNSEEN), NODE),
@@ -70,6 +81,52 @@ MUTANTS = (
         NODE,
     ),
     Mutant("the fence lets older attempts in", (_NO_FENCE,), NODE),
+    Mutant(
+        "a start of before a restart of the machine is taken",
+        (Edit("src/ugro/remote/starting.py", "if meant is not None and meant != boot_id():", "if False:"),),
+        KEPT,
+    ),
+    Mutant("a keeper lets closed and older attempts in", (_KEPT_UNFENCED,), KEPT),
+    Mutant(
+        "a keeper begins what has begun: by fence, folder and claim",
+        (
+            _KEPT_UNFENCED,
+            Edit(_KEPT, "there is replaced\n            raise TakesTime from error", "\n            pass"),
+            Edit(_KEPT, "except FileExistsError as error:\n            raise TakesTime from error\n", _PASS_OVER),
+        ),
+        KEPT,
+    ),
+    Mutant(
+        "a keeper does not look for older attempts",
+        (Edit(_KEPT, "(entered.seen and _has_older(run))", "False"),),
+        KEPT,
+    ),
+    Mutant(
+        "a keeper does not take the lock of a run",
+        (Edit(_KEPT, "                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", ""),),
+        KEPT,
+    ),
+    Mutant(
+        "nobody ends what a killed keeper left",
+        (Edit("src/ugro/remote/warden.py", "        _end_all()\n        for name", "        for name"),),
+        KEPT_ENDS,
+    ),
+    Mutant(
+        "a kept run is over while something it left lives",
+        (
+            Edit(
+                "src/ugro/remote/kin.py",
+                "return self.rank not in self._kin.ranks and not self._kin.strangers_of(self)",
+                "return True",
+            ),
+        ),
+        KEPT_ENDS,
+    ),
+    Mutant(
+        "a folder is used again whatever its run did to it",
+        (Edit("src/ugro/remote/blank.py", "        if not _is_plain(run):\n            return False\n", ""),),
+        KEPT_ENDS,
+    ),
     Mutant(
         "a stop that comes first does not close the fence",
         (Edit(_STOPPING, "run.fence.close(run.attempt)  # a start", "pass  # a start"),),
@@ -95,8 +152,8 @@ MUTANTS = (
         (
             Edit(
                 _SUPERVISOR,
-                "elif self._spec.lease_s is not None and self._silent_s() > self._spec.lease_s:",
-                "elif False:",
+                "if life.verdict is None and life.spec.lease_s is not None and self._silent_s() > life.spec.lease_s:",
+                "if False:",
             ),
         ),
         NODE,
@@ -125,8 +182,8 @@ MUTANTS = (
     Mutant(
         "only ranks are ended, not what they started",
         (
-            Edit(_SUPERVISOR, "**ending.below([os.getpid()])", "**self._leaders()"),
-            Edit(_SUPERVISOR, "**ending.marked(self._run.mark)", ""),
+            Edit(_FAMILY, "lambda: {**below([os.getpid()]), **marked(mark)}", "dict"),
+            Edit(_FAMILY, "        return not has_children()\n", "        return True\n"),
         ),
         TREES,
     ),
@@ -143,14 +200,14 @@ MUTANTS = (
     ),
     Mutant(
         "an older view may move a job",
-        (Edit(_JOBS, "    if (current.state, current.attempt", "    if False and (current.state, current.attempt"),),
+        (Edit(_JOBS, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),),
         MACHINE,
     ),
     Mutant(
         "a move that the table does not have",
         (
             Edit("src/ugro/core/job.py", "    if new not in MOVES[old]:\n", "    if False:\n"),
-            Edit(_JOBS, "    if (current.state, current.attempt", "    if False and (current.state, current.attempt"),
+            Edit(_JOBS, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),
         ),
         MACHINE,
     ),
@@ -212,33 +269,21 @@ MUTANTS = (
     Mutant(
         "strays are left alone",
         (
-            Edit(
-                _ENGINE,
-                "            if (int(status.job), status.attempt) not in under_way:\n",
-                "            if False:\n",
-            ),
+            Edit(_ENGINE, _STRAY, "            if False:\n"),
         ),
         STRAYS,
     ),
     Mutant(
         "strays are left alone (model)",
         (
-            Edit(
-                _ENGINE,
-                "            if (int(status.job), status.attempt) not in under_way:\n",
-                "            if False:\n",
-            ),
+            Edit(_ENGINE, _STRAY, "            if False:\n"),
         ),
         MACHINE,
     ),
     Mutant(
         "an attempt under way counts as stray",
         (
-            Edit(
-                _ENGINE,
-                "            if (int(status.job), status.attempt) not in under_way:\n",
-                "            if True:\n",
-            ),
+            Edit(_ENGINE, _STRAY, "            if True:\n"),
             Edit(
                 "src/ugro/agent/sweep.py",
                 "return job.state in HOLDING_STATES and job.attempt == status.attempt",
@@ -258,6 +303,19 @@ MUTANTS = (
             ),
         ),
         CRASHES,
+    ),
+    Mutant(
+        "the logs of small commands are not kept before they are removed",
+        (
+            Edit(_LIGHT, "        await self._home.keep_logs(told)\n", ""),
+            Edit(_LIGHT, "        await self._home.make_logs_last(node, told)\n", ""),
+        ),
+        CRASHES,
+    ),
+    Mutant(
+        "a small command is removed although its end could not be written down",
+        (Edit(_LIGHT, "for job in ended if isinstance(job, Job)]", "for job in jobs]"),),
+        WRITING,
     ),
     Mutant(
         "two agents in one state directory",

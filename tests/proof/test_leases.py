@@ -10,6 +10,7 @@ import pytest
 
 from tests.rig.engine import EngineRig, until
 from tests.rig.judge import Ledger, Task
+from tests.rig.waiting import wait_until
 from ugro.core.job import Disconnect, Ending, JobSpec, JobState, OnLost, Stop
 
 # Longer than the silence by which a node counts as unreachable: who takes that for death restarts too soon.
@@ -42,6 +43,7 @@ def test_no_second_attempt_begins_while_the_first_may_live(place: EngineRig, tmp
             await until(store, job, lambda seen: seen.state is JobState.RECOVERING)
             assert ledger.alive() == [], "its devices were given back while it ran"
             await until(store, job, lambda seen: seen.attempt == 2 and seen.state is JobState.RUNNING)
+            await asyncio.to_thread(wait_until, lambda: len(ledger.entries()) == 2, 20, "the second to have begun")
             place.heal(job.placement.nodes[0])
             await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
             engine.wake()

@@ -17,6 +17,7 @@ from ugro.agent.health import HealthCheck
 from ugro.agent.homecoming import Homecoming, checkpoint_env
 from ugro.agent.launching import Launching
 from ugro.agent.logmirror import LogMirror
+from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
 from ugro.core.job import Job, JobSpec, Retry
@@ -64,7 +65,9 @@ class EngineRig:
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = Checkpoints(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
-        engine = Engine(store.jobs, watch, launching, snapshots, Homecoming(store.jobs, watch, mirror, checkpoints))
+        results = Results(self.folder / "jobs", cluster.inventory.get, identity)
+        home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
+        engine = Engine(store.jobs, watch, launching, snapshots, home)
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine

@@ -49,6 +49,9 @@ def test_every_default_is_the_promised_one() -> None:
             "use_checksums": True,
             "follow_symlinks": False,
             "max_parallel_transfers": 5,
+            "max_size": 500_000_000,
+            "store_limit": 10_000_000_000,
+            "outside_links": "keep",
         },
         "ray": {
             "dashboard_port": 8265,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ugro.config.load import MAX_FILE_BYTES, load_config, parse_config
@@ -356,7 +356,7 @@ def complaint_about(text: str) -> str:
     return "cluster.yaml: nothing"
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join)))
 @example("nodes: 2001-99-99")
 @example("nodes: !!binary x")

@@ -11,7 +11,7 @@ import pytest
 from ugro.cli.jobs import launch, run
 from ugro.cli.jobs_document import job_document
 from ugro.cli.jobs_lines import Bytes, Documents, Prefixed
-from ugro.cli.jobs_text import duration_s, exit_code, looks_secret, ranks, variables
+from ugro.cli.jobs_text import duration_s, exit_code, ranks, variables
 from ugro.cli.jobs_time import MOMENT
 from ugro.cli.jobs_words import divide
 from ugro.cli.output import Output
@@ -19,6 +19,7 @@ from ugro.config.jobflags import FLAGS, POSITIONAL
 from ugro.core.codec import dumps
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Launcher, Placement, Share
+from ugro.core.secret import looks_secret
 from ugro.jobs import LogPiece
 
 OPTIONS = {"--nodes": True, "--name": True, "--detach": False, "-d": False, "-e": True}
@@ -79,7 +80,7 @@ def test_a_jobs_document_has_these_names_and_no_others() -> None:
     document = json.loads(dumps(job_document(job(), [attempt])))
     assert set(document) == {
         *("id", "name", "state", "reason", "exit_code", "user", "priority", "attempt", "ranks", "nodes"),
-        *("submitted_at", "started_at", "ended_at", "duration_s", "spec", "attempts"),
+        *("submitted_at", "started_at", "ended_at", "duration_s", "cached_from", "origin", "spec", "attempts"),
     }
     assert document["nodes"] == [{"name": "gpu1", "gpus": [0, 1]}, {"name": "gpu2", "gpus": []}]
     assert (document["id"], document["name"], document["state"], document["ranks"]) == (17, "train", "failed", 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ugro.config.jobfile import Resolve, job_from_fields, load_job, parse_job
@@ -423,11 +423,7 @@ def complaint_about(text: str) -> str:
     return "job.yaml: nothing"
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=300)
 @given(st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.lists(PIECES, max_size=30).map("".join)))
 @example("script: 2001-99-99")
 @example("script: !!python/object:os.system {}")
@@ -440,11 +436,7 @@ def test_no_text_raises_anything_but_a_configuration_error(text: str) -> None:
     assert "cluster" not in complaint
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=300)
 @given(st.dictionaries(KEYS, TREES))
 @example({"script": "a.py", "resources": {"any_of": [{"gpu": 3}, [], None]}})
 @example({"script": "a.py", "after": {"ok": [{}]}, "retry": {"on": [[]]}})

@@ -7,7 +7,7 @@ import pytest
 
 from ugro.core.job import After, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.policy.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduler import schedule
+from ugro.policy.scheduler import actions, schedule
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 GIB = 2**30
@@ -52,6 +52,19 @@ def started(decisions: Iterable[Decision]) -> dict[int, tuple[str, ...]]:
 
 def wait_of(decisions: Iterable[Decision], number: int) -> Wait:
     return next(one for one in decisions if isinstance(one, Wait) and one.job == number)
+
+
+@pytest.mark.parametrize("ended", [{}, {7: JobState.FAILED}])
+def test_what_is_to_be_done_is_the_same_however_far_the_queue_is_looked_at(ended: dict[int, JobState]) -> None:
+    """Small commands fill every place of a node; behind them wait others, one of which can only fail."""
+    small = [job(number, 0, launcher=Launcher.COMMAND, resources=Resources(cpus=0)) for number in range(10, 310)]
+    last = [job(400, after=After(ok=(7,))), job(401, 0), job(402, on=2)]
+    seen = snapshot(nodes(2, gpus=0), [*small, *last], ended=ended)
+    decisions = schedule(seen)
+    assert len(decisions) == 303
+    assert actions(seen) == [one for one in decisions if not isinstance(one, Wait)]
+    assert len(started(actions(seen))) == 256
+    assert (400 in {one.job for one in actions(seen)}) is bool(ended)
 
 
 def test_a_gang_starts_whole_or_not_at_all() -> None:

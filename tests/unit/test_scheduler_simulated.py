@@ -16,7 +16,7 @@ from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Place
 from ugro.policy.decision import Decision, Preempt, Start, Wait
 from ugro.policy.demand import Makes, alternatives, gpu_fits, needs_of
 from ugro.policy.fit import check_fits
-from ugro.policy.scheduler import schedule
+from ugro.policy.scheduler import actions, schedule
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 Work = list[tuple[Waiting, float]]  # jobs, and how long each takes
@@ -42,6 +42,7 @@ def check(seen: Snapshot, decisions: list[Decision]) -> None:
         assert sum(share.memory_bytes for share in here) <= view.memory_bytes
     backwards = replace(seen, nodes=seen.nodes[::-1], waiting=seen.waiting[::-1], holding=seen.holding[::-1])
     assert schedule(backwards) == decisions, "the order in which things are listed decides nothing"
+    assert actions(seen) == [one for one in decisions if not isinstance(one, Wait)]
 
 
 def satisfies(placement: Placement, way: Resources, views: dict[str, NodeView]) -> bool:

@@ -13,18 +13,24 @@ from pathlib import Path
 
 import ugro
 from ugro.agent import hostkeys
+from ugro.agent.cache import ResultCache
 from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.cluster import Cluster
+from ugro.agent.code import Code
 from ugro.agent.doctor import Doctor
 from ugro.agent.engine import Engine
+from ugro.agent.environments import Environments
 from ugro.agent.execution import Command, Execution
 from ugro.agent.health import HealthCheck
 from ugro.agent.homecoming import Homecoming, checkpoint_env
+from ugro.agent.job_results import ResultService
 from ugro.agent.jobs import JobService
 from ugro.agent.launching import Launching
 from ugro.agent.logmirror import LogMirror
+from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
+from ugro.agent.submitting import Submitting
 from ugro.agent.watching import Watching, ranks_by
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
@@ -53,6 +59,8 @@ class Agent:
         self.watching = Watching(home, self.store, self.cluster)
         self._engine: Engine | None = None
         self._job_service: JobService | None = None
+        self._code: Code | None = None
+        self._result_service: ResultService | None = None
 
     async def start(self) -> None:
         await self.store.open()
@@ -66,6 +74,8 @@ class Agent:
         if self._engine is not None:
             await self._engine.close()
         await self.watching.close()
+        if self._code is not None:
+            await self._code.close()
         await self.cluster.inventory.close()
         await self.store.close()
 
@@ -73,6 +83,16 @@ class Agent:
     def jobs(self) -> JobService:
         assert self._job_service is not None, "the agent has not started"
         return self._job_service
+
+    @property
+    def results(self) -> ResultService:
+        assert self._result_service is not None, "the agent has not started"
+        return self._result_service
+
+    @property
+    def code(self) -> Code:
+        assert self._code is not None, "the agent has not started"
+        return self._code
 
     async def run_jobs(self) -> None:
         assert self._engine is not None, "the agent has not started"
@@ -84,10 +104,15 @@ class Agent:
         mirror = LogMirror(self.home.jobs, watch)
         snapshots = Snapshots(jobs, self.cluster, self.health)
         checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
-        launching = Launching(jobs, self.cluster, watch, checkpoint_env(checkpoints))
-        home = Homecoming(jobs, watch, mirror, checkpoints)
+        self._code = code = Code(self.home, self.store, self.cluster, identity)
+        environments = Environments(self.store.environments, watch)
+        launching = Launching(jobs, self.cluster, watch, environments.recording(checkpoint_env(checkpoints)), code)
+        results = Results(self.home.jobs, self.cluster.inventory.get, identity)
+        home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, home)
         engine = self._engine = Engine(jobs, watch, launching, snapshots, home)
-        self._job_service = JobService(jobs, engine, snapshots, mirror, launching, self.cluster)
+        submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
+        self._job_service = JobService(jobs, engine, snapshots, mirror, launching, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, snapshots
 

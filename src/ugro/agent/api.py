@@ -11,7 +11,9 @@ from pydantic import Field
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.api_code import add_code_routes
 from ugro.agent.api_jobs import add_job_routes, add_job_streams
+from ugro.agent.api_results import add_result_routes
 from ugro.agent.api_watch import add_watch_routes
 from ugro.agent.execution import Command
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
@@ -87,8 +89,10 @@ def create_app(agent: Agent) -> FastAPI:
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
+    add_code_routes(app, agent)
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
+    add_result_routes(app, agent.jobs, agent.results)
     add_watch_routes(app, agent)
     return app
 

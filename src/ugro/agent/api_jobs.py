@@ -12,6 +12,7 @@ from ugro.agent.joblogs import Selection
 from ugro.agent.jobs import JobService
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.submitting import Needs, Submit
+from ugro.core.environment import Origin
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobState
 from ugro.policy.why import Why
@@ -22,6 +23,12 @@ _MOST_JOBS = 1_000_000
 _LATEST_S = 4e9  # a time of this century
 
 
+class OriginBody(Body):
+    commit: str | None = None
+    is_dirty: bool = False
+    branch: str | None = None
+
+
 class JobBody(Body):
     key: str
     user: str
@@ -29,10 +36,13 @@ class JobBody(Body):
     fields: dict[str, Any] = Field(default_factory=dict)
     here: str = "/"
     env: dict[str, str] | None = None
+    force: bool = False
+    origin: OriginBody | None = None
 
     def submit(self) -> Submit:
         file = Path(self.file) if self.file else None
-        return Submit(self.user, self.key, file, self.fields, Path(self.here), self.env)
+        origin = Origin(**self.origin.model_dump()) if self.origin else None
+        return Submit(self.user, self.key, file, self.fields, Path(self.here), self.env, self.force, origin)
 
 
 class BatchBody(Body):
@@ -42,6 +52,7 @@ class BatchBody(Body):
 class RetryBody(Body):
     key: str
     user: str
+    exact: bool = False
 
 
 def add_job_routes(app: FastAPI, jobs: JobService) -> None:
@@ -85,7 +96,7 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
 
     @app.post("/v1/jobs/{word}/retry", response_model=Job)
     async def retry(word: str, body: RetryBody) -> Response:
-        return json_response(await jobs.retry(word, body.user, body.key))
+        return json_response(await jobs.retry(word, body.user, body.key, exact=body.exact))
 
 
 def add_job_streams(app: FastAPI, jobs: JobService) -> None:

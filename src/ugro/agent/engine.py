@@ -74,6 +74,11 @@ class Engine:
         self._must_schedule = True
         self._wake.set()
 
+    async def all_live(self) -> tuple[list[Job], list[Job]]:
+        """The jobs that wait, and those that hold devices."""
+        await self.live.read()
+        return self.live.waiting(), self.live.holding()
+
     async def run(self) -> None:
         self._snapshots.start()
         while True:
@@ -230,6 +235,8 @@ class Engine:
             await self._conclusion.conclude(job)
         self._must_keep = self._must_keep or job.spec.has_checkpoints
         self.wake()
+        # Apart: it may have to ask the nodes, and nobody's start is to wait for that.
+        self._work.do(("describe", job.id), partial(self._home.describe, job.id))
 
     async def _keep(self) -> None:
         """Also what an agent before us did not come to."""

@@ -1,18 +1,25 @@
-"""What comes home of an attempt: the ranks' logs while they are written, and the checkpoints of a training."""
+"""What comes home of an attempt: the ranks' logs and its outputs as they are written, a training's checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ugro.agent.checkpoints import Checkpoints
+from ugro.agent.environments import Environments
 from ugro.agent.launching import ExtraEnv
 from ugro.agent.logmirror import LogMirror
+from ugro.agent.results import Results, Run
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.threads import to_the_end
+from ugro.core.errors import NotFound
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
+
+log = logging.getLogger(__name__)
 
 _LOGS_S = 30.0
 _SILENT_S = 1.0
@@ -31,11 +38,21 @@ def checkpoint_env(checkpoints: Checkpoints) -> ExtraEnv:
 
 
 class Homecoming:
-    def __init__(self, jobs: JobStore, watch: RunWatch, logs: LogMirror, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        watch: RunWatch,
+        logs: LogMirror,
+        checkpoints: Checkpoints,
+        results: Results,
+        environments: Environments | None = None,
+    ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._logs = logs
         self.checkpoints = checkpoints
+        self.results = results
+        self._environments = environments
         self._complete: set[tuple[str, int, int]] = set()  # node, job, attempt: whose logs are here to the last byte
 
     def follow(self, job: Job) -> None:
@@ -45,8 +62,44 @@ class Homecoming:
             status = self._watch.status(node, job.id, job.attempt)
             for rank in status.started_ranks if status else ():
                 self._logs.follow(node, job.id, job.attempt, rank)
-        if job.state is JobState.RUNNING and job.spec.has_checkpoints:
-            self.checkpoints.follow(job, nodes)
+        if job.state is JobState.RUNNING:
+            self._follow_results(job, nodes)
+            if job.spec.has_checkpoints:
+                self.checkpoints.follow(job, nodes)
+
+    def _follow_results(self, job: Job, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            is_first, has_patterns = node == nodes[0], bool(job.spec.outputs)
+            run = Run(job.id, job.attempt, node, is_first, job.spec.results, has_patterns)
+            self.results.follow(run, partial(self.describe, job.id))
+
+    async def describe(self, number: int) -> None:
+        """Writes down what the job is and runs with; that this cannot be done is no failure of the job's."""
+        job = await self._jobs.get(number)
+        if self._environments is not None:
+            await self._environments.record(job)
+        plan = await self._jobs.plan(job)
+        try:
+            await to_the_end(partial(self.results.describe, job, plan))
+        except OSError as error:
+            log.warning("what it is cannot be written down: %s", error, extra={"job": number})
+
+    async def bring_results(self, node: str, status: RunStatus) -> None:
+        """All outputs of a run that is over, or an error that says why not; some may have been removed for good."""
+        if status.has_outputs and (run := await self._output_run(node, status)) is not None:
+            await self.results.bring(run)
+
+    async def _output_run(self, node: str, status: RunStatus) -> Run | None:
+        number, attempt = int(status.job), status.attempt
+        try:
+            job = await self._jobs.get(number)
+        except NotFound:
+            return Run(number, attempt, node)
+        if job.results_removed_at is not None:
+            return None
+        tries = await self._jobs.attempts(number)
+        nodes = next((one.placement.nodes for one in tries if one.number == attempt), (node,))
+        return Run(number, attempt, node, node == nodes[0], job.spec.results)
 
     async def bring_logs(self, job: Job) -> None:
         """All logs of an attempt that has ended, as far as its nodes can be asked; the sweep gets the rest later."""
@@ -86,10 +139,6 @@ class Homecoming:
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
-    def is_following(self, status: RunStatus) -> bool:
-        job, attempt = int(status.job), status.attempt
-        return any(self._logs.is_following(job, attempt, rank) for rank in status.known_ranks)
-
     async def keep_logs(self, told: Sequence[RunStatus]) -> None:
         """The logs that came with the news of their runs' end."""
 
@@ -97,6 +146,9 @@ class Homecoming:
             for status in told:
                 self._logs.keep(int(status.job), status.attempt, status.logs or ())
 
+        await self._logs.let_go(
+            (int(status.job), status.attempt, rank) for status in told for rank, _ in status.logs or ()
+        )
         await to_the_end(write)
         self._logs.changed.notify()
 
@@ -113,6 +165,7 @@ class Homecoming:
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
         """The run is removed there: nobody will ask any more."""
         self._complete.discard((node, job, attempt))
+        self.results.forget(Run(job, attempt, node))
 
     async def bring_checkpoints(self, job: Job) -> None:
         if job.spec.has_checkpoints and job.placement is not None:
@@ -137,3 +190,4 @@ class Homecoming:
     async def close(self) -> None:
         await self._logs.close()
         await self.checkpoints.close()
+        await self.results.close()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from ugro.agent.snapshot import Snapshots
+from ugro.core.code import Snapshot as CodeSnapshot
 from ugro.core.job import After, Job, JobSpec, JobState, Placement
 from ugro.core.plan import Plan
 from ugro.policy.decision import Decision, Fail, Start, Wait
@@ -26,6 +27,7 @@ class DryRun:
     reason: str  # why there, or what it would wait for
     plan: Plan | None = None  # of a job that would wait: as it would be if nobody else were here
     placement: Placement | None = None
+    snapshot: CodeSnapshot | None = None  # of the code that would go along
 
 
 class Previews:

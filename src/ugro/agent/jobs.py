@@ -8,21 +8,20 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from ugro.agent.cluster import Cluster
 from ugro.agent.crashpoint import point
 from ugro.agent.engine import Engine
 from ugro.agent.joblogs import JobLogs, Selection, agent_stops
 from ugro.agent.jobplan import DryRun, Previewer, Previews
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.snapshot import Snapshots
-from ugro.agent.submitting import Needs, Submit, Submitting
+from ugro.agent.submitting import Needs, Submit, Submitting, Taken
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState
 from ugro.policy.decision import Wait
 from ugro.policy.scheduler import schedule
 from ugro.policy.why import Why, why
-from ugro.store.jobs import JobStore
+from ugro.store.jobs import About, JobStore
 
 _LOOK_S = 0.5  # without a signal
 _REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
@@ -44,14 +43,14 @@ class JobService:
         snapshots: Snapshots,
         mirror: LogMirror,
         launching: Previewer,
-        cluster: Cluster,
+        submitting: Submitting,
     ) -> None:
         self._jobs = jobs
         self._engine = engine
         self._snapshots = snapshots
-        self._submitting = Submitting(jobs, snapshots, cluster)
+        self._submitting = submitting
         self._previews = Previews(jobs, snapshots, launching)
-        self._reasons = _Reasons(jobs, snapshots)
+        self._reasons = _Reasons(engine, snapshots)
         self._logs = JobLogs(jobs, mirror, engine.changed, self._look)
 
     def end_streams(self) -> None:
@@ -70,29 +69,36 @@ class JobService:
 
     async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
         """All of them, or an error and none of them; they share one commit."""
-        asked = [await self._submitting.spec(replace(submit, env=submit.env or {})) for submit in submits]
+        taken: Taken = {}
+        asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
         specs = [spec for spec in asked if not isinstance(spec, Needs)]
         await self._submitting.check_fit(specs)
         return await self._put(list(zip(specs, submits, strict=True)))
 
     async def dry_run(self, submit: Submit) -> DryRun | Needs:
-        spec = await self._submitting.spec(submit)
+        taken: Taken = {}
+        spec = await self._submitting.spec(submit, taken)
         if isinstance(spec, Needs):
             return spec
         await self._submitting.check_fit([spec])
-        return await self._previews.dry_run(spec, submit.user)
+        found = await self._previews.dry_run(spec, submit.user)
+        return replace(found, snapshot=next(iter(taken.values()), None))
 
-    async def retry(self, word: str, user: str, key: str) -> Job:
-        """A job that has ended, once more: as a new job with the same spec."""
+    async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
+        """A job that has ended, once more: as a new job with the same spec. ``exact``: surely with the same code."""
         old = await self.find(word)
         if not old.is_final:
             raise NotAllowed(f"job {old.id} is {old.state}: only what has ended is run again", hint=_end_first(old))
+        if exact:
+            self._submitting.expect_code(old)
         await self._submitting.check_fit([old.spec])
-        submission = await self._jobs.submit(old.spec, user, key)
+        submission = await self._jobs.submit(old.spec, user, key, About(origin=old.origin))
         if submission.is_new:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
             await self._jobs.note("retried", f"the same as job {old.id}, which {old.state}", job=submission.job)
             self._engine.wake()
+            if exact:
+                await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
 
     async def cancel(self, word: str) -> Job:
@@ -103,7 +109,10 @@ class JobService:
 
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
-        submissions = await self._jobs.submit_many((spec, submit.user, submit.key) for spec, submit in submits)
+        known = [await self._submitting.about(spec, submit) for spec, submit in submits]
+        submissions = await self._jobs.submit_many(
+            (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+        )
         point("submit.recorded")
         self._engine.wake()
         return [submission.job for submission in submissions]
@@ -137,7 +146,10 @@ class JobService:
         return why(replace(snapshot, ended={**snapshot.ended, job.id: job.state}), job.id)
 
     async def _look(self, number: int) -> Job:
-        return (await self._reasons.added_to([await self._jobs.get(number)]))[0]
+        job = await self._jobs.get(number)
+        if job.state is JobState.STARTING and (text := self._submitting.progress(job)):
+            return replace(job, reason=text)
+        return (await self._reasons.added_to([job]))[0]
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -202,8 +214,8 @@ class JobService:
 class _Reasons:
     """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
 
-    def __init__(self, jobs: JobStore, snapshots: Snapshots) -> None:
-        self._jobs = jobs
+    def __init__(self, engine: Engine, snapshots: Snapshots) -> None:
+        self._engine = engine
         self._snapshots = snapshots
         self._known: dict[int, str] = {}
         self._until = float("-inf")
@@ -222,7 +234,7 @@ class _Reasons:
         if time.monotonic() < self._until:
             return
         self._until = time.monotonic() + _REASONS_S
-        snapshot = await self._snapshots.take(await self._jobs.in_states(_WAITING))
+        snapshot = await self._snapshots.take(*await self._engine.all_live())
         self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ugro.agent.cluster import Cluster
+from ugro.agent.code import Code
 from ugro.agent.crashpoint import point
 from ugro.agent.preflight import Preflight
 from ugro.agent.runwatch import RunWatch
@@ -25,14 +26,36 @@ _NODES_OWN_SIGNAL = "TERM"
 
 
 class Launching:
-    def __init__(self, jobs: JobStore, cluster: Cluster, watch: RunWatch, extra_env: ExtraEnv | None = None) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        cluster: Cluster,
+        watch: RunWatch,
+        extra_env: ExtraEnv | None = None,
+        code: Code | None = None,
+    ) -> None:
         self._jobs = jobs
+        self._code = code
         self._cluster = cluster
         self._watch = watch
         self._extra_env = extra_env
         self._planning: dict[tuple[int, int], asyncio.Lock] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # of attempts that are being started
         self.preflight = Preflight(cluster, watch)
+
+    async def bring_code(self, jobs: Sequence[Job], nodes: Iterable[str]) -> None:
+        """What they run in is there when this returns; each tree is asked for once."""
+        if self._code is not None:
+            for snapshot in dict.fromkeys(job.spec.snapshot for job in jobs):
+                await self._code.bring(snapshot, nodes)
+
+    def forget_code(self, job: Job, node: str) -> None:
+        """The node says that it is not there."""
+        if self._code is not None:
+            self._code.forget(job.spec.snapshot, node)
+
+    def code_moved_at(self, job: Job) -> float:
+        return self._code.moved_at(job) if self._code is not None else 0.0
 
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
@@ -62,7 +85,7 @@ class Launching:
     def _known(self, job: Job) -> Plan | None:
         """A plain command's plan follows from the job and its placement: there is nothing to find out or remember."""
         is_plain = job.spec.launcher is Launcher.COMMAND and not job.spec.setup and not job.spec.checkpoint.is_given
-        if not is_plain or job.placement is None:
+        if not is_plain or job.spec.is_cached or job.placement is None:
             return None
         return plan(job, job.attempt, job.placement, self._surroundings(job.placement, None, {}))
 
@@ -134,6 +157,10 @@ def _settings(job: Job) -> dict[str, Any]:
     settings: dict[str, Any] = {"grace_s": spec.stop.grace_s}
     if spec.stop.signal != _NODES_OWN_SIGNAL:
         settings["stop_signal"] = spec.stop.signal
+    if spec.snapshot is not None:
+        settings["code"] = spec.snapshot
+    if spec.outputs:
+        settings["outputs"] = list(spec.outputs)
     if spec.disconnect.on_lost is OnLost.RESTART:
         settings["lease_s"] = spec.disconnect.lost_after_s
     return settings

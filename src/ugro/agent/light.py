@@ -20,6 +20,7 @@ from ugro.agent.starting import Starting
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job, Launcher
+from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore, StaleMove
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _FAILED_REST_S = 2.0
 
 def is_light(job: Job) -> bool:
     spec = job.spec
-    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints:
+    if spec.launcher is not Launcher.COMMAND or spec.setup or spec.has_checkpoints or spec.is_cached:
         return False
     return lease_s(job) is None and job.placement is not None and not job.placement.shares[0].gpus
 
@@ -52,6 +53,7 @@ class Light:
         self._being_ended: set[tuple[int, int]] = set()
         self._starts: dict[str, list[Job]] = {}
         self._ends: dict[str, list[Job]] = {}
+        self._last_words: dict[tuple[int, int], RunStatus] = {}  # of those that end, with their logs
         self._since: dict[tuple[int, int], float] = {}
         self._resting: dict[tuple[int, int], float] = {}  # until when it is not asked for again
         self._batches = 0
@@ -62,12 +64,13 @@ class Light:
             _note(self._starts, self._being_started, job, node)
 
     def finish(self, job: Job) -> bool:
-        """Every rank has ended with 0. False when its log has to be fetched first."""
+        """Every rank has ended with 0. False when its log or its outputs have to be fetched first."""
         (node,) = job.placement.nodes if job.placement else ()
         status = self._watch.status(node, job.id, job.attempt)
         if not self.is_ending(job) and not self._is_resting(job):
-            if status is None or status.logs is None or self._home.is_following(status):
+            if status is None or status.logs is None or status.has_outputs:
                 return False
+            self._last_words[job.id, job.attempt] = status
             _note(self._ends, self._being_ended, job, node)
         return True
 
@@ -108,6 +111,8 @@ class Light:
     def forget(self, under_way: set[tuple[int, int]]) -> None:
         self._since = {key: since for key, since in self._since.items() if key in under_way}
         self._resting = {key: until for key, until in self._resting.items() if key in under_way}
+        is_needed = self._being_ended | under_way
+        self._last_words = {key: status for key, status in self._last_words.items() if key in is_needed}
 
     def _is_resting(self, job: Job) -> bool:
         return self._resting.get((job.id, job.attempt), 0.0) > _now()
@@ -135,18 +140,18 @@ class Light:
         self._rest(await self._starting.start_many(jobs, node), _REST_S)
 
     async def _finish_many(self, node: str, jobs: Sequence[Job]) -> None:
-        seen = (self._watch.status(node, job.id, job.attempt) for job in jobs)
-        told = [status for status in seen if status is not None]
-        point("conclude.begun")
+        told = [self._last_words[job.id, job.attempt] for job in jobs]
+        point("many.ended")
         await self._home.keep_logs(told)
-        point("conclude.logged")
+        point("many.logged")
         ended = await self._jobs.finish_many(jobs)
-        point("conclude.recorded")
+        point("many.recorded")
         self.on_end()
         gone = [(job.id, job.attempt) for job in ended if isinstance(job, Job)]
         for job, attempt in gone:
             self._starting.forget(job, attempt)
         await self._home.make_logs_last(node, told)
+        point("many.lasting")
         await self._remove(node, gone)
         for outcome in ended:
             # One that was told to end meanwhile goes the usual way.
@@ -159,6 +164,7 @@ class Light:
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})
             return
+        point("many.removed")
         for (job, attempt), failure in zip(runs, results, strict=True):
             if failure is None:
                 self._watch.forget_on(node, job, attempt)

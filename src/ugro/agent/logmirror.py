@@ -52,8 +52,12 @@ class LogMirror:
                 task.cancel()
         return all(_has_all(task) for task in tasks)
 
-    def is_following(self, job: int, attempt: int, rank: int) -> bool:
-        return (job, attempt, rank) in self._tasks
+    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        """Follows these no longer: all that they said is at hand."""
+        tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
         """Whole logs of a run that has ended, as they came with the news of it; they last after ``sync``. Blocks."""

@@ -86,7 +86,9 @@ class Preflight:
     async def _set_up(self, job: Job, node: str) -> None:
         link = await self._link(node)
         assert link.machine is not None  # the link is open
-        content = {"script": job.spec.setup, "env": dict(job.spec.env), "cwd": job.spec.cwd}
+        content: dict[str, Any] = {"script": job.spec.setup, "env": dict(job.spec.env), "cwd": job.spec.cwd}
+        if job.spec.snapshot is not None:  # it runs in a copy of its own: requirements.txt is there
+            content["code"] = job.spec.snapshot
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         # So that it can install into the Python that will run the ranks.
         content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": link.machine.python_path}

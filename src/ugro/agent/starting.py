@@ -26,7 +26,8 @@ _PREPARE_S = 20.0
 # From asking to every rank running; the program may be on a slow file server.
 _START_S = 120.0
 _AGAIN_S = 0.5
-_PASSING = frozenset({"busy", "crashed", "cancelled"})
+_NO_CODE = "no-code"
+_PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
 
 Key = tuple[int, int]  # job and attempt
 
@@ -66,33 +67,39 @@ class Starting:
 
     async def start(self, job: Job, nodes: tuple[str, ...]) -> None:
         """May be cancelled at any point: whom we asked is known, and is asked to stop."""
-        since = self._since.setdefault((job.id, job.attempt), time.monotonic())
+        self._since.setdefault((job.id, job.attempt), time.monotonic())
         try:
+            await self._launching.bring_code([job], nodes)
             await self._launching.plan(job)
         except LaunchRefused as error:
             self._refuse(job, error.failure)
         except (Unreachable, TimedOut) as error:
-            if time.monotonic() - since > _PREPARE_S:
+            if self._is_late(job):
                 self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
             await asyncio.sleep(_AGAIN_S)
         except UgroError as error:
-            self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+            if _is_passing(error) and error.subject:
+                self._launching.forget_code(job, error.subject)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
         else:
             point("start.planned")
             await asyncio.gather(*(self._start_on(job, node) for node in nodes))
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
         """Small ones, each of this node alone. Returns those to be asked for again."""
+        if not await self._has_code(jobs, node):
+            return [job for job in jobs if (job.id, job.attempt) not in self._refusals]
         for job in jobs:
             self._note_asked(job, node)
-        point("start.planned")
-        point("start.asked")
+        point("many.asked")
         try:
             results = await self._launching.start_many(jobs, node)
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.warning("cannot start there yet: %s", error, extra={"node": node})
             return list(jobs)
-        point("start.answered")
+        point("many.answered")
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, UgroError):
                 self._hear_refusal(job, node, result)
@@ -100,6 +107,25 @@ class Starting:
                 self._watch.learn(node, result)
         again = [isinstance(result, UgroError) and _is_passing(result) for result in results]
         return [job for job, is_again in zip(jobs, again, strict=True) if is_again]
+
+    async def _has_code(self, jobs: Sequence[Job], node: str) -> bool:
+        """False when what they run in is not there yet, or never will be."""
+        try:
+            await self._launching.bring_code(jobs, [node])
+        except UgroError as error:
+            log.warning("cannot bring code there yet: %s", error, extra={"node": node})
+            may_pass = isinstance(error, Unreachable | TimedOut) or _is_passing(error)
+            for job in jobs:
+                self._since.setdefault((job.id, job.attempt), time.monotonic())
+                if not may_pass or self._is_late(job):
+                    self._refuse(job, Failure(Cause.START_FAILED, str(error), node=node, hint=error.hint))
+            return False
+        return True
+
+    def _is_late(self, job: Job) -> bool:
+        """Code that is on its way may take hours; it goes on where it was."""
+        since = self._since[job.id, job.attempt]
+        return time.monotonic() - max(since, self._launching.code_moved_at(job)) > _PREPARE_S
 
     async def _start_on(self, job: Job, node: str) -> None:
         try:
@@ -124,6 +150,8 @@ class Starting:
             self._asked[key].add(node)
 
     def _hear_refusal(self, job: Job, node: str, error: UgroError) -> None:
+        if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
+            self._launching.forget_code(job, node)
         if not _is_passing(error):
             is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
             cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.cache import ResultCache
 from ugro.agent.cluster import Cluster
+from ugro.agent.code import Code
+from ugro.agent.codehome import EMPTY
 from ugro.agent.snapshot import Snapshots
 from ugro.config.channels import LOG
 from ugro.config.jobfile import Draft, Request, draft_job
-from ugro.core.errors import ConfigError, NotFound, Unsatisfiable
-from ugro.core.job import JobSpec, Launcher
+from ugro.core.code import Snapshot
+from ugro.core.environment import Origin
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
+from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.node import NodeSpec
-from ugro.store.jobs import JobStore
+from ugro.store.jobs import About, JobStore
 
 _LAB = "ugro.lab.enter"
+Taken = dict[Path, Snapshot]  # by folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class Submit:
     fields: Mapping[str, Any] = field(default_factory=dict)
     here: Path = Path("/")  # where the client is
     env: Mapping[str, str] | None = None  # None: it has not been asked for any variable yet
+    force: bool = False  # however large its code is
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +47,22 @@ class Needs:
 
 
 class Submitting:
-    def __init__(self, jobs: JobStore, snapshots: Snapshots, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        snapshots: Snapshots,
+        cluster: Cluster,
+        code: Code | None = None,
+        cache: ResultCache | None = None,
+    ) -> None:
         self._jobs = jobs
+        self._cache = cache
         self._snapshots = snapshots
         self._cluster = cluster
+        self._code = code
 
-    async def spec(self, submit: Submit) -> JobSpec | Needs:
+    async def spec(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
+        """``taken``: the code of jobs that are submitted together is looked at once."""
         # A file may lie on a disk that is slow, or gone.
         draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
         if submit.env is None and draft.wanted_variables:
@@ -51,7 +70,30 @@ class Submitting:
         ids = {name: await self._id(name) for name in draft.named_jobs}
         request = draft.request(submit.env or {}, lambda name: _found(ids, name))
         self._check_channels(request.spec.notify)
-        return self._with_cwd(request, submit.here)
+        snapshot = await self._snapshot(request, submit, {} if taken is None else taken)
+        spec = self._with_cwd(request, submit.here) if snapshot is None else _within(request.spec, snapshot)
+        return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
+
+    def progress(self, job: Job) -> str | None:
+        """How far its code is on its way to its nodes, in words."""
+        return self._code.progress(job) if self._code is not None else None
+
+    async def about(self, spec: JobSpec, submit: Submit) -> About:
+        """What is known of it beside its spec: where its code came from, and whether the same was done before."""
+        about = await self._cache.look(spec) if self._cache is not None and spec.is_cached else About()
+        return replace(about, origin=submit.origin)
+
+    def expect_code(self, job: Job) -> None:
+        """Raises NotAllowed when the very code that it ran is not here any more."""
+        snapshot = job.spec.snapshot
+        if snapshot is None or (self._code is not None and not self._code.has(snapshot)):
+            what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
+            raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
+
+    async def compared(self, job: Job) -> str:
+        """In words, whether what it ran with is still as it was."""
+        changed = await self._cache.changed_since(job) if self._cache is not None else None
+        return f"since job {job.id}: {changed}" if changed else f"what it runs with is as it was for job {job.id}"
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:
         """Raises Unsatisfiable for what this cluster could never run, whoever uses it now."""
@@ -66,6 +108,17 @@ class Submitting:
             if name not in known:
                 hint = f"there is: {', '.join(known)}; the cluster file's channels name them"
                 raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
+
+    async def _snapshot(self, request: Request, submit: Submit, taken: Taken) -> Snapshot | None:
+        """None when no code goes along."""
+        if self._code is None or not request.sends_code or request.spec.cwd is not None:
+            return None
+        folder = submit.here / request.workdir
+        if not request.is_workdir_given and self._code.is_left_alone(folder):
+            return None
+        if folder not in taken:
+            taken[folder] = await self._code.take(folder, force=submit.force)
+        return taken[folder]
 
     async def _id(self, name: str) -> int | None:
         try:
@@ -90,6 +143,15 @@ class Submitting:
                 hint=f"give its directory there (--cwd DIR), or a whole path such as /data/{Path(program).name}",
             )
         return spec
+
+
+def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
+    """A script that is named by its whole path is meant as it is in the snapshot, too."""
+    argv = spec.argv
+    if spec.launcher is not Launcher.COMMAND and argv[0].startswith("/"):
+        with contextlib.suppress(ValueError):
+            argv = (str(Path(argv[0]).relative_to(snapshot.folder)), *argv[1:])
+    return replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
 
 
 def _draft(submit: Submit) -> Draft:

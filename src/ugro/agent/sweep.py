@@ -1,4 +1,4 @@
-"""What is on the nodes and belongs to no attempt under way: ended, its logs brought home, removed.
+"""What is on the nodes and belongs to no attempt under way: ended, its logs and outputs brought home, removed.
 
 So the run directory of a job that is over goes only after all of it was acknowledged, and the ranks of an attempt that
 was given up while its node was away end as soon as the node is back.
@@ -11,6 +11,7 @@ import logging
 
 from ugro.agent.crashpoint import point
 from ugro.agent.homecoming import Homecoming
+from ugro.agent.result_home import HomeFull
 from ugro.agent.runwatch import RunWatch
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import HOLDING_STATES
@@ -36,7 +37,7 @@ class Sweep:
         point("sweep.found")
         try:
             await self._clear(node, status)
-        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+        except (Unreachable, TimedOut, RemoteFailure, NotFound, HomeFull) as error:
             log.warning("a run is left there for now: %s", error, extra={"node": node, "job": status.job})
             await asyncio.sleep(_AGAIN_S)
 
@@ -58,6 +59,8 @@ class Sweep:
             point("sweep.stopped")
         if not await self._home.bring_logs_of({node: status}, _LOGS_S):
             raise RemoteFailure("not all of its logs could be brought home", subject=node)
+        await self._home.bring_results(node, status)
+        point("sweep.brought")
         await runs.remove(job, attempt)
         point("conclude.removed")
         self._watch.forget_on(node, job, attempt)

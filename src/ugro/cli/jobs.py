@@ -12,6 +12,7 @@ from ugro.cli.jobs_attend import attend
 from ugro.cli.jobs_document import job_document
 from ugro.cli.jobs_plan import show_dry_run
 from ugro.cli.jobs_words import LaunchCommand, RunCommand
+from ugro.cli.origin import origin_of
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
 from ugro.core.errors import UsageError
@@ -44,8 +45,15 @@ _EVERY = (
     click.option("--env", "-e", multiple=True, metavar="KEY[=VALUE]", help="Add to its environment; may be repeated."),
     click.option("--setup", metavar="TEXT", help="A shell snippet to run first, once per node and content."),
     click.option("--workdir", metavar="DIR", help="Where its code is, here; default: this folder."),
-    click.option("--cwd", metavar="DIR", help="Where to run it, on the nodes; default: --workdir on this machine."),
-    click.option("--output", multiple=True, metavar="PATTERN", help="Files to bring home (not yet done); repeatable."),
+    click.option("--cwd", metavar="DIR", help="Where to run it, on the nodes; default: in a copy of its code."),
+    click.option("--sync/--no-sync", default=None, help="Whether the code in --workdir goes along; default: it does."),
+    click.option("--force", is_flag=True, help="Send the code however large it is."),
+    click.option("--output", multiple=True, metavar="PATTERN", help="Files to bring home; may be repeated."),
+    click.option("--result-checkpoints", metavar="RULE", help="Which come home: all, none, best, or 'last N'."),
+    click.option("--result-limit", metavar="SIZE", help="How much comes home of an attempt, small files first."),
+    click.option("--job-seed", metavar="N", help="Given to its processes as UGRO_SEED."),
+    click.option("--cache-input", multiple=True, metavar="FILE", help="Counts for --cache by content; repeatable."),
+    click.option("--cache/--no-cache", default=None, help="Do not run what has succeeded before, all the same."),
     click.option("--notify", multiple=True, help="A channel that is told when it ends; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
     click.option("--detach", "-d", is_flag=True, help="Do not wait for it."),
@@ -101,13 +109,14 @@ def launch(
 
 @click.command()
 @click.argument("job", default="last")
+@click.option("--exact", is_flag=True, help="Only with the very code it ran; says what else has changed since.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for it.")
 @json_option
 @pass_session
-def retry(session: Session, job: str, detach: bool) -> int:
+def retry(session: Session, job: str, exact: bool, detach: bool) -> int:
     """Run JOB, which has ended, once more: as a new job that is the same in all its settings."""
     client = session.client()
-    found = client.jobs.retry(job)
+    found = client.jobs.retry(job, exact=exact)
     return _submitted(session, client, found, detach=detach)
 
 
@@ -115,22 +124,34 @@ def _hand_in(
     session: Session, file: Path | None, fields: dict[str, Any], *, dry_run: bool, detach: bool
 ) -> int:
     client = session.client()
+    force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
-        show_dry_run(session.output, client.jobs.dry_run(file, fields=given))
+        show_dry_run(session.output, client.jobs.dry_run(file, fields=given, force=force))
         return 0
     try:
-        job = client.jobs.submit(file, fields=given)
+        session.output.progress("taking the code as it is now")
+        job = client.jobs.submit(file, fields=given, force=force, origin=origin_of(_folder(file, given)))
     except KeyboardInterrupt:
         session.output.note("interrupted while it was submitted; whether it was: ugro status last")
         raise
     return _submitted(session, client, job, detach=detach)
 
 
+def _folder(file: Path | None, fields: dict[str, Any]) -> Path:
+    """Where the code is that goes along, as far as the command line tells."""
+    if fields.get("workdir"):
+        return Path(fields["workdir"]).expanduser()
+    return file.parent if file is not None else Path()
+
+
 def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> int:
     output = session.output
     if output.is_json:
         output.document({"job": job_document(job)})
+        return 0
+    if job.cached_from is not None:
+        output.note(f"job {job.id} {job.spec.name} is {job.reason}, which did the same: ugro results {job.id}")
         return 0
     if detach:
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")

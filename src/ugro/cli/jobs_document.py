@@ -26,6 +26,8 @@ def job_document(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[st
         "started_at": job.started_at,
         "ended_at": job.ended_at,
         "duration_s": round(duration_s(job), 3),
+        "cached_from": job.cached_from,
+        "origin": job.origin,
         "spec": job.spec,
     }
     if attempts is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ugro.cli.jobs_text import command, places, variables
 from ugro.cli.output import Output
 from ugro.core.plan import Plan
+from ugro.core.quantity import format_size
 from ugro.jobs import DryRun
 
 
@@ -19,6 +20,7 @@ def show_dry_run(output: Output, dry_run: DryRun) -> None:
                 "starts_now": dry_run.starts_now,
                 "reason": dry_run.reason,
                 "spec": dry_run.spec,
+                "snapshot": dry_run.snapshot,
             }
         )
         return
@@ -36,6 +38,8 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
     if plan is None:
         return
     yield f"  places   {places(dry_run.placement)}"
+    if (code := dry_run.snapshot) is not None:
+        yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:
         port = plan.rendezvous.port or "a port that is free then"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from ugro.cli.output import Style
 from ugro.core.failure import Failure
 from ugro.core.job import Attempt, Job, JobState, Launcher, Placement, Share
 from ugro.core.quantity import format_duration
+from ugro.core.secret import HIDDEN, looks_secret
 
 SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.QUEUED: ("…", "dim"),
@@ -24,7 +24,6 @@ SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.CANCELLED: ("-", "dim"),
 }
 WAITING = (JobState.QUEUED, JobState.RECOVERING)
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASS|KEY|CREDENTIAL)S?$", re.IGNORECASE)
 
 
 def sentence(job: Job) -> str:
@@ -76,11 +75,7 @@ def command(argv: Iterable[str]) -> str:
 
 def variables(env: Iterable[tuple[str, str]]) -> list[str]:
     """Quoted for a shell; what looks like a secret is not shown."""
-    return [f"{name}={'***' if looks_secret(name) else shlex.quote(value)}" for name, value in env]
-
-
-def looks_secret(name: str) -> bool:
-    return any(_SECRET.search(part) for part in name.split("_"))
+    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(value)}" for name, value in env]
 
 
 def story(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:

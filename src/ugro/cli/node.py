@@ -53,6 +53,32 @@ def show(session: Session, name: str) -> int:
 
 
 @node.command()
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Not only what is over the limit: all that nobody needs now.")
+@json_option
+@pass_session
+def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
+    """Free the code that jobs left on nodes NAMES, or on all, and here: what was not used for longest goes first."""
+    session.output.progress("tidying up")
+    found = session.client().tidy(names, everything=everything)
+    if session.output.is_json:
+        session.output.document({"tidied": found})
+    else:
+        rows = [
+            [
+                Cell(one.node or "this machine", "id"),
+                Cell(format_size(one.freed_bytes), is_number=True),
+                Cell(format_size(one.kept_bytes), is_number=True),
+                Cell(str(one.trees), is_number=True),
+                Cell(one.error or "", "bad"),
+            ]
+            for one in found
+        ]
+        session.output.table(("NODE", "FREED", "KEPT", "TREES", "NOTE"), rows)
+    return 1 if any(one.error for one in found) else 0
+
+
+@node.command()
 @click.argument("name")
 @click.option("--host", help="Address or host name; default: NAME, as your ssh configuration knows it.")
 @click.option("--user", help="Login name there.")

@@ -33,6 +33,8 @@ class Request:
 
     spec: JobSpec
     workdir: Path
+    is_workdir_given: bool = False
+    sends_code: bool = True
 
 
 def load_job(
@@ -100,7 +102,8 @@ class Draft:
             any=source.ids(("after", "any"), section.after.any, resolve),
         )
         source.refuse_problems()
-        return Request(section.spec(variables, after), source.workdir(section))
+        spec = section.spec(variables, after)
+        return Request(spec, source.workdir(section), section.workdir is not None, section.sync)
 
 
 @dataclass(slots=True)

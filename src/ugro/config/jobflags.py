@@ -24,6 +24,7 @@ FLAGS: dict[str, KeyPath] = {
     "setup": ("setup",),
     "workdir": ("workdir",),
     "cwd": ("cwd",),
+    "sync": ("sync",),
     "nodes": ("resources", "nodes"),
     "gpus_per_node": ("resources", "gpus_per_node"),
     "gpu_memory": ("resources", "gpu", "memory"),
@@ -46,6 +47,11 @@ FLAGS: dict[str, KeyPath] = {
     "stop_signal": ("stop", "signal"),
     "stop_grace": ("stop", "grace"),
     "output": ("outputs",),
+    "result_checkpoints": ("results", "checkpoints"),
+    "result_limit": ("results", "limit"),
+    "job_seed": ("seed",),
+    "cache": ("cache",),
+    "cache_input": ("inputs",),
     "notify": ("notify",),
 }
 

@@ -87,6 +87,19 @@ class Size(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRule(Kind):
+    @property
+    def expected(self) -> str:
+        return "all, none, best, or last N such as last 3"
+
+    def parse(self, value: object) -> str:
+        words = " ".join(value.split()) if isinstance(value, str) else ""
+        if words not in ("all", "none", "best") and not re.fullmatch(r"last [1-9][0-9]{0,5}", words):
+            raise self.refuse(value)
+        return words
+
+
+@dataclass(frozen=True, slots=True)
 class LeastSize(Kind):
     """A range that is open above: 8GB and 8GB.. are the same."""
 

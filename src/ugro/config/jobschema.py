@@ -15,6 +15,7 @@ from ugro.config.jobkinds import (
     PRIORITIES,
     SNIPPET,
     Arguments,
+    CheckpointRule,
     Command,
     FailureCause,
     GpuCount,
@@ -49,6 +50,7 @@ _CHECKPOINTS = Text("a directory such as checkpoints or /data/run1, without ..",
 _NODE_PATH = Text("a directory on the node that begins with / or ~", is_path_on_node)
 _LINE = Text("a text on one line", is_line)
 _OUTPUT = Text("a pattern inside the job's directory, such as results/*.csv", is_path_inside)
+_INPUT = Text("a file on this machine", is_line, expands_home=True)
 
 SecondsOrNull = Annotated[float | None, OrNull(TimeSpan(365 * _DAY_S))]
 
@@ -238,6 +240,23 @@ class StopSection(Section):
         return job.Stop(self.signal, self.grace)
 
 
+class ResultsSection(Section):
+    """What of the job's outputs comes home. What does not stays on the node, and `ugro results` says so."""
+
+    checkpoints: Annotated[str, CheckpointRule()] = Field(
+        job.ResultRule().checkpoints,
+        description="Which of the checkpoints in `$UGRO_OUTPUT/checkpoints`: `last 3` are the newest three; `best` are "
+        "those with best in their name, or else the newest.",
+        examples=["last 3"],
+    )
+    limit: Annotated[int | None, OrNull(Size())] = Field(
+        None, description="How much of one attempt from one node, small files first.", examples=["20GB"]
+    )
+
+    def rule(self) -> job.ResultRule:
+        return job.ResultRule(self.checkpoints, self.limit)
+
+
 class JobSection(Section):
     """What runs, where, and what happens when it does not go well."""
 
@@ -282,8 +301,14 @@ class JobSection(Section):
     )
     cwd: Annotated[str | None, OrNull(_NODE_PATH)] = Field(
         None,
-        description="The directory on the node to run in; null is the job's own copy of the code.",
+        description="The directory on the node to run in, as it is there; null is the job's own copy of the code.",
         examples=["~/project"],
+    )
+    sync: Annotated[bool, Flag()] = Field(
+        True,
+        description="Whether the code in `workdir` goes to the nodes, as it is when the job is submitted; not where "
+        "there is a `cwd`.",
+        examples=[False],
     )
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     priority: Annotated[int, Priority()] = Field(
@@ -305,8 +330,24 @@ class JobSection(Section):
     stop: StopSection = Field(default_factory=StopSection)
     outputs: Annotated[tuple[str, ...], ListOf("a list of patterns such as ['results/*.csv']", _OUTPUT)] = Field(
         (),
-        description="Files to bring home, inside the job's directory. Kept with the job; not brought yet.",
+        description="Files to bring home from the job's directory, beside what it writes to `$UGRO_OUTPUT`: those that "
+        "changed since it began. A directory is all below it, `**` any directories.",
         examples=[["results/*.csv"]],
+    )
+    results: ResultsSection = Field(default_factory=ResultsSection)
+    seed: Annotated[int | None, OrNull(Whole(0, 2**32 - 1))] = Field(
+        None, description="Given to every process as `UGRO_SEED`, also when it is run again.", examples=[42]
+    )
+    inputs: Annotated[tuple[str, ...], ListOf("a list of files such as [data/train.csv]", _INPUT)] = Field(
+        (),
+        description="Files on this machine that count for `cache`, by their content; a relative one is seen from "
+        "`workdir`.",
+        examples=[["data/train.csv"]],
+    )
+    cache: Annotated[bool, Flag()] = Field(
+        False,
+        description="Do not run what has succeeded before with the same code, command, environment and inputs.",
+        examples=[True],
     )
     notify: Annotated[tuple[str, ...], ListOf("a list of texts such as [mail]", _LINE)] = Field(
         (),
@@ -371,6 +412,10 @@ class JobSection(Section):
             disconnect=self.disconnect.disconnect(),
             stop=self.stop.stop(),
             outputs=self.outputs,
+            results=self.results.rule(),
+            seed=self.seed,
+            inputs=self.inputs,
+            is_cached=self.cache,
             notify=self.notify,
         )
 

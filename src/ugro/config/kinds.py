@@ -161,6 +161,21 @@ class Gigabytes(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Bytes(Kind):
+    @property
+    def expected(self) -> str:
+        return "a size such as 500MB or 10GiB"
+
+    def parse(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self.refuse(value)
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise self.refuse(value) from error
+
+
+@dataclass(frozen=True, slots=True)
 class Choice(Kind):
     words: tuple[str, ...]
 

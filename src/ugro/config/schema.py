@@ -10,6 +10,7 @@ from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_v
 from ugro.config.channels import LOG, Channel, Channels
 from ugro.config.kinds import (
     BadValueError,
+    Bytes,
     Choice,
     Duration,
     Environment,
@@ -114,6 +115,20 @@ class Sync(Section):
     max_parallel_transfers: Annotated[int, Whole(1, 1000)] = Field(
         5, description="How many nodes receive code at the same time."
     )
+    max_size: Annotated[int, Bytes()] = Field(
+        500_000_000,
+        description="How much code may be sent without `--force`: a data set in the wrong place is noticed before it "
+        "travels.",
+    )
+    store_limit: Annotated[int, Bytes()] = Field(
+        10_000_000_000,
+        description="How much code each node, and this machine, keeps; what was not used for longest goes first.",
+    )
+    outside_links: Annotated[str, Choice(("keep", "follow", "skip", "error"))] = Field(
+        "keep",
+        description="What becomes of a symbolic link that leads out of the directory: it travels as a link (keep), as "
+        "what it points to (follow), not at all (skip), or nothing is sent (error).",
+    )
 
 
 class Ray(Section):
@@ -139,7 +154,7 @@ class Cluster(Section):
         description="The address at which ranks meet; null takes the first node's own address.",
         examples=["192.168.1.10"],
     )
-    master_port: Port = Field(29500, description="The port at which ranks meet.")
+    master_port: Port = Field(29500, description="Where ranks meet, if it is free. Unset: any free port.")
 
 
 class Training(Section):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
 
@@ -36,6 +37,7 @@ HOLDING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREAC
 MOVES: dict[JobState, dict[JobState, str]] = {
     JobState.QUEUED: {
         JobState.STARTING: "it was given its devices",
+        JobState.SUCCEEDED: "the same had been done before, and it may point to that",
         JobState.CANCELLED: "a user cancelled it before it started",
         JobState.FAILED: "a job it waited for failed",
     },
@@ -152,12 +154,21 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRule:
+    """Which of a job's outputs come home."""
+
+    checkpoints: str = "all"  # all, none, best, or "last N": of those in the output's folder ``checkpoints``
+    limit_bytes: int | None = None  # of one attempt on one node
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     name: str
     argv: tuple[str, ...]
     launcher: Launcher = Launcher.COMMAND
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
+    snapshot: str | None = None  # the tree of code that it runs in, by its hash; None: nothing was sent with it
     setup: str | None = None
     resources: Resources = field(default_factory=Resources)
     priority: int = 50  # urgent 90, normal 50, batch 10
@@ -169,6 +180,10 @@ class JobSpec:
     disconnect: Disconnect = field(default_factory=Disconnect)
     stop: Stop = field(default_factory=Stop)
     outputs: tuple[str, ...] = ()
+    results: ResultRule = field(default_factory=ResultRule)
+    seed: int | None = None
+    inputs: tuple[str, ...] = ()  # files on the master that count, by content, for the result cache
+    is_cached: bool = False  # the same work that has succeeded before is not done again
     notify: tuple[str, ...] = ()
 
     @property
@@ -241,6 +256,9 @@ class Job:
     exit_code: int | None = None
     ending: Ending | None = None  # set when it is to stop, by whoever decides so first
     tries: Tries = field(default_factory=Tries)
+    origin: Origin | None = None
+    cached_from: int | None = None  # it was not run: this job had done the same before
+    results_removed_at: str | None = None
 
     @property
     def is_final(self) -> bool:

@@ -60,6 +60,11 @@ class StateDir:
         return self.path / "jobs"
 
     @property
+    def contents(self) -> Path:
+        """The code of jobs, as it was submitted."""
+        return self.path / "contents"
+
+    @property
     def lab(self) -> Path:
         return self.path / "lab"
 

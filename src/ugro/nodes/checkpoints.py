@@ -6,9 +6,7 @@ checked here: names and sizes as they come, files as they are unpacked.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ugro.core.codec import DecodeError, decode
-from ugro.core.errors import RemoteFailure, TimedOut, UgroError
+from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
-from ugro.remote import checkpoints, parcel, wire
+from ugro.nodes.streaming import Pouring, Thread, in_time
+from ugro.remote import checkpoints, parcel
 
 _ANSWER_S = 30.0
-# A transfer may take hours; one that stands still for so long has ended.
-_STALL_S = 60.0
+_WHAT = "a checkpoint"
 _MOST_BYTES = 1 << 50
 
 T = TypeVar("T")
@@ -90,10 +88,10 @@ class NodeCheckpoints:
         unpacker = parcel.Unpacker(str(folder), found.bytes)
         chosen = {"name": found.name, "fingerprint": found.fingerprint}
         async with self._stream("send", **where.params(), **chosen) as (_, stream):
-            thread = _Thread()
+            thread = Thread("checkpoint")
             try:
                 pieces = aiter(stream)
-                while (piece := await _in_time(anext(pieces, None), self.node)) is not None:
+                while (piece := await in_time(anext(pieces, None), self.node.spec.name, _WHAT)) is not None:
                     await thread.do(partial(unpacker.feed, piece[1]))
                 await stream.result()
                 await thread.do(unpacker.finish)
@@ -112,8 +110,8 @@ class NodeCheckpoints:
         pieces = parcel.pack(str(folder))
         chosen = {"name": found.name, "fingerprint": found.fingerprint, "bytes": found.bytes}
         async with self._stream("receive", **where.params(), **chosen) as (link, stream):
-            pouring = _Pouring(link, stream, self.node)
-            thread = _Thread()
+            pouring = Pouring(link, stream, self.node.spec.name, _WHAT)
+            thread = Thread("checkpoint")
             try:
                 while pouring.is_open and (piece := await thread.do(lambda: next(pieces, None))) is not None:
                     await pouring.send(piece)
@@ -144,42 +142,6 @@ class NodeCheckpoints:
             stream.cancel()
 
 
-class _Pouring:
-    """Bytes towards a node, no more of them on their way than it has room for."""
-
-    def __init__(self, link: Link, stream: Stream, node: Node) -> None:
-        self.is_open = True
-        self._link = link
-        self._number = stream.number
-        self._taken = aiter(stream)
-        self._node = node
-        self._untaken = 0
-
-    async def send(self, piece: bytes) -> None:
-        while self.is_open and self._untaken + len(piece) > wire.WINDOW:
-            await self._wait()
-        if self.is_open and piece:
-            self._untaken += len(piece)
-            self._link.send(wire.INPUT, self._number, piece)
-
-    async def end(self) -> None:
-        if self.is_open:
-            self._link.send(wire.INPUT, self._number)
-        while self.is_open:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        """Until it has taken some, or the call is over, as its result will tell."""
-        said = await _in_time(anext(self._taken, None), self._node)
-        if said is None:
-            self.is_open = False
-            return
-        amount = wire.AMOUNT.unpack(said[1])[0] if len(said[1]) == wire.AMOUNT.size else -1
-        if not 0 < amount <= self._untaken:
-            raise RemoteFailure("it says it took what was not sent", subject=self._node.spec.name, cause="damaged")
-        self._untaken -= amount
-
-
 def decode_found(answer: dict[str, Any]) -> list[Found]:
     """A name becomes part of no path here; it is still one that only a checkpoint can have."""
     found = [_decoded(Found, one) for one in answer["found"]] if isinstance(answer.get("found"), list) else []
@@ -208,24 +170,3 @@ def _decoded(cls: type[T], answer: Any) -> T:
 
 def _sentence(found: Found, error: Exception) -> str:
     return f"checkpoint {found.name}: {error}"
-
-
-async def _in_time(work: Any, node: Node) -> Any:
-    try:
-        async with asyncio.timeout(_STALL_S):
-            return await work
-    except TimeoutError as error:
-        raise TimedOut(f"a checkpoint stood still for {_STALL_S:g} s", subject=node.spec.name) from error
-
-
-class _Thread:
-    """One thread for one transfer: what it is asked for happens in order, also after we stopped waiting for it."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-
-    async def do(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False)

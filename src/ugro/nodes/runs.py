@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class RunStatus:
     was_rebooted: bool = False
     # By rank, of one that has ended: whole, where they are so small that they came along.
     logs: tuple[tuple[int, bytes], ...] | None = None
+    has_outputs: bool = False  # of one that has ended: it wrote something to be kept
 
     @property
     def has_ended(self) -> bool:
@@ -138,7 +139,7 @@ class Runs:
     async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | UgroError]:
         """Small runs together, of one rank each: each one's status, or why it was refused."""
         results: list[RunStatus | UgroError] = []
-        for runs in _packed(order.params() for order in orders):
+        for runs in _packed([order.params() for order in orders]):
             if isinstance(runs, UgroError):
                 results.append(runs)
                 continue
@@ -209,8 +210,11 @@ class Runs:
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
-def _packed(runs: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
+def _packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
     """As many in one message as fit into it; in its place, what fits into none."""
+    if len(json.dumps(runs)) <= _MANY_BYTES:
+        yield runs
+        return
     part: list[dict[str, Any]] = []
     size = 0
     for run in runs:
@@ -264,6 +268,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             tail=tuple(str(line) for line in failure.get("tail") or ()),
             was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
             logs=_logs(answer["logs"]) if answer.get("logs") else None,
+            has_outputs=bool(answer.get("has_outputs")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error

@@ -23,6 +23,7 @@ Work = Callable[[Dict[str, Any], Say], Dict[str, Any]]
 _CHECKS: Dict[str, Work] = {
     "root": lambda params, say: check_system.root(str(params["root"])),
     "packages": lambda params, say: check_system.packages(),
+    "environment": lambda params, say: check_system.environment(),
     "survival": lambda params, say: check_system.survival(),
     "network": lambda params, say: check_net.network([int(port) for port in params["ports"]]),
     "listen": check_net.listen,

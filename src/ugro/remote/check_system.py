@@ -5,6 +5,7 @@ All of it may block; ``remote.check`` runs it in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -45,6 +46,9 @@ sys.stdout.write("\n" + json.dumps({
     "torch_cuda": built_with("cuda"),
     "cuda_runtime": version("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
     "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "packages": sorted(
+        {(str(one.metadata["Name"]), str(one.version)) for one in metadata.distributions()} if "all" in sys.argv else ()
+    ),
 }))
 """
 
@@ -61,10 +65,19 @@ def root(path: str) -> Dict[str, Any]:
     return answer
 
 
-def packages() -> Dict[str, Any]:
+def environment() -> Dict[str, Any]:
+    """All that is installed, and the driver of the GPUs."""
+    driver = None
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        found = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
+        driver = found.group(1) if found else None
+    return {**packages("all"), "gpu_driver": driver}
+
+
+def packages(*words: str) -> Dict[str, Any]:
     # Ended by our own end, should our time run out while it hangs.
     found = subprocess.run(
-        [sys.executable or "python3", "-c", _LIST_PACKAGES],
+        [sys.executable or "python3", "-c", _LIST_PACKAGES, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

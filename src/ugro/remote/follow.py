@@ -84,7 +84,7 @@ class _Following:
         # Asked before reading: what was written until the end is then surely read.
         is_over = self._is_over()
         if self._fd is None:
-            self._fd = _open_below(self._run.path, self._names)
+            self._fd = open_below(self._run.path, self._names)
         has_more = self._fd is not None and self._send_some(self._fd)
         if self._is_out:
             return  # until some is granted
@@ -156,7 +156,7 @@ def _parts(file: str) -> list[str]:
     return parts
 
 
-def _open_below(folder: str, names: list[str]) -> Optional[int]:
+def open_below(folder: str, names: list[str]) -> Optional[int]:
     """Through real folders only: a link in a run's files could lead anywhere. None when it is not there (yet)."""
     fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:

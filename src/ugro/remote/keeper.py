@@ -226,12 +226,17 @@ class Keeper:
                 self._say(b"Q%s \n" % kept_.life.run.name.encode())
             return
         self._lasting.add(kept_.life.run)
-        text = kept.told(kept_.claimed, "exited", kept_.state, record, self._small_log(kept_.life))
+        text = kept.told(kept_.claimed, "exited", kept_.state, record, self._told_with_its_end(kept_.life))
         self._let_go(kept_)
         is_clean = b"-" if self._kin.strangers() or kept_.life.ending else b"+"
         self._say(b"X%s %s%s\n" % (kept_.life.run.name.encode(), is_clean, text))
         if kept_.number is not None:
             self._say(b"S%d %s\n" % (kept_.number, text))
+
+    def _told_with_its_end(self, life: RunLife) -> bytes:
+        logs = self._small_log(life)
+        has_outputs = life.spec.outputs or life.run.has_written()
+        return (b',"logs":%s' % logs if logs else b"") + (b',"has_outputs":true' if has_outputs else b"")
 
     def _small_log(self, life: RunLife) -> bytes:
         has_writers = life.ending is not None and life.ending.left
@@ -253,6 +258,7 @@ class Keeper:
     # --- talking ------------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
+        self._collect()  # a rank that had failed before an order to stop came is the reason for the end, not the order
         with contextlib.suppress(BlockingIOError):
             self._orders += os.read(self._control, 65536)
         *lines, self._orders = self._orders.split(b"\n")

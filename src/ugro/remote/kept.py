@@ -12,15 +12,17 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple
 
-from ugro.remote import blank
+from ugro.remote import blank, contents
 from ugro.remote.fence import Fence
 from ugro.remote.flood import CappedLog
 from ugro.remote.life import RunLife
+from ugro.remote.program import Refused
 from ugro.remote.ranks import NotStarted, Rank
 from ugro.remote.rundir import VERSION, RunDir, boot_id, new_envelope, point
 from ugro.remote.runspec import RunSpec
 
 _SPARE = 2
+_MOST_FILES = 100  # of code; a keeper that is busy with more keeps its other runs waiting
 _MOST_OLDER = 8  # attempts before this one; more are left to whoever has the time
 _encode = json.JSONEncoder().encode
 
@@ -76,6 +78,7 @@ class Desk:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 point("keeper.locked")
+                self._fill(path, run, spec)
                 self._move_in(path, run)
                 point("keeper.moved")
                 self._take_claim(run)
@@ -84,7 +87,7 @@ class Desk:
                 point("keeper.closed")
                 if not wanted.is_of_this_boot:
                     run.make_claim_last()
-            except (OSError, TakesTime):
+            except (OSError, Refused, TakesTime):
                 os.close(lock)
                 raise
         return Claimed(run, spec, document["hash"], lock)
@@ -113,10 +116,15 @@ class Desk:
         blank.make(path)
         return path
 
+    def _fill(self, path: str, run: RunDir, spec: RunSpec) -> None:
+        if spec.code is not None and not contents.fill(run, spec.code, path + "/work", _MOST_FILES):
+            raise TakesTime
+
     def _move_in(self, path: str, run: RunDir) -> None:
         try:
             os.rename(path, run.path)
         except OSError as error:  # somebody else has made it; an empty folder there is replaced
+            contents.empty(path + "/work")
             raise TakesTime from error
 
     def _take_claim(self, run: RunDir) -> None:
@@ -185,11 +193,10 @@ def write_state(run: RunDir, state: Dict[str, Any]) -> bytes:
     return content
 
 
-def told(claimed: Claimed, word: str, state: bytes, record: bytes, logs: bytes = b"") -> bytes:
-    """A run's status as ``RunDir.status`` has it, of what was written to its files; ``logs`` is their content."""
+def told(claimed: Claimed, word: str, state: bytes, record: bytes, more: bytes = b"") -> bytes:
+    """A run's status as ``RunDir.status`` has it, of what was written to its files."""
     run = claimed.run
     head = '{"job":"%s","attempt":%d,"status":"%s","is_claimed":true,"claimed_in":"%s","spec_hash":"%s"' % (
         run.job, run.attempt, word, boot_id(), claimed.spec_hash,
     )  # fmt: skip
-    more = b',"logs":%s' % logs if logs else b""
     return b'%s,"state":%s,"exit":%s%s}' % (head.encode(), state or b"null", record or b"null", more)

@@ -19,6 +19,8 @@ RUN_METHODS = (
     "reserve_port", "free_port",
 )  # fmt: skip
 CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
+CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")
+OUTPUT_METHODS = ("filled", "list", "send", "hashes", "keep", "forget")
 
 
 def main(root: str, nonce: str, silence_s: float) -> None:
@@ -31,6 +33,8 @@ def main(root: str, nonce: str, silence_s: float) -> None:
     program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
     program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
     program.methods.update(("checkpoints." + name, _checkpoints(name)) for name in CHECKPOINT_METHODS)
+    program.methods.update(("contents." + name, _contents(name)) for name in CONTENT_METHODS)
+    program.methods.update(("outputs." + name, _outputs(name)) for name in OUTPUT_METHODS)
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -90,6 +94,24 @@ def _runs(name: str) -> Method:
 def _checkpoints(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
         from ugro.remote.checkpoints import METHODS
+
+        METHODS[name](call, params)
+
+    return method
+
+
+def _outputs(name: str) -> Method:
+    def method(call: Call, params: Dict[str, Any]) -> None:
+        from ugro.remote.outputs import METHODS
+
+        METHODS[name](call, params)
+
+    return method
+
+
+def _contents(name: str) -> Method:
+    def method(call: Call, params: Dict[str, Any]) -> None:
+        from ugro.remote.contents import METHODS
 
         METHODS[name](call, params)
 

@@ -354,16 +354,28 @@ class RunDir:
         else:
             word = "dead"
         claimed_in = self.claimed_in()
+        envelope = self.envelope() if record is not None or state is None else None
+        outputs = {"has_outputs": True} if record is not None and self._has_outputs(envelope) else {}
         return {
             "job": self.job,
             "attempt": self.attempt,
             "status": word,
             "is_claimed": claimed_in is not None,
             "claimed_in": claimed_in,
-            "spec_hash": (state or self.envelope() or {}).get("hash"),
+            "spec_hash": (state or envelope or {}).get("hash"),
             "state": state,
             "exit": record,
+            **outputs,
         }
+
+    def _has_outputs(self, envelope: Optional[Dict[str, Any]]) -> bool:
+        return bool(((envelope or {}).get("spec") or {}).get("outputs")) or self.has_written()
+
+    def has_written(self) -> bool:
+        """Whether there is anything in its output folder."""
+        with contextlib.suppress(OSError):
+            return bool(os.listdir(self.file("output")))
+        return False
 
     # --- its end ------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,15 @@ import os
 import signal
 from typing import Any, Dict, List, Optional
 
+from ugro.remote import trees
+
 GRACE_S = 15.0
 MAX_GRACE_S = 3600.0
 LOG_CAP_BYTES = 1 << 30
 LEAST_LOG_CAP_BYTES = 64 * 1024
 MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rundir.EXIT_BYTES)
 
-_FIELDS = {"ranks", "env", "cwd", "grace_s", "lease_s", "log_cap_bytes", "stop_signal"}
+_FIELDS = {"ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs"}
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
 _HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
@@ -36,12 +38,15 @@ class RunSpec:
             raise ValueError("ranks must be 1 to %d, each with a number of its own" % MOST_RANKS)
         self.env = environment(fields.get("env"))
         self.cwd: Optional[bytes] = folder(fields.get("cwd"))
+        # The tree that is its folder when it starts; by its hash.
+        self.code: Optional[bytes] = None if fields.get("code") is None else trees.parse_id(fields["code"])
         self.grace_s = grace(fields.get("grace_s", GRACE_S))
         self.stop_signal = stop_signal(fields.get("stop_signal")) or int(signal.SIGTERM)
         lease_s = fields.get("lease_s")
         self.lease_s: Optional[float] = None if lease_s is None else float(lease_s)
         if self.lease_s is not None and not 0 < self.lease_s < float("inf"):
             raise ValueError("lease_s must be more than 0")
+        self.outputs: List[str] = [str(pattern) for pattern in fields.get("outputs") or ()]
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
 
 

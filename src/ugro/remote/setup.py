@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from typing import Any, Callable, Dict, List, Optional
 
-from ugro.remote import durable
+from ugro.remote import contents, durable, trees, worker
 from ugro.remote.execute import GRACE_S, MARK, Command, run_guarded
 from ugro.remote.flood import last_lines
 from ugro.remote.program import Call
@@ -35,7 +36,17 @@ def setup(call: Call, run: RunDir, params: Dict[str, Any]) -> None:
     cwd = folder(params.get("cwd"))
     env = {**os.environb, **environment(params.get("env"))}
     env.update((name.encode(), os.fsencode(value)) for name, value in run.variables().items() if name in _GIVEN)
-    _Setup(call, place, script).go_on_with(env, cwd)
+    code = None if params.get("code") is None else trees.parse_id(params["code"])
+    _Setup(call, place, script, _check_out(run, place, code) if code else None).go_on_with(env, cwd)
+
+
+def _check_out(run: RunDir, place: _Place, code: bytes) -> Callable[[], Dict[str, Any]]:
+    def check_out() -> Dict[str, Any]:
+        shutil.rmtree(place.folder, ignore_errors=True)  # what one that failed left
+        contents.check_out(run, code, place.folder)
+        return {}
+
+    return check_out
 
 
 class _Place:
@@ -54,8 +65,11 @@ class _Place:
 
 
 class _Setup:
-    def __init__(self, call: Call, place: _Place, script: str) -> None:
+    def __init__(
+        self, call: Call, place: _Place, script: str, check_out: Optional[Callable[[], Dict[str, Any]]] = None
+    ) -> None:
         self._call = call
+        self._check_out = check_out
         self._place = place
         self._script = script
         self._lock: Optional[int] = None
@@ -95,6 +109,13 @@ class _Setup:
 
     def _run(self) -> None:
         durable.make_folder(self._place.folder)
+        if self._check_out is None:
+            self._start()
+            return
+        self._command = _Inner(self._call, self._conclude, self._fail)
+        worker.do(self._command, self._check_out, lambda answer: self._start())
+
+    def _start(self) -> None:
         for path, content in ((self._place.script, self._script), (self._place.log, "")):
             _write_private(path, content.encode("utf-8", "surrogateescape"))
         files = [os.fsencode(self._place.script), os.fsencode(self._place.log)]

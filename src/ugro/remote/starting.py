@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ugro.remote import detach, stopping, worker
+from ugro.remote import contents, detach, stopping, trees, worker
 from ugro.remote.program import Call, Refused
 from ugro.remote.rundir import RunDir, boot_id, moment, point
 from ugro.remote.runspec import RunSpec
@@ -89,6 +89,10 @@ def _prepare(run: RunDir, order: Order, *, is_patient: bool) -> bool:
             raise _TakesTime
         grace_s = min(_OLDER_GRACE_S, _grace_of(older))
         stopping.stop(older, "attempt %d takes its place" % run.attempt, grace_s)
+    if order.spec.get("code") is not None and not run.is_claimed():
+        if not is_patient:
+            raise _TakesTime
+        contents.check_out(run, trees.parse_id(order.spec["code"]))
     point("start.alone")
     return run.is_claimed()
 

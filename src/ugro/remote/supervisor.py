@@ -151,13 +151,14 @@ class Supervisor:
         """True when all is over."""
         life.sample_memory()
         self._collect(life)
+        # Before an order to stop is read: a rank that had failed by then is the reason for the end, not the order.
+        life.judge()
         if self._has_term:
             life.decide("interrupted", "SIGTERM came", None)
-        self._obey(life)
-        life.trim_logs()
-        life.judge()
         if life.verdict is None and life.spec.lease_s is not None and self._silent_s() > life.spec.lease_s:
             life.decide("lease-expired", "the agent was silent for %.1f s" % self._silent_s(), None)
+        self._obey(life)
+        life.trim_logs()
         return life.step()
 
     def _wait(self, life: RunLife) -> None:

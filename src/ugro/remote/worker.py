@@ -7,6 +7,8 @@ node says in OUT frames of one number each. The process can be killed at any mom
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,6 +21,8 @@ from ugro.remote.rundir import moment
 
 Answer = Dict[str, Any]
 _ANSWER = b'{"answer"'
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python has a name for since 3.10
+_MOST_PIPE = 1 << 20
 
 
 def do(call: Call, work: Callable[[], Answer], then: Optional[Callable[[Answer], None]] = None) -> None:
@@ -31,9 +35,11 @@ def send(call: Call, work: Callable[[int], Answer]) -> None:
     _Sender(call, work)
 
 
-def receive(call: Call, work: Callable[[int, Callable[[int], None]], Answer]) -> None:
+def receive(
+    call: Call, work: Callable[[int, Callable[[int], None]], Answer], window: int = wire.WINDOW
+) -> None:
     """``work`` reads from the descriptor it is given, and says how many bytes it has dealt with."""
-    _Receiver(call, work)
+    _Receiver(call, work, window)
 
 
 class _Worker:
@@ -160,8 +166,11 @@ class _Sender(_Worker):
 
 
 class _Receiver(_Worker):
-    def __init__(self, call: Call, work: Callable[[int, Callable[[int], None]], Answer]) -> None:
+    def __init__(self, call: Call, work: Callable[[int, Callable[[int], None]], Answer], window: int) -> None:
+        self._window = window
         out, self._data = os.pipe()
+        with contextlib.suppress(OSError):  # less is allowed, or the kernel is old; it works all the same
+            fcntl.fcntl(self._data, _SET_PIPE_SIZE, min(window, _MOST_PIPE))
         self._is_open = True
         self._pending = bytearray()
         self._untaken = 0
@@ -176,7 +185,7 @@ class _Receiver(_Worker):
 
     def _input(self, payload: bytes) -> None:
         self._untaken += len(payload)
-        if self._untaken > wire.WINDOW or self._has_ended:
+        if self._untaken > self._window or self._has_ended:
             raise wire.ProtocolError("call %d got more than it has room for" % self._call.number)
         self._has_ended = not payload
         self._pending += payload
@@ -192,7 +201,7 @@ class _Receiver(_Worker):
     def _pour(self) -> None:
         while self._is_open and self._pending:
             try:
-                del self._pending[: os.write(self._data, self._pending[: wire.CHUNK])]
+                del self._pending[: os.write(self._data, self._pending[:_MOST_PIPE])]
             except BlockingIOError:
                 return
             except BrokenPipeError:  # it has given up, and says why

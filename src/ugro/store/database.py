@@ -11,8 +11,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from ugro.store.alerts import AlertStore
+from ugro.store.code import CodeStore
 from ugro.store.ends import EndStore
 from ugro.store.engine import Database
+from ugro.store.environments import EnvironmentStore
 from ugro.store.jobs import JobStore
 
 
@@ -20,6 +22,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._database = Database(path)
         self.jobs = JobStore(self._database)
+        self.code = CodeStore(self._database)
+        self.environments = EnvironmentStore(self._database)
         self.alerts = AlertStore(self._database)
         self.ends = EndStore(self._database)
 

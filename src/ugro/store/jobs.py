@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import TypedDict, Unpack
 
 from ugro.core.codec import DecodeError, decode, dumps
+from ugro.core.environment import Origin
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.event import Event
 from ugro.core.failure import Failure
@@ -58,6 +59,19 @@ class Submission:
     is_new: bool  # False: this submit had been made before, and its answer was lost
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a job beside its spec when it is submitted."""
+
+    origin: Origin | None = None
+    cache_key: str | None = None  # of its work; the same key is the same work
+    cached_from: int | None = None  # who did it before, and may stand for it if that still holds
+    notes: tuple[str, ...] = ()
+
+
+_NOTHING = About()
+
+
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -67,14 +81,15 @@ class JobStore:
         """Told of every job that has changed, when that is durable, in the order in which it happened."""
         self._tell = tell
 
-    async def submit(self, spec: JobSpec, user: str, key: str) -> Submission:
+    async def submit(self, spec: JobSpec, user: str, key: str, about: About | None = None) -> Submission:
         """Idempotent by ``key``: a client that heard no answer may ask again."""
         return await self._database.run(
-            lambda db: _submit(db, spec, user, key), then=lambda submission: self._tell(submission.job)
+            lambda db: _submit(db, spec, user, key, about or _NOTHING),
+            then=lambda submission: self._tell(submission.job),
         )
 
-    async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str]]) -> list[Submission]:
-        """Spec, user and key of each: all of them or none."""
+    async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str, About]]) -> list[Submission]:
+        """Spec, user, key, and what else is known, of each: all of them or none."""
 
         def tell(submissions: list[Submission]) -> None:
             for submission in submissions:
@@ -82,6 +97,10 @@ class JobStore:
 
         each = list(wanted)
         return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=tell)
+
+    async def done_before(self, cache_key: str) -> Job | None:
+        """The newest job that did the same work, and whose results are still there."""
+        return await self._database.run(lambda db: _done_before(db, cache_key))
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Gives it its devices and its next attempt's number, before anything is started anywhere."""
@@ -154,6 +173,9 @@ class JobStore:
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
 
+    async def note_results_removed(self, job: Job) -> Job:
+        return await self._change(lambda db: _note_results_removed(db, job.id))
+
     async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
         marks = ",".join("?" * len(jobs))
         return await self._database.run(
@@ -182,18 +204,47 @@ def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
     return _readable(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
 
 
-def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str) -> Submission:
+def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
     known = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
     if known is not None:
         return Submission(_job(known), is_new=False)
+    now, reason = _now(), "submitted"
     cursor = db.execute(
-        "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (key, spec.name, user, dumps(spec), JobState.QUEUED, "submitted", _now()),
+        "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, origin, cache_key) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, spec.name, user, dumps(spec), JobState.QUEUED, reason, now, _text(about.origin), about.cache_key),
     )
-    job = _get(db, int(cursor.lastrowid or 0))
+    job = Job(int(cursor.lastrowid or 0), spec, user, JobState.QUEUED, reason, now, origin=about.origin)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
+    for note in about.notes:
+        _note(db, "cache", note, job, None)
+    if about.cache_key is not None and about.cached_from is not None:
+        job = _point_to(db, job, about.cache_key, about.cached_from)
     return Submission(job, is_new=True)
+
+
+def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> Job:
+    """It ends here and now, if what was found before this transaction is still so."""
+    known = _done_before(db, cache_key)
+    if known is None or known.id != first:
+        _note(db, "cache", f"job {first} no longer stands for it: it is run", job, None)
+        return job
+    db.execute("UPDATE jobs SET cached_from = ? WHERE id = ?", (first, job.id))
+    job = replace(job, cached_from=first)
+    return _move(db, job, JobState.SUCCEEDED, f"cached from job {first}", {"exit_code": 0})
+
+
+def _done_before(db: sqlite3.Connection, cache_key: str) -> Job | None:
+    query = (
+        "SELECT * FROM jobs WHERE cache_key = ? AND state = ? AND cached_from IS NULL AND results_removed_at IS NULL "
+        "ORDER BY id DESC LIMIT 1"
+    )
+    row = db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchone()
+    return _job(row) if row is not None else None
+
+
+def _text(origin: Origin | None) -> str | None:
+    return dumps(origin) if origin is not None else None
 
 
 def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) -> Job:
@@ -233,7 +284,10 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
 
 
 def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
-    current = _current(db, job)
+    return _moved(db, _current(db, job), state, reason, changes)
+
+
+def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, changes: Changes) -> Job:
     check_move(current.state, state)
     moved = replace(
         current,
@@ -246,10 +300,10 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
     )
     db.execute(
         "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
-        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), job.id),
+        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), current.id),
     )
     if state in FINAL_STATES and current.attempt and current.spec.has_checkpoints:
-        db.execute("INSERT INTO to_keep (job) VALUES (?)", (job.id,))
+        db.execute("INSERT INTO to_keep (job) VALUES (?)", (current.id,))
     if current.state in HOLDING_STATES and state not in HOLDING_STATES:
         _release(db, current, reason, changes.get("failure"))
     _note(db, state, reason, moved, None)
@@ -257,9 +311,13 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
 
 
 def _finish(db: sqlite3.Connection, job: Job) -> Job:
+    """As two moves, of which nobody could ever see the first alone."""
     reason = "every rank ended with 0"
-    stopping = _move(db, job, JobState.STOPPING, reason, {"ending": Ending.DONE})
-    return _move(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
+    current = _current(db, job)
+    check_move(current.state, JobState.STOPPING)
+    stopping = replace(current, state=JobState.STOPPING, ending=Ending.DONE)
+    _note(db, JobState.STOPPING, reason, stopping, None)
+    return _moved(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
 
 
 def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
@@ -269,6 +327,14 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     if may_end and (current.ending is None or (ending is Ending.CANCELLED and is_outranked)):
         db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))
         _note(db, "asked", f"to end: {ending.value.replace('_', ' ')}", current, None)
+    return _get(db, job)
+
+
+def _note_results_removed(db: sqlite3.Connection, job: int) -> Job:
+    current = _get(db, job)
+    if current.results_removed_at is None:
+        db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (_now(), job))
+        _note(db, "results", "removed by their user", current, None)
     return _get(db, job)
 
 
@@ -286,15 +352,19 @@ def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | 
 
 
 def _current(db: sqlite3.Connection, seen: Job) -> Job:
-    """The job as it is, if it still is as it was seen: a decision made on an older state does not count."""
-    current = _get(db, seen.id)
-    if (current.state, current.attempt) != (seen.state, seen.attempt):
-        raise StaleMove(
-            f"job {seen.id} is {current.state} in attempt {current.attempt}, not {seen.state} in {seen.attempt}"
-        )
-    if current.ending is not seen.ending:
-        raise StaleMove(f"job {seen.id} is to end: {current.ending}")
-    return current
+    """The job, if it still is as it was seen: a decision made on an older state does not count.
+
+    Nothing of it changes without one of these three.
+    """
+    row = db.execute("SELECT state, attempt, ending FROM jobs WHERE id = ?", (seen.id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {seen.id}", hint="see: ugro status")
+    state, attempt, ending = row
+    if (state, attempt) != (seen.state, seen.attempt):
+        raise StaleMove(f"job {seen.id} is {state} in attempt {attempt}, not {seen.state} in {seen.attempt}")
+    if ending != seen.ending:
+        raise StaleMove(f"job {seen.id} is to end: {ending}")
+    return seen
 
 
 def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
@@ -359,6 +429,9 @@ def _job(row: sqlite3.Row) -> Job:
         exit_code=row["exit_code"],
         ending=Ending(row["ending"]) if row["ending"] else None,
         tries=_tries(row["tries"]),
+        origin=decode(Origin, json.loads(row["origin"])) if row["origin"] else None,
+        cached_from=row["cached_from"],
+        results_removed_at=row["results_removed_at"],
     )
 
 

@@ -130,6 +130,7 @@ def _environment(
         **_devices(share),
         **fixed,
         "UGRO_NODE": share.node,
+        **({"UGRO_SEED": str(job.spec.seed)} if job.spec.seed is not None else {}),
         **surroundings.extra_env.get(share.node, {}),
     }
     return tuple(env.items())

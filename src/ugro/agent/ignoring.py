@@ -1,0 +1,194 @@
+"""Which files stay at home: patterns as in ``.gitignore``, of the configuration, of ``.gitignore`` and ``.ugroignore``.
+
+The last pattern that fits decides. A file's patterns count for its folder and all below it, before those above. What a
+``.ugroignore`` says goes over the configuration, and that over every ``.gitignore``: there, ``!*/`` is common, and
+nobody means ``.git`` with it. What is in a folder that stays at home stays with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+
+_OWN = b".ugroignore"
+FILES = (b".gitignore", _OWN)
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    fits: re.Pattern[bytes]  # a path below the folder of its file
+    is_for_folders: bool
+    is_kept: bool  # the pattern began with a !
+    name: bytes = b""  # all that it fits is called that
+    ending: bytes = b""  # all that it fits ends so
+
+
+class _RuleFile:
+    """The rules of one file, with a quick answer for the many names that none of them fits."""
+
+    def __init__(self, depth: int, rules: tuple[_Rule, ...]) -> None:
+        self.depth = depth  # bytes of the path of its folder
+        self.rules = rules  # the last one first
+        self._names = frozenset(rule.name for rule in rules if rule.name)
+        self._endings = tuple(rule.ending for rule in rules if rule.ending)
+        others = [rule.fits.pattern for rule in rules if not rule.name and not rule.ending]
+        self._others = re.compile(b"|".join(b"(?:%s)" % one for one in others), re.DOTALL) if others else None
+
+    def may_fit(self, path: bytes, name: bytes) -> bool:
+        if name in self._names or name.endswith(self._endings):
+            return True
+        return self._others is not None and self._others.fullmatch(path, self.depth) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Ignoring:
+    """What counts in one folder."""
+
+    # In each, those that count most come first.
+    own: tuple[_RuleFile, ...] = ()
+    configured: tuple[_RuleFile, ...] = ()
+    gits: tuple[_RuleFile, ...] = ()
+
+    @classmethod
+    def of(cls, patterns: Iterable[str], folder: bytes) -> Ignoring:
+        return cls(configured=(_rule_file(os.fsencode("\n".join(patterns)), len(folder)),))
+
+    def with_rules(self, name: bytes, text: bytes, folder: bytes) -> Ignoring:
+        """``folder``: where the rules are; empty, or with a slash at its end. All paths are seen from one place."""
+        if not text:
+            return self
+        rules = _rule_file(text, len(folder))
+        return replace(self, own=(rules, *self.own)) if name == _OWN else replace(self, gits=(rules, *self.gits))
+
+    def ignores(self, folder: bytes, name: bytes, *, is_folder: bool) -> bool:
+        """Nothing above it is ignored."""
+        path = folder + name
+        for file in (*self.own, *self.configured, *self.gits):
+            if file.may_fit(path, name):
+                for rule in file.rules:
+                    if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
+                        return not rule.is_kept
+        return False
+
+
+def read_rules(name: bytes, folder: int) -> bytes:
+    """Of a file in a folder that is open; nothing where there is none that can be read."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _MOST_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def above(folder: str) -> list[tuple[bytes, bytes, str]]:
+    """The rules of the repository that a folder is in, from its root down to above the folder, and where each is."""
+    chain = []
+    place = folder
+    while not os.path.lexists(os.path.join(place, ".git")):
+        parent = os.path.dirname(place)
+        if parent == place:
+            return []
+        chain.append(parent)
+        place = parent
+    found = []
+    for one in reversed(chain):
+        fd = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found += [(name, text, one) for name in FILES if (text := read_rules(name, fd))]
+        finally:
+            os.close(fd)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _rule_file(text: bytes, depth: int) -> _RuleFile:
+    """The same one for the same text: whether rules have changed is asked often."""
+    found = (_rule(line) for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    return _RuleFile(depth, tuple(rule for rule in found if rule is not None)[::-1])
+
+
+def _rule(line: bytes) -> _Rule | None:
+    line = _without_trailing_blanks(line.removesuffix(b"\r"))
+    if not line or line.startswith(b"#"):
+        return None
+    is_kept = line.startswith(b"!")
+    pattern = line[is_kept:]
+    is_for_folders = pattern.endswith(b"/")
+    pattern = pattern.rstrip(b"/") if is_for_folders else pattern
+    if not pattern:
+        return None
+    is_anchored = b"/" in pattern
+    try:
+        fits = re.compile((b"" if is_anchored else b"(?:.*/)?") + _translated(pattern.removeprefix(b"/")), re.DOTALL)
+    except re.error:
+        return None
+    is_plain = not is_anchored and not re.search(rb"[\[\]?*\\]", pattern.removeprefix(b"*"))
+    is_ending = is_plain and pattern.startswith(b"*") and len(pattern) > 1
+    name, ending = (b"", pattern[1:]) if is_ending else (pattern if is_plain else b"", b"")
+    return _Rule(fits, is_for_folders, is_kept, name if name != b"*" else b"", ending)
+
+
+def _without_trailing_blanks(line: bytes) -> bytes:
+    stripped = line.rstrip(b" \t")
+    has_escape = (len(stripped) - len(stripped.rstrip(b"\\"))) % 2 == 1
+    return stripped + line[len(stripped) :][:1] if has_escape else stripped
+
+
+def _translated(pattern: bytes) -> bytes:
+    parts = pattern.split(b"/")
+    made: list[bytes] = []
+    for index, part in enumerate(parts):
+        is_last = index == len(parts) - 1
+        if part == b"**":
+            made.append(b".+" if is_last else b"(?:.*/)?")
+        else:
+            made.append(_of_name(part) + (b"" if is_last else b"/"))
+    return b"".join(made)
+
+
+def _of_name(part: bytes) -> bytes:
+    made: list[bytes] = []
+    at = 0
+    while at < len(part):
+        one = part[at : at + 1]
+        at += 1
+        if one == b"*":
+            made.append(b"[^/]*")
+        elif one == b"?":
+            made.append(b"[^/]")
+        elif one == b"[" and (choice := _choice(part, at)) is not None:
+            text, at = choice
+            made.append(text)
+        else:
+            if one == b"\\" and at < len(part):
+                one = part[at : at + 1]
+                at += 1
+            made.append(re.escape(one))
+    return b"".join(made)
+
+
+def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
+    """A set of letters such as [a-z]; None where it does not end."""
+    first = at + (part[at : at + 1] in (b"!", b"^"))
+    end = part.find(b"]", first + 1)
+    if end < 0:
+        return None
+    inside = part[first:end].replace(b"\\", b"\\\\").replace(b"[", b"\\[").replace(b"&", b"\\&").replace(b"~", b"\\~")
+    return (b"(?!/)[" + (b"^" if first > at else b"") + inside.replace(b"|", b"\\|") + b"]", end + 1)
+
+
+def folder_rules(names: Container[str], folder: int, ignoring: Ignoring, path: bytes) -> Ignoring:
+    """With those of the folder itself."""
+    for name in FILES:
+        if os.fsdecode(name) in names:
+            ignoring = ignoring.with_rules(name, read_rules(name, folder), path)
+    return ignoring

@@ -1,0 +1,100 @@
+"""Copies a job's results to where a user wants them: what is the same is left, what differs is not written over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ugro.core.results import JobResults, Part
+
+_PIECE_BYTES = 1 << 20
+_MOST_NAMED = 5
+_TIMES = b".times"  # our own, beside a log
+
+
+class Conflict(Exception):
+    """There are files that differ; nothing was copied."""
+
+
+@dataclass(slots=True)
+class Pulled:
+    files: int = 0
+    bytes: int = 0
+    same: int = 0
+    seen_bytes: int = 0  # copied, or found to be the same
+
+
+def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:
+    done = Pulled()
+    pairs = [pair for part in results.parts for pair in _pairs(part, os.fsencode(target))]
+    is_there = [_is_same(source, to) for source, to in pairs]
+    differing = [to for (_, to), same in zip(pairs, is_there, strict=True) if same is False]
+    if differing and not is_forced:
+        named = ", ".join(os.fsdecode(path) for path in differing[:_MOST_NAMED])
+        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        raise Conflict(f"{'these differ' if len(differing) > 1 else 'this differs'} there: {named}{more}")
+    for (source, to), same in zip(pairs, is_there, strict=True):
+        if same:
+            done.same += 1
+            done.seen_bytes += os.path.getsize(source)
+        else:
+            _copy(source, to, done, on_progress)
+            done.files += 1
+        on_progress(done)
+    return done
+
+
+def _pairs(part: Part, target: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Regular files only, and through no link."""
+    path, base = os.fsencode(part.path), os.path.join(target, os.fsencode(part.name))
+    if _is_file(path):
+        yield path, base
+    for folder, _, names in os.walk(path):
+        for name in sorted(names):
+            source = os.path.join(folder, name)
+            if _is_file(source) and not (part.name == "logs" and name.endswith(_TIMES)):
+                yield source, os.path.normpath(os.path.join(base, os.path.relpath(source, path)))
+
+
+def _is_file(path: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
+
+
+def _is_same(source: bytes, to: bytes) -> bool | None:
+    """None when there is nothing yet."""
+    if not os.path.lexists(to):
+        return None
+    if not _is_file(to) or os.path.getsize(to) != os.path.getsize(source):
+        return False
+    with open(source, "rb") as one, open(to, "rb") as two:
+        while (piece := one.read(_PIECE_BYTES)) == two.read(_PIECE_BYTES):
+            if not piece:
+                return True
+    return False
+
+
+def _copy(source: bytes, to: bytes, done: Pulled, on_progress: Callable[[Pulled], None]) -> None:
+    """Beside it first: whoever interrupts us finds whole files only."""
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    fresh = os.path.join(os.path.dirname(to), b".ugro-" + secrets.token_hex(8).encode())
+    try:
+        with open(source, "rb") as one, open(fresh, "xb") as two:
+            while piece := one.read(_PIECE_BYTES):
+                two.write(piece)
+                done.bytes += len(piece)
+                done.seen_bytes += len(piece)
+                on_progress(done)
+        about = os.stat(source)
+        os.chmod(fresh, stat.S_IMODE(about.st_mode))
+        os.utime(fresh, ns=(about.st_atime_ns, about.st_mtime_ns))
+        os.replace(fresh, to)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)

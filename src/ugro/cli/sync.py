@@ -1,0 +1,88 @@
+"""``ugro sync``: sends code to the nodes by hand, or says what would travel and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ugro.cli.output import Cell, Output, Style
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.core.code import Snapshot, SyncReport
+from ugro.core.quantity import format_duration, format_size
+
+_BAR = 24
+_MOST_SHOWN = 20
+_STYLES: dict[str, Style] = {"done": "good", "failed": "bad"}
+
+
+@click.command()
+@click.argument("nodes", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Say what would travel, and why; send nothing.")
+@click.option("--workdir", metavar="DIR", default=".", help="The folder to send; default: this one.")
+@click.option("--force", is_flag=True, help="However large it is.")
+@json_option
+@pass_session
+def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, force: bool) -> int:
+    """Send the code in this folder to NODES, or to all of them: only what they lack travels.
+
+    Jobs do so by themselves, when they are submitted. What stays at home, and why: docs/sync.md.
+    """
+    output = session.output
+    client = session.client()
+    output.progress(f"looking at {workdir}")
+    snapshot: Snapshot | None = None
+    reports: dict[str, SyncReport] = {}
+    for told in client.sync(Path(workdir), nodes, dry_run=dry_run, force=force):
+        if isinstance(told, Snapshot):
+            snapshot = told
+        else:
+            reports[told.node] = told
+            output.progress(_progress(list(reports.values())))
+    output.end_progress()
+    found = sorted(reports.values(), key=lambda report: report.node)
+    if output.is_json:
+        output.document({"snapshot": snapshot, "nodes": found})
+    elif snapshot is not None:
+        _show(output, snapshot, found)
+    return 1 if any(report.state == "failed" for report in found) else 0
+
+
+def _progress(reports: list[SyncReport]) -> str:
+    whole, sent = sum(report.bytes for report in reports), sum(report.sent_bytes for report in reports)
+    filled = round(_BAR * sent / whole) if whole else 0
+    done = sum(report.state in ("done", "failed", "would") for report in reports)
+    files = max((report.files for report in reports), default=0)
+    bar = "█" * filled + "░" * (_BAR - filled)
+    return f"{bar} {format_size(sent)} of {format_size(whole)}, {files:,} files, {done} of {len(reports)} nodes"
+
+
+def _show(output: Output, snapshot: Snapshot, reports: list[SyncReport]) -> None:
+    output.note(f"{snapshot.folder}: {snapshot.files:,} files, {format_size(snapshot.bytes)}, {snapshot.id[:12]}")
+    for sentence in snapshot.skipped[:_MOST_SHOWN]:
+        output.note(f"not sent: {sentence}")
+    rows = [
+        [
+            Cell(report.node, "id"),
+            Cell(report.state, _STYLES.get(report.state, "")),
+            Cell(f"{report.files:,}", is_number=True),
+            Cell(format_size(report.bytes), is_number=True),
+            Cell(format_size(report.wire_bytes) if report.state != "would" else "", is_number=True),
+            Cell(format_duration(report.seconds) if report.seconds else "", is_number=True),
+            Cell(report.error or report.why),
+        ]
+        for report in reports
+    ]
+    output.table(["NODE", "STATE", "FILES", "SIZE", "SENT", "TIME", "WHY"], rows)
+    _show_paths(output, reports)
+    for report in reports:
+        if report.hint:
+            output.note(f"{report.node}: {report.hint}")
+
+
+def _show_paths(output: Output, reports: list[SyncReport]) -> None:
+    for report in reports:
+        for travel in report.travels[:_MOST_SHOWN]:
+            output.note(f"{report.node}  {travel.why:<8} {format_size(travel.bytes):>10}  {travel.path}")
+        if report.files > _MOST_SHOWN and report.travels:
+            output.note(f"{report.node}  … and {report.files - _MOST_SHOWN:,} more: --json has them")

@@ -1,0 +1,97 @@
+"""A tree: what is in a folder, as one value that is named by its hash. Folders below it are trees of their own.
+
+An entry is a name, a mode and a body: the hashes of a file's chunks, the hash of a folder's tree, or a link's target.
+The same names, modes and contents are the same bytes on every machine; times and owners are not part of it. Both sides
+use this file, and what comes from elsewhere is checked: a name never leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import struct
+from typing import Any, Iterator, List, NamedTuple
+
+CHUNK = 4 << 20  # a file that is longer is cut: what was appended travels alone
+ID_BYTES = 32
+FILE, FOLDER, LINK = 1, 2, 3
+CONTENT, TREE = 1, 2  # what a hash names
+MOST_DEPTH = 200
+_HEAD = struct.Struct(">BHHQI")  # kind, mode, bytes of the name, bytes of the file, bytes of the body
+_ID = re.compile(r"[0-9a-f]{64}")
+# No file's content can be taken for a tree.
+_TREE_MARK = b"ugro tree 1\n"
+
+
+class BadTree(ValueError):
+    """Bytes that are no tree, in words for the user."""
+
+
+class Entry(NamedTuple):
+    name: bytes
+    kind: int
+    mode: int
+    size: int  # of a file
+    body: bytes
+
+    @property
+    def chunks(self) -> Iterator[bytes]:
+        return (self.body[at : at + ID_BYTES] for at in range(0, len(self.body), ID_BYTES))
+
+
+@functools.lru_cache(maxsize=None)
+def _sha256() -> Any:
+    # When it is first needed: most node programs never hash, and each fork of one would carry OpenSSL along.
+    import hashlib
+
+    return hashlib.sha256
+
+
+def identify(kind: int, content: Any) -> bytes:
+    """The hash by which a content, or a tree, is known."""
+    digest = _sha256()(_TREE_MARK) if kind == TREE else _sha256()()
+    digest.update(content)
+    found: bytes = digest.digest()
+    return found
+
+
+def encode(entries: List[Entry]) -> bytes:
+    parts = []
+    for name, kind, mode, size, body in sorted(entries):
+        parts += [_HEAD.pack(kind, mode, len(name), size, len(body)), name, body]
+    return b"".join(parts)
+
+
+def decode(content: bytes) -> List[Entry]:
+    entries: List[Entry] = []
+    at, end = 0, len(content)
+    while at < end:
+        if end - at < _HEAD.size:
+            raise BadTree("it is cut short")
+        kind, mode, name_bytes, size, body_bytes = _HEAD.unpack_from(content, at)
+        at += _HEAD.size
+        name, body = content[at : at + name_bytes], content[at + name_bytes : at + name_bytes + body_bytes]
+        at += name_bytes + body_bytes
+        entry = Entry(name, kind, mode, size, body)
+        if at > end or not _is_sound(entry) or (entries and entries[-1].name >= name):
+            raise BadTree("an entry that makes no sense: %.200r" % os.fsdecode(name))
+        entries.append(entry)
+    return entries
+
+
+def _is_sound(entry: Entry) -> bool:
+    name, kind, mode, size, body = entry
+    if not 0 < len(name) < 256 or name in (b".", b"..") or b"/" in name or b"\0" in name or mode > 0o777:
+        return False
+    if kind == FILE:
+        return len(body) == ID_BYTES * -(-size // CHUNK)
+    if kind == FOLDER:
+        return size == 0 and len(body) == ID_BYTES
+    return kind == LINK and size == 0 and 0 < len(body) < 4096 and b"\0" not in body
+
+
+def parse_id(text: Any) -> bytes:
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise ValueError("no hash of a tree: %.80r" % text)
+    return bytes.fromhex(text)

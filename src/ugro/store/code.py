@@ -1,0 +1,41 @@
+"""Which code was sent where, on disk: what a node had last says what it lacks of the next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ugro.store.engine import Database
+
+
+class CodeStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def sent(self, node: str, folder: str, snapshot: str) -> None:
+        await self._database.run(
+            lambda db: db.execute(
+                "INSERT INTO sent_code (node, folder, snapshot, sent_at) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (node, folder) DO UPDATE SET snapshot = excluded.snapshot, sent_at = excluded.sent_at",
+                (node, folder, snapshot, datetime.now(UTC).isoformat()),
+            )
+        )
+
+    async def last(self, node: str, folder: str) -> str | None:
+        """What it had last of this folder, or of any."""
+        query = "SELECT snapshot FROM sent_code WHERE node = ? ORDER BY folder = ? DESC, sent_at DESC LIMIT 1"
+        row = await self._database.run(lambda db: db.execute(query, (node, folder)).fetchone())
+        return str(row["snapshot"]) if row else None
+
+    async def taken(self, folder: str, snapshot: str) -> None:
+        await self._database.run(
+            lambda db: db.execute(
+                "INSERT INTO snapshots (id, folder, taken_at) VALUES (?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET folder = excluded.folder, taken_at = excluded.taken_at",
+                (snapshot, folder, datetime.now(UTC).isoformat()),
+            )
+        )
+
+    async def folder_of(self, snapshot: str) -> str:
+        query = "SELECT folder FROM snapshots WHERE id = ?"
+        row = await self._database.run(lambda db: db.execute(query, (snapshot,)).fetchone())
+        return str(row["folder"]) if row else ""

@@ -1,0 +1,184 @@
+"""Between what the ranks told each other and the plans: what is observed, what holds from when, what is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ugro.core.errors import UgroError, Unsatisfiable
+from ugro.policy.balancer import Balancer, Observation, Plan
+from ugro.policy.balancer_advice import Advice, advise
+from ugro.train.metrics import Metrics
+from ugro.train.sampler import Schedule
+from ugro.train.telemetry import Word
+
+_ADVICE_EVERY = 64  # steps
+_FIRST_ADVICE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all ranks do now, in the same step."""
+
+    stops: bool
+    repeats: bool
+
+
+class Balance:
+    def __init__(self, names: Sequence[str], metrics: Metrics | None) -> None:
+        """``metrics`` is the main rank's."""
+        self.names = tuple(names)
+        self.balancer: Balancer | None = None
+        self.schedule: Schedule | None = None
+        self._metrics = metrics
+        self._last: list[Word] = []
+
+    def begin(self, balancer: Balancer, schedule: Schedule) -> None:
+        self.balancer, self.schedule = balancer, schedule
+        self._record_plan(balancer.plan, 0, 0)
+
+    def digest(self, words: list[Word], step: int, epoch: int) -> Verdict:
+        """``step`` is the one that was just synchronised."""
+        verdict = Verdict(any(word.stops for word in words), any(word.is_out_of_memory for word in words))
+        self._replan(words, step)
+        if not verdict.repeats:
+            self._record_step(words, epoch)
+            self._last = words
+        return verdict
+
+    def advice(self) -> Advice | None:
+        balancer = self.balancer
+        if balancer is None or not balancer.is_informed:
+            return None
+        try:
+            return advise(balancer.costs(), balancer.batch.total, balancer.communication_s, self.names)
+        except Unsatisfiable:
+            return None
+
+    def close(self) -> None:
+        """The last step is told of too, as far as it is known."""
+        if self._last:
+            self._record_step([Word() for _ in self._last], 0)
+            self._last = []
+
+    # --- plans --------------------------------------------------------------------------------------------------
+
+    def _replan(self, words: list[Word], step: int) -> None:
+        balancer, schedule = self.balancer, self.schedule
+        if balancer is None or schedule is None:
+            return
+        plan = balancer.limit([word.cap for word in words])
+        observation = self._observation(words)
+        if plan is None and observation is not None:
+            plan = balancer.observe(observation)
+        if plan is not None:
+            self._record_plan(plan, step, schedule.change(plan, step))
+
+    def _observation(self, words: list[Word]) -> Observation | None:
+        assert self.balancer is not None
+        if any(word.step < 0 or not word.is_clean for word in words):
+            return None
+        shares = tuple(word.share for word in words)
+        if sum(shares) > self.balancer.batch.total:
+            # Going on would train on something else than what is written down.
+            raise UgroError(
+                f"the ranks disagree about their shares: {list(shares)}", hint="do all run the same script?"
+            )
+        if min(shares) < 1:
+            return None
+        return Observation(
+            shares,
+            tuple(word.own_s for word in words),
+            tuple(word.optimizer_s for word in words) if self._last else (),
+            self._tail_s(words),
+            tuple(word.micro_batches for word in words),
+        )
+
+    def _tail_s(self, words: list[Word]) -> float:
+        """What the exchange itself took in the step before: whoever was ready last waited for nobody."""
+        if not self._last:
+            return 0.0
+        last = max(range(len(words)), key=lambda rank: self._last[rank].own_s)
+        return words[last].tail_s
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    def _record_plan(self, plan: Plan, step: int, holds_from: int) -> None:
+        assert self.balancer is not None
+        self._put(
+            {
+                "kind": "plan",
+                "step": step,
+                "holds_from": holds_from,
+                "mode": str(self.balancer.mode),
+                "shares": list(plan.shares),
+                "micro_batches": list(plan.micro_batches),
+                "caps": list(self.balancer.caps),
+                "predicted_s": plan.predicted_s,
+                "reason": plan.reason,
+            }
+        )
+
+    def _record_step(self, words: list[Word], epoch: int) -> None:
+        """The step before: only now it is known how it ended."""
+        if self._metrics is None or not self._last or self._last[0].step < 0:
+            return
+        slowest_s = max(word.own_s for word in self._last)
+        waiting = [slowest_s - word.own_s for word in self._last]
+        communication = [max(0.0, now.tail_s - wait) for now, wait in zip(words, waiting, strict=True)]
+        step = self._last[0].step
+        self._put(
+            {
+                "kind": "profile",
+                "step": step,
+                "epoch": epoch,
+                "samples": sum(word.share for word in self._last),
+                "loss": _mean_loss(self._last),
+                "step_s": _rounded(slowest_s + min(communication)),
+                "imbalance": _rounded(slowest_s * len(waiting) / max(1e-12, sum(word.own_s for word in self._last))),
+                "shares": [word.share for word in self._last],
+                "own_s": [_rounded(word.own_s) for word in self._last],
+                "data_s": [_rounded(word.data_s) for word in self._last],
+                "forward_s": [_rounded(word.forward_s) for word in self._last],
+                "backward_s": [_rounded(word.backward_s) for word in self._last],
+                "waiting_s": [_rounded(wait) for wait in waiting],
+                "communication_s": [_rounded(one) for one in communication],
+                "optimizer_s": [_rounded(word.optimizer_s) for word in words],
+            }
+        )
+        if step == _FIRST_ADVICE or (step and step % _ADVICE_EVERY == 0):
+            self._record_advice(step)
+
+    def _record_advice(self, step: int) -> None:
+        advice = self.advice()
+        if advice is None:
+            return
+        self._put(
+            {
+                "kind": "advice",
+                "step": step,
+                "words": advice.words,
+                "predicted_s": advice.all_ranks.seconds,
+                "best_s": advice.best.seconds,
+                "best_ranks": list(advice.best.ranks),
+                "without_s": [None if one is None else one.seconds for one in advice.without],
+            }
+        )
+
+    def _put(self, record: dict[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.put(record)
+
+
+def _mean_loss(words: list[Word]) -> float:
+    """Over the samples of all ranks."""
+    samples = sum(word.share for word in words)
+    if not samples:
+        return math.nan
+    return math.fsum(word.loss * word.share for word in words if word.share) / samples
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)

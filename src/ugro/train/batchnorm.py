@@ -1,0 +1,63 @@
+"""BatchNorm over the samples of all ranks, each counting once, however they are shared; on CPUs and GPUs.
+
+torch's own counts the samples of unequal ranks rightly too, but refuses CPUs, cannot leave out the samples that only
+keep a rank company, and does not say how long it waited.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Company:
+    """What a synchronised layer must know of the step, and what it tells."""
+
+    is_dummy: bool = False  # this rank's samples count for nothing
+    waited_s: float = 0.0
+
+
+def has_batch_norm(model: Any) -> bool:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def warn_of_local(ranks: int) -> None:
+    warnings.warn(
+        f"each of the {ranks} ranks normalises its own samples only (BatchNorm), so the update differs from that of "
+        "one process on the whole batch; run.wrap(model, sync_batchnorm=True) makes it the same",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def synchronised(model: Any, company: Company) -> Any:
+    """The same model with its BatchNorm layers replaced; weights and statistics are the same tensors."""
+    from torch import nn
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if isinstance(model, _BatchNorm):
+        return _replaced(model, company)
+    for name, child in list(model.named_children()):
+        new = synchronised(child, company)
+        if new is not child:
+            setattr(model, name, new)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _replaced(old: Any, company: Company) -> Any:
+    from ugro.train.batchnorm_layer import SynchronisedBatchNorm
+
+    new = SynchronisedBatchNorm(
+        old.num_features, eps=old.eps, momentum=old.momentum, affine=old.affine,
+        track_running_stats=old.track_running_stats,
+    )  # fmt: skip
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+        setattr(new, name, getattr(old, name))
+    new.training = old.training
+    new.company = company
+    return new

@@ -1,0 +1,72 @@
+"""The synchronised layer itself; only those who use it import it, and torch with it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ugro.train.batchnorm import Company
+
+
+class _Sum(torch.autograd.Function):  # type: ignore[misc]  # torch's types are not read
+    """Over all ranks, forward and backward: each one's statistics depend on everybody's samples."""
+
+    @staticmethod
+    def forward(context: Any, values: Any, company: Company) -> Any:
+        context.company = company
+        return _summed(values, company)
+
+    @staticmethod
+    def backward(context: Any, gradients: Any) -> Any:
+        return _summed(gradients, context.company), None
+
+
+def _summed(values: Any, company: Company) -> Any:
+    begun = time.perf_counter()
+    whole = values.clone()
+    distributed.all_reduce(whole)
+    company.waited_s += time.perf_counter() - begun
+    return whole
+
+
+class SynchronisedBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch's types are not read
+    company: Company
+
+    def _check_input_dim(self, inputs: Any) -> None:
+        if inputs.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {inputs.dim()}")
+
+    def forward(self, inputs: Any) -> Any:
+        self._check_input_dim(inputs)
+        if not self.training or not distributed.is_initialized():
+            return super().forward(inputs)
+        mean, variance, count = self._statistics(inputs)
+        if self.track_running_stats and self.running_mean is not None:
+            self._track(mean.detach(), variance.detach(), count)
+        shape = (1, -1, *(1 for _ in inputs.shape[2:]))
+        scale = torch.rsqrt(variance + self.eps).to(inputs.dtype).view(shape)
+        normal = (inputs - mean.to(inputs.dtype).view(shape)) * scale
+        return normal if self.weight is None else normal * self.weight.view(shape) + self.bias.view(shape)
+
+    def _statistics(self, inputs: Any) -> tuple[Any, Any, Any]:
+        # In double: the difference of two large sums would lose what single precision has.
+        channels = inputs.transpose(0, 1).flatten(1).double()
+        counts = 0.0 if self.company.is_dummy else 1.0
+        sums = torch.cat([channels.sum(1), (channels * channels).sum(1)]) * counts
+        size = channels.new_full((1,), channels.shape[1] * counts)
+        whole = _Sum.apply(torch.cat([sums, size]), self.company)
+        features, count = self.num_features, whole[-1].detach()
+        mean = whole[:features] / count
+        variance = (whole[features : 2 * features] / count - mean * mean).clamp_min(0)
+        return mean, variance, count
+
+    def _track(self, mean: Any, variance: Any, count: Any) -> None:
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * count / (count - 1).clamp_min(1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

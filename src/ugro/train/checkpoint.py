@@ -1,0 +1,112 @@
+"""What a run can go on from: one file for each, whole or not there, written by one rank and read by all.
+
+It holds what the script keeps, how far the run is, what the balancer learned, and the random generators of every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ugro.core.errors import NotFound, UgroError
+
+VERSION = 1
+_NAME = re.compile(r"step_(\d+)\.pt")
+
+
+def write(folder: Path, step: int, content: Mapping[str, Any], most_kept: int | None) -> Path:
+    """Under another name until it is on the disk: one that is cut short is none."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:09}.pt"
+    unfinished = folder / f".{path.name}.tmp"
+    with unfinished.open("wb") as file:
+        torch.save({"version": VERSION, **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+    _sync(folder)
+    if most_kept is not None:
+        for _, old in _numbered(folder)[:-most_kept]:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def read(place: Path) -> dict[str, Any]:
+    """Of a file, or of the newest in a folder. Only numbers, texts and tensors are loaded: nothing that could run."""
+    import torch
+
+    path = _newest(place)
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise UgroError(f"{path} is no checkpoint of run.checkpoint()", hint="load your own in your script")
+    return content
+
+
+def _newest(place: Path) -> Path:
+    if place.is_file():
+        return place
+    found = _numbered(place) if place.is_dir() else []
+    if not found:
+        raise NotFound(f"no checkpoint in {place}")
+    return found[-1][1]
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted((int(match[1]), path) for match, path in found)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- the script's objects ---------------------------------------------------------------------------------------
+
+
+def states(objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: bare(one).state_dict() for name, one in objects.items()}
+
+
+def load(objects: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    for name, one in objects.items():
+        if name not in content:
+            raise UgroError(f"the checkpoint holds no {name!r}", hint=f"it holds: {', '.join(content) or 'nothing'}")
+        bare(one).load_state_dict(content[name])
+
+
+def bare(model: Any) -> Any:
+    """A model as it was before it was wrapped: its checkpoint then fits any number of ranks."""
+    return model.module if hasattr(model, "no_sync") and hasattr(model, "module") else model
+
+
+# --- random generators ------------------------------------------------------------------------------------------
+
+
+def random_state() -> bytes:
+    import torch
+
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
+    state = {"python": random.getstate(), "torch": bytes(torch.get_rng_state().tolist()).hex(), "cuda": cuda}
+    return json.dumps(state).encode()
+
+
+def set_random_state(content: bytes) -> None:
+    import torch
+
+    state = json.loads(content)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch"])), dtype=torch.uint8))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))

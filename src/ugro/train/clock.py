@@ -1,0 +1,95 @@
+"""When the parts of a step happened on this rank's device: its own computing, apart from waiting for others.
+
+All-reduce makes everybody's backward equally long, so a rank's own time ends when its last gradients are ready. On a
+GPU the moments are events in its stream, read a step later: nothing is ever stopped to be measured.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+class CpuClock:
+    lag = 0  # steps after which moments can be compared
+
+    def now(self) -> Any:
+        return time.perf_counter()
+
+    def between(self, earlier: Any, later: Any) -> float:
+        return float(later - earlier)
+
+    def kept(self, loss: Any) -> Any:
+        return loss.detach()
+
+
+class CudaClock:
+    lag = 1
+
+    def now(self) -> Any:
+        import torch
+
+        moment = torch.cuda.Event(enable_timing=True)
+        moment.record()
+        return moment
+
+    def between(self, earlier: Any, later: Any) -> float:
+        later.synchronize()  # of the step before: the GPU has work enough meanwhile
+        return float(earlier.elapsed_time(later)) / 1000
+
+    def kept(self, loss: Any) -> Any:
+        """On its way to the host. Asked for later, the GPU would first finish all it has been given since."""
+        import torch
+
+        return torch.empty_like(loss, device="cpu", pin_memory=True).copy_(loss.detach(), non_blocking=True)
+
+
+@dataclass(slots=True)
+class Moments:
+    """Of one step. ``own`` begins where the step before was synchronised: its optimizer is part of this cycle."""
+
+    step: int
+    share: int = 0
+    micro_batches: int = 1
+    since: Any = None
+    begun: Any = None
+    forward_done: Any = None
+    backward_begun: Any = None
+    ready: Any = None
+    synced: Any = None
+    ended: Any = None
+    data_s: float = 0.0
+    inner_wait_s: float = 0.0  # for others, inside forward and backward: a synchronised BatchNorm
+    is_clean: bool = True
+    loss: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    own_s: float
+    data_s: float
+    forward_s: float
+    backward_s: float
+
+
+def phases(clock: CpuClock | CudaClock, moments: Moments) -> Phases:
+    """Of a step whose gradients are ready."""
+    begun = moments.begun
+    forward_done = moments.forward_done or moments.backward_begun or moments.ready
+    backward_begun = moments.backward_begun or forward_done
+    since = begun if moments.since is None else moments.since
+    return Phases(
+        max(0.0, clock.between(since, moments.ready) - moments.inner_wait_s),
+        moments.data_s,
+        clock.between(begun, forward_done),
+        max(0.0, clock.between(backward_begun, moments.ready)),
+    )
+
+
+def after_ready(clock: CpuClock | CudaClock, moments: Moments) -> tuple[float, float]:
+    """Of a step that is over: until the gradients of all were there, and then the optimizer."""
+    if moments.synced is None:
+        return 0.0, 0.0
+    optimizer_s = clock.between(moments.synced, moments.ended) if moments.ended is not None else 0.0
+    return clock.between(moments.ready, moments.synced), optimizer_s

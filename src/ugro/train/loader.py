@@ -1,0 +1,83 @@
+"""This rank's part of the data, batch by batch; its size follows the plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
+
+
+class Course(Protocol):
+    """What a run does around each batch."""
+
+    progress: Progress
+
+    def boundary(self) -> None: ...
+    def fetching(self) -> None: ...
+    def fetched(self, slice_: Slice) -> None: ...
+    def exhausted(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Batches:
+    """Lists of indices for torch's loader, which may ask for some of them long before they are used."""
+
+    make: Callable[[], Iterator[Slice]]
+    handed_out: deque[Slice]
+    steps: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for slice_ in self.make():
+            self.handed_out.append(slice_)
+            yield slice_.indices
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+class Loader:
+    def __init__(
+        self, course: Course, dataset: Any, order: Order, schedule: Schedule, rank: int, options: dict[str, Any]
+    ) -> None:
+        from torch.utils.data import DataLoader
+
+        self._course = course
+        self.order = order
+        self._handed_out: deque[Slice] = deque()
+        batches = _Batches(lambda: slices(order, schedule, course.progress, rank), self._handed_out, order.steps)
+        self._torchs = DataLoader(dataset, batch_sampler=batches, **options)
+
+    def __len__(self) -> int:
+        return self.order.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        progress = self._course.progress
+        if progress.cursor >= self.order.end:  # somebody counts the epochs himself
+            progress.epoch, progress.cursor = progress.epoch + 1, 0
+        self._handed_out.clear()
+        batches = iter(self._torchs)
+        is_first = True
+        while True:
+            # Not behind the last batch: what the script does at the end of an epoch belongs to it.
+            if not is_first and progress.cursor < self.order.end:
+                self._course.boundary()
+            is_first = False
+            self._course.fetching()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            slice_ = self._handed_out.popleft()
+            self._course.fetched(slice_)
+            yield batch
+            # Also of a batch that no step was made with.
+            progress.cursor, progress.step = slice_.cursor, slice_.step + 1
+        self._course.exhausted()
+
+
+def lead(num_workers: int, prefetch_factor: int | None) -> int:
+    """How many batches torch's loader asks for before they are used."""
+    return num_workers * (2 if prefetch_factor is None else prefetch_factor)

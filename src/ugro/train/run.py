@@ -1,0 +1,344 @@
+"""A training run, seen from one of its ranks: ``run = ugro.train.init()``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, overload
+
+from ugro.core.errors import UsageError
+from ugro.policy.balancer import Balancer, Batch
+from ugro.policy.balancer_advice import Advice
+from ugro.train import batchnorm, checkpoint, loader
+from ugro.train.balance import Balance
+from ugro.train.clock import CpuClock, CudaClock
+from ugro.train.group import Group
+from ugro.train.guard import Guard, LossFunction
+from ugro.train.loader import Loader
+from ugro.train.metrics import Metrics, kept
+from ugro.train.sampler import Order, Progress, Schedule, Slice
+from ugro.train.step import Step
+from ugro.train.stepping import Stepping
+from ugro.train.surroundings import Surroundings, mode
+from ugro.train.telemetry import History
+
+_LEAST_WITH_BATCH_NORM = 8
+_CHECKPOINTS_KEPT = 3
+
+
+def init(
+    *,
+    seed: int = 0,
+    balance: str | None = None,
+    speeds: tuple[float, ...] = (),
+    output: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoints_kept: int | None = _CHECKPOINTS_KEPT,
+) -> Run:
+    """Meets the other ranks. What is not given is taken from the environment, as UGRO or torchrun sets it.
+
+    ``balance`` is off, static or adaptive; ``speeds`` are those of the ranks, to begin with; ``resume`` is a
+    checkpoint, or a folder of them.
+    """
+    surroundings = Surroundings.of(os.environ)
+    if balance is not None:
+        surroundings = replace(surroundings, mode=mode(balance))
+    if speeds:
+        surroundings = replace(surroundings, speeds=tuple(speeds))
+    if output is not None:
+        folder = Path(output).absolute()
+        surroundings = replace(surroundings, output=folder, checkpoints=folder / "checkpoints")
+    if resume is not None:
+        surroundings = replace(surroundings, resume=Path(resume))
+    return Run(surroundings, seed, checkpoints_kept)
+
+
+class Run:
+    def __init__(self, surroundings: Surroundings, seed: int, checkpoints_kept: int | None) -> None:
+        self.device = _device(surroundings.local_rank)
+        self.surroundings = surroundings
+        self.progress = Progress(seed)
+        self._checkpoints_kept = checkpoints_kept
+        self._group = Group(surroundings, self.device)
+        self.rank, self.ranks = self._group.rank, self._group.ranks
+        self._metrics = Metrics(_metrics_path(surroundings.output, self.rank), self._stamp())
+        names = _distinct(self._group.texts(surroundings.node))
+        self._balance = Balance(names, self._metrics if self.is_main else None)
+        clock = CudaClock() if self.device.type == "cuda" else CpuClock()
+        self._stepping = Stepping(self._group, History(clock), self._balance, self.progress)
+        self._kept: dict[str, Any] = {}
+        self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
+        self._loader: Loader | None = None
+        self._guard: Guard | None = None
+        self._least = 1
+        _seed(seed)
+        self._listen()
+        if self.is_main:
+            self._introduce(names)
+
+    @property
+    def is_main(self) -> bool:
+        """Of one rank only: the one that writes for all."""
+        return self.rank == 0
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """The newest shares; empty before there is a loader."""
+        balancer = self._balance.balancer
+        return balancer.plan.shares if balancer else ()
+
+    def advice(self) -> Advice | None:
+        """Whether all ranks are worth having; None before enough is known."""
+        return self._balance.advice()
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    def wrap(self, model: Any, *, sync_batchnorm: bool = False, comm_hook: Any = None, **options: Any) -> Any:
+        """On this rank's device, and among several ranks in DDP (which gets ``options``)."""
+        if self._stepping.model is not None:
+            raise UsageError("a run has one model", hint="put several into one torch.nn.Module")
+        model = model.to(self.device)
+        if self.ranks > 1 and batchnorm.has_batch_norm(model):
+            if sync_batchnorm:
+                model = batchnorm.synchronised(model, self._stepping.company)
+            else:
+                batchnorm.warn_of_local(self.ranks)
+                self._least = _LEAST_WITH_BATCH_NORM
+        if self.ranks > 1:
+            model = self._distributed(model, comm_hook, options)
+        self._stepping.model = model
+        _seed(self.progress.seed + self.rank)  # noise, such as that of dropout, is another one on each rank
+        return model
+
+    def _distributed(self, model: Any, comm_hook: Any, options: dict[str, Any]) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        from torch.nn.parallel import DistributedDataParallel
+
+        devices = [self.device.index] if self.device.type == "cuda" else None
+        # Buffers would be sent before every forward: one more moment in which all wait for the slowest.
+        model = DistributedDataParallel(model, **{"device_ids": devices, "broadcast_buffers": False, **options})
+        reduce = comm_hook or allreduce_hook
+        model.register_comm_hook(None, lambda state, bucket: self._stepping.bucket(bucket, reduce))
+        return model
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def loader(
+        self, dataset: Any, *, global_batch: int, shuffle: bool = True, drop_last: bool = False, granule: int = 1,
+        seed: int | None = None, **options: Any,
+    ) -> Loader:  # fmt: skip
+        """This rank's share of each global batch. ``options`` are torch's: num_workers, collate_fn, pin_memory…"""
+        if self._loader is not None:
+            raise UsageError("a run has one training loader", hint="use torch's own DataLoader for evaluation")
+        if seed is not None and self._resumed is None:
+            self.progress.seed = seed
+        batch = Batch(global_batch, self._balance.names, min(self._least, global_batch // self.ranks), granule)
+        balancer = Balancer(batch, self.surroundings.mode, self.surroundings.speeds)
+        if self._resumed is not None:
+            self._restore_balance(balancer, global_batch)
+        schedule = Schedule(balancer.plan, self._lead(options))
+        self._balance.begin(balancer, schedule)
+        order = Order(len(dataset), global_batch, shuffle, drop_last)
+        self._loader = Loader(self, dataset, order, schedule, self.rank, options)
+        return self._loader
+
+    def _lead(self, options: dict[str, Any]) -> int:
+        own = loader.lead(options.get("num_workers", 0), options.get("prefetch_factor"))
+        return int(max(lead for (lead,) in self._group.gather([float(own)]).wait()))
+
+    def _restore_balance(self, balancer: Balancer, global_batch: int) -> None:
+        assert self._resumed is not None
+        progress = self._resumed["progress"]
+        if progress["cursor"] and progress["global_batch"] not in (None, global_batch):
+            raise UsageError(
+                f"the checkpoint is in the middle of an epoch with global batches of {progress['global_batch']}",
+                hint="resume with the same global_batch",
+            )
+        if self._resumed["balancer"] is not None and balancer.restore(self._resumed["balancer"]):
+            self._stepping.cap = balancer.caps[self.rank]
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left, the one that was begun included."""
+        if self._resumed is not None and not self._kept:
+            raise UsageError(
+                "there is a checkpoint to resume from", hint="call run.keep(model=…, optimizer=…) before the epochs"
+            )
+        self._go_on()
+        progress = self.progress
+        for epoch in range(progress.epoch, count):
+            if progress.epoch != epoch:
+                progress.epoch, progress.cursor = epoch, 0
+            yield epoch
+            if epoch + 1 < count:
+                progress.epoch, progress.cursor = epoch + 1, 0
+                self.boundary()
+
+    def _go_on(self) -> None:
+        """The noise goes on where it was, for as many ranks as there were."""
+        if self._resumed is None:
+            return
+        states = self._resumed["random"]
+        if self.rank < len(states):
+            checkpoint.set_random_state(states[self.rank].encode())
+        self._resumed["objects"].clear()  # they are in use; a second copy is only in the way
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    @overload
+    def step(self) -> Step: ...
+    @overload
+    def step(self, loss_fn: LossFunction, batch: Any, *, scaler: Any = None) -> Any: ...
+    def step(self, loss_fn: LossFunction | None = None, batch: Any = None, *, scaler: Any = None) -> Any:
+        """``with run.step() as step:``; or forward, backward and exchange at once, which survives a lack of memory."""
+        if loss_fn is None:
+            return Step(self._stepping)
+        if self._guard is None:
+            if self._stepping.model is None:
+                raise UsageError("there is no model yet", hint="model = run.wrap(model)")
+            self._guard = Guard(self._stepping)
+            if self._balance.balancer is not None:
+                self._balance.balancer.can_accumulate = True
+        return self._guard.step(loss_fn, batch, scaler)
+
+    def fetching(self) -> None:
+        self._stepping.fetching()
+
+    def fetched(self, slice_: Slice) -> None:
+        self._stepping.fetched(slice_)
+
+    def exhausted(self) -> None:
+        self._stepping.exhausted()
+
+    def boundary(self) -> None:
+        """Between two steps, on all ranks the same two: where a run that is told to end does so."""
+        if self._stepping.stops:
+            if self._kept:
+                self._save()
+            self._leave()
+
+    def _leave(self) -> None:
+        self.close()
+        raise SystemExit(128 + signal.SIGTERM)
+
+    # --- what is kept -------------------------------------------------------------------------------------------
+
+    def log(self, *, step: int | None = None, **values: Any) -> None:
+        """A record of this rank; of any step, in any order. It never waits, fails or loses anything."""
+        at = self.progress.step if step is None else step
+        record = {"kind": "log", "step": kept(at), "epoch": self.progress.epoch}
+        self._metrics.put({**record, "values": {name: kept(value) for name, value in values.items()}})
+
+    def keep(self, **objects: Any) -> None:
+        """What every checkpoint holds: whatever has a state_dict. If there is one to resume from, it is loaded now."""
+        self._kept.update(objects)
+        if self._resumed is None:
+            return
+        checkpoint.load(objects, self._resumed["objects"])
+        progress = self._resumed["progress"]
+        self.progress.seed, self.progress.step = progress["seed"], progress["step"]
+        self.progress.epoch, self.progress.cursor = progress["epoch"], progress["cursor"]
+        if progress["is_epoch_over"]:
+            self.progress.epoch, self.progress.cursor = progress["epoch"] + 1, 0
+
+    def checkpoint(self, **objects: Any) -> Path | None:
+        """By all ranks together, as the last thing of an epoch; the main one writes it, and gets its path."""
+        self._kept.update(objects)
+        path = self._save()
+        if self._stepping.stops:
+            self._leave()
+        return path
+
+    def _save(self) -> Path | None:
+        states = [content.decode() for content in self._group.contents(checkpoint.random_state())]
+        balancer = self._balance.balancer
+        order = self._loader.order if self._loader is not None else None
+        path = None
+        if self.is_main:
+            progress = {
+                **asdict(self.progress),
+                "global_batch": order.global_batch if order else None,
+                "is_epoch_over": order is not None and self.progress.cursor >= order.end,
+            }
+            content = {
+                "objects": checkpoint.states(self._kept),
+                "progress": progress,
+                "balancer": balancer.state() if balancer else None,
+                "random": states,
+                "ranks": self.ranks,
+            }
+            folder = self.surroundings.checkpoints
+            path = checkpoint.write(folder, self.progress.step, content, self._checkpoints_kept)
+            self._metrics.put({"kind": "checkpoint", "step": self.progress.step, "path": str(path)})
+        self._group.barrier()  # nobody leaves before it is on the disk
+        self._stepping.disturb()
+        return path
+
+    def close(self) -> None:
+        """Everything is written; the ranks part. A script that ends without it loses nothing."""
+        self._balance.close()
+        self._metrics.close()
+        self._group.close()
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """A script that has its own way to end keeps it."""
+        is_free = threading.current_thread() is threading.main_thread()
+        if is_free and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._asked_to_stop)
+
+    def _asked_to_stop(self, number: int, frame: Any) -> None:
+        # Before the first step there is nothing to save; and who is asked twice is asked to go at once.
+        if self.progress.step == 0 or self._stepping.is_asked_to_stop:
+            raise SystemExit(128 + number)
+        self._stepping.is_asked_to_stop = True
+
+    def _introduce(self, names: list[str]) -> None:
+        self._metrics.put(
+            {
+                "kind": "run",
+                "job": self.surroundings.job,
+                "ranks": self.ranks,
+                "nodes": names,
+                "device": str(self.device),
+                "mode": str(self.surroundings.mode),
+                "resumed_from": None if self._resumed is None else self._resumed["progress"]["step"],
+            }
+        )
+        # Before the writer's own end, which was noted with the first record: the last one comes first.
+        atexit.register(self._balance.close)
+
+    def _stamp(self) -> dict[str, Any]:
+        return {"attempt": self.surroundings.attempt, "rank": self.rank}
+
+
+def _device(local_rank: int) -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _metrics_path(output: Path, rank: int) -> Path:
+    """A file has one writer: it can then be followed by its length."""
+    return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
+
+
+def _distinct(names: list[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name}:{rank}" for rank, name in enumerate(names)]

@@ -1,0 +1,110 @@
+"""Which samples a rank takes in each step: every sample once per epoch, also when the shares change or a run resumes.
+
+One order for all ranks, from the seed and the epoch; a cursor that moves by a global batch each step; and of each
+batch, a slice for every rank by the plan of that step. Nothing else has to be agreed on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ugro.policy.balancer import Plan
+
+_LARGEST_SEED = 2**63
+_DUMMY_SAMPLES = 2  # one would be too few for a BatchNorm
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Plans, each with the step from which it holds.
+
+    ``lead`` steps are already on their way to loader processes when a plan is made, on every rank as many.
+    """
+
+    first: Plan
+    lead: int = 0
+    _plans: deque[tuple[int, Plan]] = field(default_factory=deque)
+
+    def change(self, plan: Plan, after_step: int) -> int:
+        """The first step that it holds for."""
+        holds_from = after_step + 1 + self.lead
+        self._plans.append((holds_from, plan))
+        return holds_from
+
+    def at(self, step: int) -> Plan:
+        """Of steps that are asked for in their order."""
+        while self._plans and self._plans[0][0] <= step:
+            self.first = self._plans.popleft()[1]
+        return self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One rank's part of one global batch."""
+
+    step: int
+    shares: tuple[int, ...]
+    own: int
+    micro_batches: int
+    cursor: int  # behind this batch
+    indices: list[int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.shares)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come; ``cursor`` counts the samples of the epoch that steps have used."""
+
+    seed: int = 0
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How the samples of an epoch follow each other, and in which batches."""
+
+    samples: int
+    global_batch: int
+    is_shuffled: bool = True
+    drops_last: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.samples - self.samples % self.global_batch if self.drops_last else self.samples
+
+    @property
+    def steps(self) -> int:
+        return -(-self.end // self.global_batch)
+
+    def of(self, seed: int, epoch: int) -> Any:
+        import torch
+
+        if not self.is_shuffled:
+            return torch.arange(self.samples)
+        made = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % _LARGEST_SEED)
+        return torch.randperm(self.samples, generator=made)
+
+
+def slices(order: Order, schedule: Schedule, progress: Progress, rank: int) -> Iterator[Slice]:
+    """The rest of the epoch."""
+    permutation = order.of(progress.seed, progress.epoch)
+    cursor, step = progress.cursor, progress.step
+    while cursor < order.end:
+        total = min(order.global_batch, order.end - cursor)
+        plan = schedule.at(step)
+        shares = plan.share_of(total)
+        begin = cursor + sum(shares[:rank])
+        indices = permutation[begin : begin + shares[rank]].tolist()
+        # Who gets nothing of a short last batch takes part all the same, with a weight of zero.
+        dummies = permutation[cursor : cursor + min(_DUMMY_SAMPLES, total)].tolist()
+        cursor += total
+        yield Slice(step, shares, shares[rank], plan.micro_batches[rank], cursor, indices or dummies)
+        step += 1

@@ -1,0 +1,96 @@
+"""What ranks tell each other in every step: some numbers, sent along with the last gradients, there when those are.
+
+So nobody waits for them, and after each step all ranks know the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ugro.train.clock import CpuClock, CudaClock, Moments, after_ready, phases
+
+_STOP, _OUT_OF_MEMORY, _UNCLEAN = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Of one rank. What follows a step is told with the next one; on a GPU, everything a step later."""
+
+    stops: bool = False
+    is_out_of_memory: bool = False
+    is_clean: bool = True
+    cap: int | None = None
+    step: int = -1  # that it tells of; -1 for none
+    share: int = 0
+    micro_batches: int = 1
+    own_s: float = 0.0
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    loss: float = math.nan
+    tail_s: float = 0.0  # of the step before that: from ready to synchronised
+    optimizer_s: float = 0.0  # the same
+
+    def numbers(self) -> list[float]:
+        flags = _STOP * self.stops + _OUT_OF_MEMORY * self.is_out_of_memory + _UNCLEAN * (not self.is_clean)
+        return [
+            *(float(flags), float(self.cap or 0), float(self.step), float(self.share), float(self.micro_batches)),
+            *(self.own_s, self.data_s, self.forward_s, self.backward_s, self.loss, self.tail_s, self.optimizer_s),
+        ]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Word:
+        flags, cap, step, share, micro_batches = (int(number) for number in numbers[:5])
+        return cls(
+            bool(flags & _STOP), bool(flags & _OUT_OF_MEMORY), not flags & _UNCLEAN, cap or None, step, share,
+            micro_batches, *numbers[5:],
+        )  # fmt: skip
+
+
+class History:
+    """The newest steps of this rank."""
+
+    def __init__(self, clock: CpuClock | CudaClock) -> None:
+        self.clock = clock
+        self._steps: list[Moments] = []
+
+    def begin(self, moments: Moments) -> Moments:
+        before = self.latest
+        if before is not None:
+            self.end()
+            moments.since = before.synced
+        moments.begun = self.clock.now()
+        self._steps = [*self._steps, moments][-3:]
+        return moments
+
+    @property
+    def latest(self) -> Moments | None:
+        return self._steps[-1] if self._steps else None
+
+    def end(self) -> None:
+        """The newest step is over, if it was not already."""
+        latest = self.latest
+        if latest is not None and latest.ended is None and latest.synced is not None:
+            latest.ended = self.clock.now()
+
+    def word(self, *, stops: bool, is_out_of_memory: bool, cap: int | None) -> Word:
+        """Of the newest step whose moments can be read, and of the one before it."""
+        measured, finished = self._at(-1 - self.clock.lag), self._at(-2 - self.clock.lag)
+        if measured is None or is_out_of_memory:
+            return Word(stops, is_out_of_memory, False, cap)
+        found = phases(self.clock, measured)
+        tail_s, optimizer_s = after_ready(self.clock, finished) if finished is not None else (0.0, 0.0)
+        return Word(
+            stops, is_out_of_memory, measured.is_clean, cap, measured.step, measured.share, measured.micro_batches,
+            found.own_s, found.data_s, found.forward_s, found.backward_s, _value(measured.loss), tail_s, optimizer_s,
+        )  # fmt: skip
+
+    def _at(self, place: int) -> Moments | None:
+        return self._steps[place] if len(self._steps) >= -place else None
+
+
+def _value(loss: Any) -> float:
+    return math.nan if loss is None else float(loss)

@@ -1,0 +1,66 @@
+"""Real ranks: their update is the one of a single process on the whole batch, however the batch is shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.rig import ranks
+
+# Everything of one kind in one start: importing torch takes longer than all that is tested with it.
+EXACT = (
+    "adaptive", "adaptive_with_workers", "static", "micro_batches", "own_no_sync", "synchronised_batch_norm",
+    "out_of_memory", "out_of_memory_in_backward", "out_of_memory_everywhere",
+)  # fmt: skip
+RANKS = 3
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("gradients")
+    started = ranks.start(["-m", "tests.rig.gradients", *EXACT, "half_precision"], folder, RANKS)
+    started.wait(350)
+    return list(started.results())
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_the_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]], scenario: str) -> None:
+    assert max(result[scenario]["error"] for result in results) < 1e-12
+
+
+def test_with_half_precision_it_is_as_near_as_that_allows(results: list[dict[str, Any]]) -> None:
+    assert max(result["half_precision"]["error"] for result in results) < 0.05
+    # What is clipped after the exchange is clipped alike.
+    assert all(result["half_precision"]["norms"] == results[0]["half_precision"]["norms"] for result in results)
+
+
+@pytest.mark.parametrize("scenario", [*EXACT, "half_precision"])
+def test_every_sample_is_used_once(results: list[dict[str, Any]], scenario: str) -> None:
+    assert all(result[scenario]["seen_once"] for result in results)
+
+
+def test_shares_are_unequal_and_change_while_it_runs(results: list[dict[str, Any]]) -> None:
+    first, *_, last_whole, rest = results[0]["adaptive"]["shares"]
+    assert first == [7, 7, 7]
+    assert last_whole != first
+    assert sum(rest) == 2
+    assert 0 in rest
+    assert results[0]["static"]["shares"][0] == [12, 6, 3]
+
+
+@pytest.mark.parametrize("scenario", ["out_of_memory", "out_of_memory_in_backward"])
+def test_a_device_that_ran_out_of_memory_keeps_training_with_less(results: list[dict[str, Any]], scenario: str) -> None:
+    small = results[1][scenario]
+    assert small["failures"] >= 1
+    assert small["caps"][1] <= 4
+    assert small["failures"] <= 3, "it was found out once, and then remembered"
+    assert small["shares"][2][1] == small["caps"][1], "the others take the rest from the next plan on"
+
+
+def test_when_no_device_can_hold_its_share_all_accumulate(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert sum(result["out_of_memory_everywhere"]["plan"]) == 21
+        assert result["out_of_memory_everywhere"]["failures"] <= 3

@@ -1,0 +1,23 @@
+"""Parts of an agent for models in which there is nothing for them to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ugro.core.job import Job
+
+
+class ModelResults:
+    """Of jobs that write none."""
+
+    def follow(self, run: Any, describe: Any) -> None:
+        return
+
+    def describe(self, job: Job, plan: Any) -> None:
+        return
+
+    def forget(self, run: Any) -> None:
+        return
+
+    async def close(self) -> None:
+        return

@@ -1,0 +1,67 @@
+"""Runs on nodes of this machine whose outputs come home: the ground that tests of results stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from tests.rig.checkpoints import AGENT, Rig, nodes_and_home
+from ugro.agent.results import Results
+from ugro.core.errors import NotFound
+from ugro.nodes.node import Node
+from ugro.nodes.runs import Identity
+
+
+class ResultRig:
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.home = rig.home
+
+    def run(self, node: str, job: int = 7, attempt: int = 1) -> Path:
+        """The folder of a run that is over, as far as outputs are concerned."""
+        path = self.rig.root(node) / ".ugro" / "agents" / AGENT / "runs" / f"{job}.{attempt}"
+        for name in ("output", "work"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+        return path
+
+    def specify(self, node: str, *patterns: str, cwd: Path | None = None) -> None:
+        spec = {"ranks": [{"rank": 0, "argv": ["x"]}], "cwd": str(cwd) if cwd else None, "outputs": list(patterns)}
+        (self.run(node) / "spec.json").write_text(json.dumps({"spec": spec}))
+
+    def output(self, node: str) -> Path:
+        return self.run(node) / "output"
+
+    def kept(self, node: str) -> Path:
+        return self.rig.root(node) / ".ugro" / "agents" / AGENT / "kept"
+
+    def here(self, job: int = 7, attempt: int = 1) -> Path:
+        return self.home / str(job) / f"attempt_{attempt}"
+
+    @asynccontextmanager
+    async def agent(self, *names: str) -> AsyncIterator[Results]:
+        nodes = {name: self.rig.node(name) for name in names}
+
+        def known(name: str) -> Node:
+            if name not in nodes:
+                raise NotFound(f"no node {name}")
+            return nodes[name]
+
+        results = Results(self.home, known, Identity(AGENT, 1))
+        try:
+            yield results
+        finally:
+            await results.close()
+            await asyncio.gather(*(node.close() for node in nodes.values()))
+
+
+@contextmanager
+def runs_and_home() -> Iterator[ResultRig]:
+    with nodes_and_home() as rig:
+        yield ResultRig(rig)
+
+
+async def nothing() -> None:
+    return

@@ -1,0 +1,101 @@
+"""The result cache in the store: decided in the transaction that submits, and only for what still holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from ugro.core.environment import Environment
+from ugro.core.job import Job, JobSpec, JobState, Placement, Share
+from ugro.store.database import Store
+from ugro.store.jobs import About
+
+SPEC = JobSpec("train", ("true",), is_cached=True)
+KEYED = About(cache_key="k")
+
+
+def in_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = Store(path / "state.db")
+        await store.open()
+        try:
+            await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+async def done(store: Store, key: str, about: About = KEYED) -> Job:
+    job = (await store.jobs.submit(SPEC, "ann", key, about)).job
+    started = await store.jobs.start(job, Placement((Share("n1"),)), "free")
+    [finished] = await store.jobs.finish_many([started])
+    assert isinstance(finished, Job)
+    return finished
+
+
+def pointing(job: Job) -> About:
+    return About(cache_key="k", cached_from=job.id)
+
+
+def test_a_job_ends_at_once_and_points_to_the_one_that_did_the_same(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        first = await done(store, "a")
+        second = (await store.jobs.submit(SPEC, "bob", "b", pointing(first))).job
+        assert (second.state, second.cached_from, second.exit_code) == (JobState.SUCCEEDED, first.id, 0)
+        assert second.reason == f"cached from job {first.id}"
+        assert second.ended_at is not None
+        events = [(event.kind, event.text) for event in await store.jobs.events(job=second.id)]
+        assert events == [("queued", "submitted by bob"), ("succeeded", second.reason)]
+        again = await store.jobs.submit(SPEC, "bob", "b", pointing(first))
+        assert (again.is_new, again.job) == (False, second), "asked again, it is the same job"
+        found = await store.jobs.done_before("k")
+        assert found is not None
+        assert found.id == first.id, "one that was not run stands for nobody"
+
+    in_store(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["removed", "other key", "newer"])
+def test_what_no_longer_holds_when_it_is_submitted_is_run(tmp_path: Path, how: str) -> None:
+    async def scenario(store: Store) -> None:
+        first = await done(store, "a", About(cache_key="other") if how == "other key" else KEYED)
+        if how == "removed":
+            await store.jobs.note_results_removed(first)
+            assert await store.jobs.done_before("k") is None
+        if how == "newer":
+            await done(store, "c")
+        job = (await store.jobs.submit(SPEC, "ann", "b", pointing(first))).job
+        assert (job.state, job.cached_from) == (JobState.QUEUED, None)
+        texts = [event.text for event in await store.jobs.events(job=job.id)]
+        assert f"job {first.id} no longer stands for it: it is run" in texts
+
+    in_store(tmp_path, scenario)
+
+
+def test_only_what_has_succeeded_counts(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.jobs.submit(SPEC, "ann", "a", KEYED)
+        assert await store.jobs.done_before("k") is None
+        await done(store, "b")
+        assert await store.jobs.done_before("k") is not None
+        assert await store.jobs.done_before("other") is None
+
+    in_store(tmp_path, scenario)
+
+
+def test_an_environment_is_kept_once_however_many_attempts_ran_with_it(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        first, second = await done(store, "a"), await done(store, "b")
+        old, new = Environment("3.11", "/p", "x"), Environment("3.12", "/p", "x")
+        for job in (first, second):
+            await store.environments.record(job.id, 1, {"n1": old})
+        await store.environments.record(first.id, 1, {"n1": new})
+        assert await store.environments.of(first.id, 1) == {"n1": old}, "the first word stands"
+        assert await store.environments.of(second.id, 1) == {"n1": old}
+        assert await store.environments.of(second.id, 2) == {}
+
+    in_store(tmp_path, scenario)

@@ -1,0 +1,72 @@
+"""What differs between jobs, and what git says of a folder."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from ugro.cli.origin import origin_of, parsed
+from ugro.core.environment import Environment, Origin
+from ugro.core.job import Job, JobSpec, JobState, Placement, Share
+from ugro.core.metrics import MetricsSummary
+from ugro.policy.comparison import Side, compare
+
+ENVIRONMENT = Environment("3.11.7", "/usr/bin/python3", "x86_64", (("numpy", "1.0"), ("torch", "2.0")))
+
+
+def side(number: int, environment: Environment = ENVIRONMENT, loss: float = 0.5, **changes: object) -> Side:
+    spec = replace(JobSpec("train", ("python", "train.py"), env=(("LR", "0.1"), ("API_KEY", "hush"))), **changes)  # type: ignore[arg-type]
+    job = Job(number, spec, "ann", JobState.SUCCEEDED, "", "2020-01-01T00:00:00+00:00", 1, Placement((Share("n1"),)))
+    return Side(job, {"n1": environment}, MetricsSummary(1, final_loss=loss), 2)
+
+
+def differing(*sides: Side) -> dict[str, tuple[str | None, ...]]:
+    return {row.key: row.values for row in compare(sides) if not row.is_same}
+
+
+def test_jobs_that_are_alike_differ_in_nothing() -> None:
+    rows = compare([side(1), side(2)])
+    assert all(row.is_same for row in rows)
+    assert {"command", "env.LR", "package torch", "python", "final loss", "nodes"} <= {row.key for row in rows}
+
+
+def test_whatever_differs_is_told_and_nothing_else() -> None:
+    newer = replace(ENVIRONMENT, packages=(("scipy", "1"), ("torch", "2.1")))
+    other = side(2, newer, 0.25, argv=("python", "train.py", "--fast"), env=(("LR", "0.2"), ("API_KEY", "hush")))
+    assert differing(side(1), other) == {
+        "command": ("python train.py", "python train.py --fast"),
+        "env.LR": ("0.1", "0.2"),
+        "package numpy": ("1.0", None),
+        "package torch": ("2.0", "2.1"),
+        "package scipy": (None, "1"),
+        "final loss": ("0.5", "0.25"),
+    }
+
+
+def test_a_secret_is_told_to_differ_and_never_shown() -> None:
+    other = side(2, env=(("LR", "0.1"), ("API_KEY", "secret")))
+    assert differing(side(1), other, side(3)) == {"env.API_KEY": ("*** (a)", "*** (b)", "*** (a)")}
+    assert "hush" not in str(compare([side(1), other]))
+
+
+def test_what_git_says_is_read() -> None:
+    status = "# branch.oid 1234abcd\n# branch.head main\n1 .M N... 100644 100644 100644 1 2 train.py\n"
+    assert parsed(status) == Origin("1234abcd", is_dirty=True, branch="main")
+    assert parsed("# branch.oid (initial)\n# branch.head (detached)\n") == Origin()
+
+
+def test_a_folder_that_git_does_not_know_has_no_origin(tmp_path: Path) -> None:
+    assert origin_of(tmp_path) is None
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    assert origin_of(tmp_path) == Origin(branch="main")
+    (tmp_path / "a.py").write_text("1")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    (tmp_path / "inner").mkdir()
+    clean = origin_of(tmp_path / "inner")
+    assert clean is not None
+    assert (len(clean.commit or ""), clean.is_dirty) == (40, False)
+    (tmp_path / "new.py").write_text("2")
+    assert origin_of(tmp_path) == replace(clean, is_dirty=True)
