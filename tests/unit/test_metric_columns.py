@@ -95,9 +95,16 @@ def test_values_may_stand_in_a_map_or_beside_the_step() -> None:
 
 
 def test_records_of_a_kind_are_named_by_it_and_nested_numbers_by_their_path() -> None:
-    found = records.read(_line(kind="profile", step=1, forward=0.1, ranks={"0": {"share": 3}}))
+    found = records.read(_line(kind="profile", step=1, forward=0.1, ranks={"0": {"share": 3}}, own_s=[0.5, None, 2]))
     assert found is not None
-    assert found.values == {"profile/forward": 0.1, "profile/ranks/0/share": 3.0}
+    own = {"profile/own_s/0": 0.5, "profile/own_s/2": 2.0}
+    assert found.values == {"profile/forward": 0.1, "profile/ranks/0/share": 3.0, **own}
+
+
+def test_what_a_run_logs_keeps_its_own_names() -> None:
+    found = records.read(_line(kind="log", step=1, time=1, rank=0, attempt=1, epoch=0, values={"loss": 0.5}))
+    assert found is not None
+    assert found.values == {"loss": 0.5}
 
 
 def test_numbers_that_json_has_no_word_for_are_texts() -> None:

@@ -68,6 +68,7 @@ class Agent:
         await self.cluster.start()
         engine, snapshots = self._make_engine(Identity(await self.store.agent_id(), self._generation))
         await self.watching.open(engine, snapshots)
+        self.code.listen(self.watching.parts.exposition.observe_sync)
 
     async def close(self) -> None:
         self.cancel_all()

@@ -2,7 +2,7 @@
 
     {"step": 10, "time": 1700000000.5, "rank": 0, "attempt": 1, "values": {"loss": 0.5}}
     {"step": 10, "time": 1700000000.5, "loss": 0.5, "lr": 1e-4}
-    {"kind": "profile", "step": 10, "forward": 0.01, "ranks": {"0": 0.5}}   →  profile/forward, profile/ranks/0
+    {"kind": "profile", "step": 10, "step_s": 0.1, "own_s": [0.5, 0.25]}   →  profile/step_s, profile/own_s/0 and /1
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _LONGEST_KEY = 200
 _MOST_KEYS = 10_000
 _DEEPEST = 4
 _ABOUT = frozenset({"step", "time", "rank", "attempt", "kind", "values"})
+_PLAIN = ("log", "metrics")  # kinds whose keys are the user's own
 _FLOATS = {float}
 _FINE_KEYS: set[str] = set()  # that were looked at already
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -72,7 +73,7 @@ def _values(found: dict[str, Any]) -> dict[str, float]:
     kind, inner = found.get("kind"), found.get("values")
     if type(inner) is not dict:
         inner = {key: value for key, value in found.items() if key not in _ABOUT}
-    prefix = f"{kind}/" if type(kind) is str and kind != "metrics" else ""
+    prefix = f"{kind}/" if type(kind) is str and kind not in _PLAIN else ""
     if not prefix and set(map(type, inner.values())) == _FLOATS and _FINE_KEYS.issuperset(inner):
         return inner  # what nearly every line is
     values = dict(islice(_flat(inner, prefix, 0), _MOST_KEYS))
@@ -90,5 +91,7 @@ def _flat(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str
                 yield key, float(value)
         elif kind is dict and depth < _DEEPEST:
             yield from _flat(value, f"{prefix}{name}/", depth + 1)
+        elif kind is list and depth < _DEEPEST:
+            yield from _flat({str(number): one for number, one in enumerate(value)}, f"{prefix}{name}/", depth + 1)
         elif kind is str and value in _WORDS and len(prefix + name) <= _LONGEST_KEY:
             yield prefix + name, _WORDS[value]
