@@ -81,6 +81,12 @@ def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     return []
 
 
+def _metrics(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import metrics
+
+    return metrics.measure()
+
+
 def _sync(arguments: argparse.Namespace) -> list[Bar]:
     from bench import sync
 
@@ -93,6 +99,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "adoption": _adoption,
     "balance": _balance,
     "scheduler": _scheduler,
+    "metrics": _metrics,
     "ssh": _ssh,
     "sync": _sync,
 }

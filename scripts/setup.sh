@@ -24,7 +24,8 @@ wanted() {
         /usr/include/stdio.h libc6-dev
         fish fish
         tcsh tcsh
-        tmux tmux'
+        tmux tmux
+        promtool prometheus'
   [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
         rsync rsync
         zstd zstd
@@ -79,6 +80,7 @@ keep_services_off() {
   for package; do
     case $package in
       openssh-server) units+=(ssh.service ssh.socket) ;;
+      prometheus) units+=(prometheus.service) ;;
       munge | slurmctld | slurmd) units+=("$package.service") ;;
     esac
   done

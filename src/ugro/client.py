@@ -27,7 +27,9 @@ from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.alert import Alert, Tried
     from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
+    from ugro.core.event import Event
     from ugro.core.finding import Finding
     from ugro.core.hostkey import HostKey
     from ugro.jobs import Jobs
@@ -229,6 +231,27 @@ class Client:
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
         for document in lines(self._stream("POST", "/v1/examine", body)):
             yield decode(NodeReport, document)
+
+    # --- what goes on ------------------------------------------------------------------------------------------
+
+    def alerts(self, limit: int = 100) -> tuple[list[Alert], list[Event]]:
+        """Those that are on, and what happened, the newest first."""
+        from ugro.core.alert import Alert
+        from ugro.core.event import Event
+
+        answer = self._ask("GET", f"/v1/alerts?limit={limit}")
+        return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
+
+    def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
+        """Sends a message by each; by all of them when none is named."""
+        from ugro.core.alert import Tried
+
+        answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
+        return [decode(Tried, one) for one in answer["channels"]]
+
+    def metrics_page(self) -> bytes:
+        """What Prometheus would get."""
+        return b"".join(self._stream("GET", "/metrics"))
 
     # --- jobs --------------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ FACTS_KEYS = {
 }
 GPU_KEYS = {
     *("index", "uuid", "name", "memory_total_bytes", "memory_used_bytes", "use_ratio", "temperature_c", "power_w"),
-    *("power_limit_w", "processes", "error"),
+    *("power_limit_w", "throttle", "processes", "error"),
 }
 AGENT_KEYS = {
     *("pid", "version", "generation", "started_at", "home", "cluster_file", "cluster_name", "nodes"),

@@ -173,6 +173,16 @@ def test_two_unlike_gpus_are_read_each_with_its_own_values(sampler: SamplerProce
 
 
 @needs_compiler
+def test_what_slows_a_gpu_down_is_told_in_words_and_idleness_is_none_of_it(
+    sampler: SamplerProcess, gpus_file: Path
+) -> None:
+    bits = (None, 0x01 | 0x02 | 0x10, 0x04, 0x40, 0x08 | 0x20 | 0x80)
+    write_gpus(gpus_file, [PretendGpu(throttle=one) for one in bits])
+    told = [None if gpu.throttle is None else list(gpu.throttle) for gpu in sampler.gpus()]
+    assert told == [None, [], ["power"], ["heat"], ["power", "heat", "hardware"]]
+
+
+@needs_compiler
 def test_a_gpu_that_fails_from_the_start_leaves_the_others_alone(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:

@@ -67,6 +67,28 @@ def test_every_default_is_the_promised_one() -> None:
             "default_model": None,
             "default_dataset": None,
         },
+        "monitor": {
+            "busy_interval": 5,
+            "recent_interval": 10,
+            "quiet_interval": 20,
+            "idle_interval": 40,
+            "breaker_failures": 3,
+            "breaker_pause": 300,
+        },
+        "alerts": {
+            "channels": (),
+            "least": "info",
+            "repeat": 3600,
+            "score_warning": 70,
+            "score_critical": 50,
+            "gpu_temperature_warning": 80,
+            "gpu_temperature_critical": 85,
+            "memory_warning": 0.9,
+            "memory_critical": 0.95,
+            "unhealthy_nodes": 0.5,
+        },
+        "metrics": {"node_hours": 24, "job_days": 365, "max_gb": 10},
+        "channels": {},
     }
 
 

@@ -69,7 +69,7 @@ def test_null_clears_a_key_that_may_be_empty() -> None:
 
 
 def test_every_key_has_a_variable_that_sets_it() -> None:
-    keys: set[tuple[str | None, str]] = {(None, "remote_root")}
+    keys: set[tuple[str | None, str]] = {(None, "remote_root"), (None, "channels")}
     for name, value in Settings():
         if isinstance(value, Section):
             keys |= {(name, key) for key in type(value).model_fields}

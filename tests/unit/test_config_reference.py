@@ -35,7 +35,7 @@ def test_the_pages_example_has_every_key_and_loads() -> None:
 
 def test_every_snippet_of_the_page_loads() -> None:
     snippets = [part.partition("```")[0] for part in render().split("```yaml\n")[1:]]
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     for snippet in snippets:
         assert len(parse_config(snippet, Path("cluster.yaml"), {}).nodes) == 3
 

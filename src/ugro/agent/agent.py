@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import ugro
@@ -31,6 +32,7 @@ from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
 from ugro.agent.submitting import Submitting
+from ugro.agent.watching import Watching, ranks_by
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
@@ -55,6 +57,7 @@ class Agent:
         self._generation = 0
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
+        self.watching = Watching(home, self.store, self.cluster)
         self._engine: Engine | None = None
         self._job_service: JobService | None = None
         self._code: Code | None = None
@@ -65,12 +68,15 @@ class Agent:
         await self.store.open()
         self._generation = await self.store.next_generation()
         await self.cluster.start()
-        self._make_engine(Identity(await self.store.agent_id(), self._generation))
+        engine, snapshots = self._make_engine(Identity(await self.store.agent_id(), self._generation))
+        await self.watching.open(engine, snapshots)
+        self.code.listen(self.watching.parts.exposition.observe_sync)
 
     async def close(self) -> None:
         self.cancel_all()
         if self._engine is not None:
             await self._engine.close()
+        await self.watching.close()
         if self._code is not None:
             await self._code.close()
         await self.cluster.inventory.close()
@@ -100,7 +106,7 @@ class Agent:
         assert self._engine is not None, "the agent has not started"
         await self._engine.run()
 
-    def _make_engine(self, identity: Identity) -> None:
+    def _make_engine(self, identity: Identity) -> tuple[Engine, Snapshots]:
         jobs = self.store.jobs
         watch = RunWatch(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
@@ -114,9 +120,11 @@ class Agent:
         home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        self._engine = Engine(jobs, watch, launching, snapshots, home)
+        engine = self._engine = Engine(jobs, watch, launching, snapshots, home)
         submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(jobs, self._engine, snapshots, mirror, launching, submitting)
+        self._job_service = JobService(jobs, engine, snapshots, mirror, launching, submitting)
+        self.health.ranks = partial(ranks_by, engine, watch)
+        return engine, snapshots
 
     def status(self) -> AgentStatus:
         nodes = list(self.cluster.inventory)
@@ -204,6 +212,7 @@ class Agent:
         execution.cancel()
 
     def cancel_all(self) -> None:
+        self.watching.is_ending = True
         if self._job_service is not None:
             self._job_service.end_streams()
         for execution in self._executions.values():

@@ -15,6 +15,7 @@ from ugro.agent.api_code import add_code_routes
 from ugro.agent.api_jobs import add_job_routes, add_job_streams
 from ugro.agent.api_profile import add_profile_routes
 from ugro.agent.api_results import add_result_routes
+from ugro.agent.api_watch import add_watch_routes
 from ugro.agent.execution import Command
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.config.kinds import is_host, is_user
@@ -94,6 +95,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
     add_profile_routes(app, agent.jobs, agent.profiling)
+    add_watch_routes(app, agent)
     return app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +127,10 @@ class Code:
                 amounts = f"{format_size(sent.bytes)} of {format_size(transfer.bytes)}"
                 return f"code goes to {node}: {amounts}, {sent.files:,} of {transfer.files:,} files"
         return None
+
+    def listen(self, tell: Callable[[float], None]) -> None:
+        """Told how many seconds it took, whenever code was brought to a node."""
+        self._sending.on_sync = tell
 
     @property
     def totals(self) -> SyncTotals:

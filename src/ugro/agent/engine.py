@@ -67,17 +67,17 @@ class Engine:
         watch.on_change(self._wake.set)
         snapshots.listen(self.wake)
         self.changed = Signal()  # some job has moved
-        self._live = LiveJobs(jobs, self.changed.notify)
+        self.live = LiveJobs(jobs, self.changed.notify)
 
     def wake(self) -> None:
         """Something was submitted, has moved, or is to end."""
         self._must_schedule = True
         self._wake.set()
 
-    async def live(self) -> tuple[list[Job], list[Job]]:
+    async def all_live(self) -> tuple[list[Job], list[Job]]:
         """The jobs that wait, and those that hold devices."""
-        await self._live.read()
-        return self._live.waiting(), self._live.holding()
+        await self.live.read()
+        return self.live.waiting(), self.live.holding()
 
     async def run(self) -> None:
         self._snapshots.start()
@@ -94,7 +94,7 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
-            if self._live.count > _MANY:
+            if self.live.count > _MANY:
                 await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
 
     async def close(self) -> None:
@@ -107,8 +107,8 @@ class Engine:
     async def _look(self) -> float:
         """Returns after how long it has to look again, whatever happens."""
         self._watch.keep_up()
-        await self._live.read()
-        holding = self._live.holding()
+        await self.live.read()
+        holding = self.live.holding()
         # First of all: whatever becomes of the rest, what runs must not end for want of our word.
         renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
         await self._go_on(holding)
@@ -270,7 +270,7 @@ class Engine:
         return _LONGEST_PAUSE_S
 
     async def _schedule(self, holding: Sequence[Job]) -> None:
-        waiting = self._live.waiting()
+        waiting = self.live.waiting()
         await self._drop([job for job in waiting if job.ending is Ending.CANCELLED])
         waiting = [job for job in waiting if job.ending is None]
         if not waiting:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from weakref import WeakKeyDictionary
 
@@ -19,12 +19,21 @@ from ugro.policy.selection import Candidate, Choice, best_node
 from ugro.store.database import Store
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What our running jobs should have on a node, and what its supervisors say is alive there."""
+
+    expected: int = 0
+    alive: int = 0
+
+
 class HealthCheck:
     def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
         self._store = store
         # By node and not by name: a node that was changed, or only examined, leaves nothing behind.
         self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
+        self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
 
     async def reports(
         self, nodes: Iterable[Node], *, timeout_s: float | None = None
@@ -84,7 +93,9 @@ class HealthCheck:
         except (Unreachable, TimedOut, RemoteFailure) as error:
             return _unreachable(node, error, drained)
         quality = node.quality
-        verdict = assess(facts, quality)
+        ranks = self.ranks(spec.name)
+        facts = replace(facts, rank_processes=ranks.alive)
+        verdict = assess(facts, quality, ranks_expected=ranks.expected)
         return NodeReport(
             name=spec.name,
             status=verdict.status,

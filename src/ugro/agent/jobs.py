@@ -234,7 +234,7 @@ class _Reasons:
         if time.monotonic() < self._until:
             return
         self._until = time.monotonic() + _REASONS_S
-        snapshot = await self._snapshots.take(*await self._engine.live())
+        snapshot = await self._snapshots.take(*await self._engine.all_live())
         self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
 
 

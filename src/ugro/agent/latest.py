@@ -21,7 +21,7 @@ from ugro.store.jobs import JobStore
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
-_LOOK_S = 0.5
+_LOOK_S = 0.25
 # A node that could not be reached at the first try often can at the second, and may have what a job hopes for.
 _AWAITED_S = 30.0
 
@@ -37,6 +37,7 @@ class Seen:
 
 
 _NOTHING = Seen()
+Pace = Callable[[Node], float | None]
 _Holders = dict[str, frozenset[str]]  # by node, the ids of jobs
 
 
@@ -46,6 +47,9 @@ class LatestReports:
         self._cluster = cluster
         self._health = health
         self.on_news: Callable[[], None] | None = None
+        self.on_reports: Callable[[list[NodeReport]], None] | None = None
+        # After how many seconds a node is asked again; None: not at all until its link is back.
+        self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
         # By node and not by name: one that is dialled in another way is another machine for all we know.
         self._seen: WeakKeyDictionary[Node, Seen] = WeakKeyDictionary()
         self._first_asked: WeakKeyDictionary[Node, float] = WeakKeyDictionary()
@@ -100,11 +104,11 @@ class LatestReports:
         seen = self.of(node)
         if seen.report is None:
             return True
-        # One without a link is dialled by itself, at its own pace; asking would dial it again and again.
-        if node.link is None:
-            return False
-        is_back = seen.report.status is Status.UNREACHABLE
-        return is_back or time.monotonic() - seen.at > _REFRESH_S
+        was_away = seen.report.status is Status.UNREACHABLE
+        if was_away and (node.alive_since or seen.at) > seen.at:
+            return True
+        pause_s = self.pace(node)
+        return pause_s is not None and time.monotonic() - seen.at > pause_s
 
     async def _ask(self, nodes: list[Node]) -> None:
         try:
@@ -126,6 +130,8 @@ class LatestReports:
             self._seen[node] = Seen(report, facts, jobs, time.monotonic())
             self._asking.discard(node)
         self._news.set()
+        if self.on_reports is not None:
+            self.on_reports(list(reports))
         if self.on_news is not None:
             self.on_news()
 

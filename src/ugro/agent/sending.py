@@ -108,6 +108,7 @@ class Sending:
         self._slot_count = 5
         self.store_limit = 10_000_000_000
         self.totals = SyncTotals()
+        self.on_sync: Callable[[float], None] = lambda seconds: None
 
     def allow(self, max_parallel: int, store_limit: int) -> None:
         self.store_limit = store_limit
@@ -227,12 +228,14 @@ class Sending:
 
     def _count(self, transfer: Transfer, unchanged: int = 0, failed: int = 0) -> None:
         old, sent = self.totals, transfer.sent
+        seconds = time.monotonic() - transfer.began
+        self.on_sync(seconds)
         self.totals = replace(
             old,
             syncs=old.syncs + 1,
             unchanged=old.unchanged + unchanged,
             failed=old.failed + failed,
-            duration_seconds=old.duration_seconds + time.monotonic() - transfer.began,
+            duration_seconds=old.duration_seconds + seconds,
             files=old.files + sent.files,
             bytes=old.bytes + sent.bytes,
             wire_bytes=old.wire_bytes + sent.wire_bytes,

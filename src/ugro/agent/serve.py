@@ -52,10 +52,12 @@ async def _serve_until_stopped(agent: Agent, listener: socket.socket) -> None:
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(agent.cluster.watch(), name="watch the cluster file")
         work = group.create_task(agent.run_jobs(), name="run jobs")
+        see = group.create_task(agent.watching.run(), name="watch nodes and jobs")
         group.create_task(server.serve([listener]), name="serve the API")
         await agent.stopping.wait()
         watch.cancel()
         work.cancel()
+        see.cancel()
         agent.cancel_all()
         server.should_exit = True
 

@@ -32,7 +32,7 @@ class Snapshots:
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
-        self._latest = LatestReports(jobs, cluster, health)
+        self.latest = LatestReports(jobs, cluster, health)
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
         self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
@@ -42,14 +42,14 @@ class Snapshots:
 
     def start(self) -> None:
         """Nodes are asked from now on."""
-        self._latest.start()
+        self.latest.start()
 
     def listen(self, on_news: Callable[[], None]) -> None:
         """``on_news`` is called whenever a report may change what can start."""
-        self._latest.on_news = on_news
+        self.latest.on_news = on_news
 
     async def close(self) -> None:
-        await self._latest.close()
+        await self.latest.close()
 
     async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
         """``holding``: the jobs that hold devices, where the caller has just read them."""
@@ -83,21 +83,21 @@ class Snapshots:
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Until every node has answered or failed to, but no longer than ``timeout_s``."""
-        await self._latest.first_answers(timeout_s)
+        await self.latest.first_answers(timeout_s)
 
     def _is_known_to_fit(self, resources: Resources, is_single: bool) -> bool:
         """Of a thousand jobs that are submitted together, most are alike."""
-        seen = [self._latest.of(node) for node in self._cluster.inventory]
+        seen = [self.latest.of(node) for node in self._cluster.inventory]
         if seen != self._fitting_on:
             self._fitting_on, self._fitting = seen, set()
         return (resources, is_single) in self._fitting
 
     def facts(self, node: Node) -> Facts | None:
         """What it last told of itself."""
-        return self._latest.of(node).facts
+        return self.latest.of(node).facts
 
     async def _nodes(self, holding: Sequence[Holding]) -> tuple[NodeView, ...]:
-        self._latest.start()
+        self.latest.start()
         drained = await self._health.drained()
         held: dict[str, dict[int, int]] = {}  # by node and job, in cores
         for holder in holding:
@@ -109,8 +109,8 @@ class Snapshots:
         )
 
     def _node_view(self, node: Node, drained: str | None, held: dict[int, int]) -> NodeView:
-        seen = self._latest.of(node)
-        is_awaited = self._latest.awaits(node)
+        seen = self.latest.of(node)
+        is_awaited = self.latest.awaits(node)
         key = (seen, node.spec, node.link is None, drained, is_awaited, tuple(held.items()))
         known = self._views.get(node)
         if known is not None and known[0] == key:

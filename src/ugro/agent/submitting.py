@@ -14,6 +14,7 @@ from ugro.agent.cluster import Cluster
 from ugro.agent.code import Code
 from ugro.agent.codehome import EMPTY
 from ugro.agent.snapshot import Snapshots
+from ugro.config.channels import LOG
 from ugro.config.jobfile import Draft, Request, draft_job
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
@@ -68,6 +69,7 @@ class Submitting:
             return Needs(draft.wanted_variables)
         ids = {name: await self._id(name) for name in draft.named_jobs}
         request = draft.request(submit.env or {}, lambda name: _found(ids, name))
+        self._check_channels(request.spec.notify)
         snapshot = await self._snapshot(request, submit, {} if taken is None else taken)
         spec = self._with_cwd(request, submit.here) if snapshot is None else _within(request.spec, snapshot)
         return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
@@ -99,6 +101,13 @@ class Submitting:
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._snapshots.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+
+    def _check_channels(self, names: Sequence[str]) -> None:
+        known = (LOG, *self._cluster.config.channels)
+        for name in names:
+            if name not in known:
+                hint = f"there is: {', '.join(known)}; the cluster file's channels name them"
+                raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
 
     async def _snapshot(self, request: Request, submit: Submit, taken: Taken) -> Snapshot | None:
         """None when no code goes along."""

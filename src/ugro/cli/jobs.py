@@ -54,7 +54,7 @@ _EVERY = (
     click.option("--job-seed", metavar="N", help="Given to its processes as UGRO_SEED."),
     click.option("--cache-input", multiple=True, metavar="FILE", help="Counts for --cache by content; repeatable."),
     click.option("--cache/--no-cache", default=None, help="Do not run what has succeeded before, all the same."),
-    click.option("--notify", multiple=True, help="Who is told when it ends (not yet done); repeatable."),
+    click.option("--notify", multiple=True, help="A channel that is told when it ends; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
     click.option("--detach", "-d", is_flag=True, help="Do not wait for it."),
 )

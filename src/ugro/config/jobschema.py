@@ -360,7 +360,7 @@ class JobSection(Section):
     )
     notify: Annotated[tuple[str, ...], ListOf("a list of texts such as [mail]", _LINE)] = Field(
         (),
-        description="Who or what is told when it ends. Kept with the job; nobody is told yet.",
+        description="The channels of the cluster file that are told when it ends; log is the agent's log.",
         examples=[["mail"]],
     )
 

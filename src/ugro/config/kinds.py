@@ -144,6 +144,9 @@ class Gigabytes(Kind):
             raise self.refuse(value)
         return gigabytes
 
+    def from_text(self, text: str) -> object:
+        return float(text) if re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,9})?", text) else text
+
     def _gigabytes(self, value: object) -> float | None:
         if isinstance(value, str):
             try:

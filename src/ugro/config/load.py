@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from ugro.config.document import Document, read_document
 from ugro.config.environment import with_environment
 from ugro.config.kinds import NODE_NAME, BadValueError
@@ -76,7 +78,12 @@ def _cannot_read(path: Path, error: OSError | ValueError, hint: str | None = Non
 
 def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None) -> Config:
     sections = {key: getattr(settings, key) for key in Settings.model_fields}
-    return Config(**sections, nodes=nodes, path=path)
+    try:
+        return Config(**sections, nodes=nodes, path=path)
+    except ValidationError as error:
+        # The file alone was right: a variable named a channel that is nowhere.
+        [found] = error.errors(include_url=False)
+        raise ConfigError(f"UGRO_ALERTS_CHANNELS: {found['msg']}", hint="the file's channels name them") from error
 
 
 def _this_machine(remote_root: str) -> NodeSpec:

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ugro.config.channels import Channel
 from ugro.config.environment import variables
 from ugro.config.kinds import Kind, OrNull
 from ugro.config.schema import NodeEntry, Section, Settings
@@ -74,6 +75,21 @@ There is at least one node. A name has letters, digits, `.`, `_` and `-`, starts
 is at most 64 characters long. GPUs, memory and cores are detected; what the file says about them is a note.
 """
 
+_CHANNELS = """\
+`channels` is a map from names, which `alerts.channels` and a job's `notify` use, to these keys:
+
+```yaml
+nodes: [gpu-master, gpu1, gpu2]
+channels:
+  ops: {type: slack, url_file: ~/.ugro/slack_url}
+  phone: {type: ntfy, url: "https://ntfy.sh/our-topic", token_file: ~/.ugro/ntfy_token}
+  hook: {type: webhook, url: "http://127.0.0.1:9000/ugro"}
+  mail: {type: email, host: smtp.example.org, user: ann, password_file: ~/.ugro/mail_password, to: [ann@example.org]}
+```
+
+The channel `log`, the agent's log, is always there. `ugro alerts test` tries them. In the variable it is JSON.
+"""
+
 _EXAMPLE_NODES = """\
 nodes:
   gpu-master:
@@ -99,6 +115,7 @@ def render() -> str:
     parts = [_BEGINNING, _table(NodeEntry, None), _top_level()]
     for name, section in sections().items():
         parts.append(f"## {name}\n\n{section.__doc__}\n\n{_table(section, name)}")
+    parts.append(f"## channels\n\n{Channel.__doc__}\n\n{_CHANNELS}\n{_table(Channel, None)}")
     parts.append(f"## Full example\n\nEvery key; outside `nodes`, with its default.\n\n```yaml\n{example()}```\n")
     return "\n".join(parts)
 
@@ -160,7 +177,7 @@ def _table(section: type[Section], name: str | None) -> str:
 
 def _rows(section: type[Section], name: str | None, keys: Iterable[str]) -> str:
     names = {(variable.section, variable.key): variable.name for variable in variables().values()}
-    has_variables = section is not NodeEntry
+    has_variables = section not in (NodeEntry, Channel)
     header = ["Key", "Value", "Default", *(["Variable"] if has_variables else []), "Meaning"]
     rows = []
     for key in keys:

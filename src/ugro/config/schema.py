@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, InstanceOf, ValidationInfo, field_validator, model_validator
 
+from ugro.config.channels import LOG, Channel, Channels
 from ugro.config.kinds import (
     BadValueError,
     Bytes,
@@ -23,7 +16,6 @@ from ugro.config.kinds import (
     Environment,
     Flag,
     Gigabytes,
-    Kind,
     ListOf,
     OrNull,
     Text,
@@ -38,6 +30,7 @@ from ugro.config.kinds import (
     is_program,
     is_user,
 )
+from ugro.config.section import Section as Section
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
 
@@ -59,35 +52,6 @@ LineOrNull = Annotated[str | None, OrNull(_LINE)]
 HostOrNull = Annotated[str | None, OrNull(_HOST)]
 LocalPathOrNull = Annotated[str | None, OrNull(_LOCAL_PATH)]
 NodeDirectory = Annotated[str, _NODE_DIRECTORY]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_map(cls, value: object) -> object:
-        # "ssh:" with every key below it commented out is null to YAML and "the defaults" to its writer.
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise BadValueError(f"expected a map of keys to values, got {shown(value)}")
-        return value
-
-    @classmethod
-    def kind_of(cls, key: str) -> Kind | None:
-        """None for a section."""
-        found = [part for part in cls.model_fields[key].metadata if isinstance(part, Kind)]
-        return found[0] if found else None
-
-    @classmethod
-    def example_of(cls, key: str) -> object:
-        field = cls.model_fields[key]
-        value: object = field.examples[0] if field.examples else field.get_default(call_default_factory=True)
-        if not isinstance(value, Section):
-            return value
-        first = next(iter(type(value).model_fields))
-        return {first: value.example_of(first)}
 
 
 class Ssh(Section):
@@ -210,6 +174,52 @@ class Training(Section):
     )
 
 
+class Monitor(Section):
+    """How often nodes are looked at, and when one that does not answer is left alone."""
+
+    busy_interval: Seconds = Field(5.0, description="Between two looks at a node while there are jobs; at most 60 s.")
+    recent_interval: Seconds = Field(10.0, description="The same within 30 minutes of the last work.")
+    quiet_interval: Seconds = Field(20.0, description="The same within 2 hours of the last work.")
+    idle_interval: Seconds = Field(40.0, description="The same after that.")
+    breaker_failures: Annotated[int, Whole(1, 1000)] = Field(
+        3, description="After so many failures in a row a node is left alone for a while."
+    )
+    breaker_pause: Seconds = Field(
+        300.0, description="For how long; a node whose link comes back is asked at once."
+    )
+
+
+class Alerts(Section):
+    """What is told to whom when something is wrong with nodes. The agent's log and `ugro events` have all."""
+
+    channels: Annotated[tuple[str, ...], ListOf("a list of names of channels such as [ops]", _LABEL)] = Field(
+        (), description="The channels that are told.", examples=[("log",)]
+    )
+    least: Annotated[str, Choice(("info", "warning", "critical"))] = Field(
+        "info", description="What is less than this is not sent. Recoveries are sent if their alert was."
+    )
+    repeat: Seconds = Field(3600.0, description="How often an alert that goes on is told again, at most.")
+    score_warning: PositiveWeight = Field(70.0, description="A health score below this is a warning.")
+    score_critical: PositiveWeight = Field(50.0, description="A health score below this is critical.")
+    gpu_temperature_warning: PositiveWeight = Field(80.0, description="A GPU above this, in °C, is a warning.")
+    gpu_temperature_critical: PositiveWeight = Field(85.0, description="A GPU above this, in °C, is critical.")
+    memory_warning: PositiveWeight = Field(0.90, description="A larger share of used memory is a warning.")
+    memory_critical: PositiveWeight = Field(0.95, description="A larger share of used memory is critical.")
+    unhealthy_nodes: PositiveWeight = Field(
+        0.5, description="A larger share of nodes that are unhealthy or unreachable is critical."
+    )
+
+
+class Metrics(Section):
+    """For how long curves of nodes and jobs are kept."""
+
+    node_hours: PositiveWeight = Field(24.0, description="How far back a node's curves go, in hours.")
+    job_days: PositiveWeight = Field(365.0, description="How long a job's curves are kept, in days.")
+    max_gb: Annotated[float, Gigabytes()] = Field(
+        10.0, description="When there is more, the points of the oldest jobs go first; their curves stay, coarser."
+    )
+
+
 class Settings(Section):
     """All of the cluster file but its nodes."""
 
@@ -222,6 +232,24 @@ class Settings(Section):
     ray: Ray = Field(default_factory=Ray)
     cluster: Cluster = Field(default_factory=Cluster)
     training: Training = Field(default_factory=Training)
+    monitor: Monitor = Field(default_factory=Monitor)
+    alerts: Alerts = Field(default_factory=Alerts)
+    metrics: Metrics = Field(default_factory=Metrics)
+    channels: Annotated[dict[str, Channel], Channels()] = Field(
+        default_factory=dict,
+        description="By whom people are told of alerts and of jobs that end: a map of names to channels, see below.",
+        examples=[{}],
+    )
+
+    @model_validator(mode="after")
+    def _names_its_channels(self) -> Self:
+        known = {LOG, *self.channels}
+        for index, name in enumerate(self.alerts.channels):
+            if name not in known:
+                raise BadValueError(
+                    f"there is no channel {shown(name)}", hint="add it to channels", at=("alerts", "channels", index)
+                )
+        return self
 
 
 class Config(Settings):

@@ -86,6 +86,7 @@ class Gpu:
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    throttle: tuple[str, ...] | None = None  # what slows it down now: power, heat, hardware; None: not known
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
 

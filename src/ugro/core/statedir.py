@@ -51,6 +51,10 @@ class StateDir:
         return self.path / "state.db"
 
     @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.db"
+
+    @property
     def jobs(self) -> Path:
         """What came home of each job."""
         return self.path / "jobs"

@@ -1,6 +1,6 @@
 /* A pretend libnvidia-ml.so for the lab and the tests: the GPUs are the lines of the file named by UGRO_PRETEND_GPUS.
  *
- *   uuid|name|memory_total|memory_used|use_percent|temperature|power_mw|power_limit_mw|error|pid:bytes,pid:bytes
+ *   uuid|name|memory_total|memory_used|use_percent|temperature|power_mw|power_limit_mw|error|pid:bytes,pid:bytes|throttle
  *
  * The file is read again at every call, so a GPU can be changed or lost while a program runs. A value of "-" is not
  * supported and "!CODE" fails with that NVML code; an error other than 0 is what opening the GPU gives. A process with
@@ -18,7 +18,7 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9 };
 
-enum { UUID, NAME, MEMORY_TOTAL, MEMORY_USED, USE, TEMPERATURE, POWER, POWER_LIMIT, ERROR, PROCESSES, FIELDS };
+enum { UUID, NAME, MEMORY_TOTAL, MEMORY_USED, USE, TEMPERATURE, POWER, POWER_LIMIT, ERROR, PROCESSES, THROTTLE, FIELDS };
 
 #define MAX_LINE 65536
 #define NOT_AVAILABLE UINT64_MAX
@@ -204,6 +204,14 @@ int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts)
 int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatts)
 {
     return read_unsigned(handle, POWER_LIMIT, milliwatts);
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons)
+{
+    uint64_t number = 0;
+    int code = read_number(handle, THROTTLE, &number);
+    *reasons = number;
+    return code;
 }
 
 static void put(void *entries, size_t size, unsigned at, unsigned pid, uint64_t used)

@@ -40,6 +40,7 @@ class PretendGpu:
     power_limit_w: float | None = 200.0
     error: int = 0  # an NVML return code
     processes: tuple[tuple[int, int | None], ...] = ()  # pid and bytes
+    throttle: int | None = None  # NVML's bits
 
 
 def _model(name: str, memory_gib: int, power_limit_w: float) -> PretendGpu:
@@ -96,7 +97,7 @@ def _line(gpu: PretendGpu, place: str) -> str:
     texts = ["-" if value is None else str(value) for value in values]
     processes = ",".join(f"{pid}:{'-' if memory is None else memory}" for pid, memory in gpu.processes)
     gpu_uuid = gpu.uuid or f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, place)}"
-    fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes)
+    fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes, "-" if gpu.throttle is None else str(gpu.throttle))
     if any(mark in field for field in fields for mark in "|\n\r"):
         raise UgroError("a pretend GPU's text may have neither | nor line breaks", subject=gpu.name)
     return "|".join(fields) + "\n"
@@ -192,7 +193,7 @@ app_rows() {
 
 [ -s "$gpus" ] || { echo 'No devices were found'; exit 6; }
 index=0
-while IFS='|' read -r uuid name total used use temperature power limit error processes; do
+while IFS='|' read -r uuid name total used use temperature power limit error processes throttle; do
     case $1 in
         --query-gpu=*) gpu_row "${1#--query-gpu=}" ;;
         --query-compute-apps=*) app_rows ;;

@@ -42,6 +42,7 @@ class Keepalive:
         self._pings: deque[_Ping] = deque(maxlen=_REMEMBERED)
         self._count = 0
         self._last_answered = 0
+        self.revived_at: float | None = None  # when a peer that had been late was last heard again
         self._heard_at = self._clock()
         self._tick_at = self._heard_at
         self._timer: asyncio.TimerHandle | None = None
@@ -68,6 +69,8 @@ class Keepalive:
         for ping in reversed(self._pings):
             if ping.number == number:
                 ping.rtt_s = now - ping.sent
+                if ping.rtt_s > ANSWER_IN_TIME_S:
+                    self.revived_at = now
                 if node_clock is not None and math.isfinite(node_clock):
                     ping.offset_s = node_clock - (time.time() - ping.rtt_s / 2)
                 return

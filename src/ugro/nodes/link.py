@@ -107,6 +107,10 @@ class Link(asyncio.Protocol):
     def quality(self) -> LinkQuality:
         return self._keepalive.quality()
 
+    @property
+    def revived_at(self) -> float | None:
+        return self._keepalive.revived_at
+
     def close(self) -> None:
         self._lose(Unreachable("the link was closed", subject=self.spec.name, cause="closed"))
 

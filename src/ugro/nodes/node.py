@@ -50,6 +50,7 @@ class Node:
         self.dialling = dialling  # what the next dial goes by
         self.error: Unreachable | None = None
         self.since: datetime | None = None  # when it became unreachable
+        self._linked_at = float("-inf")
         self._link: Link | None = None
         self._machine: Machine | None = None
         self._attempts = 0
@@ -72,6 +73,13 @@ class Node:
     @property
     def quality(self) -> LinkQuality:
         return self._link.quality if self._link else LinkQuality()
+
+    @property
+    def alive_since(self) -> float | None:
+        """When its link opened, or was heard again after it had been silent, in monotonic seconds."""
+        if self._link is None:
+            return None
+        return max(self._linked_at, self._link.revived_at or self._linked_at)
 
     async def ready(self, timeout_s: float) -> Link:
         """The open link; if there is none, the outcome of an attempt made now."""
@@ -134,6 +142,7 @@ class Node:
             self._dialled_at = self._loop.time()
         self._machine = link.machine
         self._link, self.error, self.since = link, None, None
+        self._linked_at = self._loop.time()
         log.info("connected", extra={"node": self.spec.name})
         return link
 

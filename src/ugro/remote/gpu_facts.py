@@ -28,6 +28,7 @@ class Gpu(TypedDict):
     temperature_c: Optional[float]
     power_w: Optional[float]
     power_limit_w: Optional[float]
+    throttle: Optional[List[str]]
     processes: List[GpuProcess]
     error: Optional[str]
 
@@ -56,6 +57,7 @@ def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[
         "temperature_c": None,
         "power_w": None,
         "power_limit_w": None,
+        "throttle": None,
         "processes": [],
         "error": error,
     }

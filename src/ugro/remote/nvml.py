@@ -53,6 +53,8 @@ _WORDS = {
     _UNKNOWN_ERROR: "unknown driver error",
 }
 
+# Idleness, set clocks and GPUs that wait for each other are reasons to NVML, but nothing that anybody has to mend.
+_THROTTLE = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
 _TEXT_BYTES = 96
 _MEMORY_NOT_AVAILABLE = 2**64 - 1
 _UNTOUCHED = b"\xaa"
@@ -136,6 +138,7 @@ class Nvml:
             "temperature_c": device.attempt("temperature", library.temperature_c),
             "power_w": device.attempt("power", library.power_w),
             "power_limit_w": device.attempt("power limit", library.power_limit_w),
+            "throttle": device.attempt("throttle reasons", library.throttle),
             "processes": _merged(
                 device.attempt("processes", lambda handle: library.processes("Compute", handle)) or [],
                 device.attempt("processes", lambda handle: library.processes("Graphics", handle)) or [],
@@ -228,6 +231,11 @@ class _Library:
 
     def power_limit_w(self, handle: ctypes.c_void_p) -> float:
         return self._number("nvmlDeviceGetEnforcedPowerLimit", handle) / 1000
+
+    def throttle(self, handle: ctypes.c_void_p) -> List[str]:
+        reasons = ctypes.c_ulonglong(0)
+        self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(reasons))
+        return [word for word, bits in _THROTTLE.items() if reasons.value & bits]
 
     def processes(self, kind: str, handle: ctypes.c_void_p) -> List[Tuple[int, Optional[int]]]:
         """Pid and GPU memory of each. Drivers before 510 lack v3, those before 460 also v2."""

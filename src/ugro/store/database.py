@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from ugro.store.alerts import AlertStore
 from ugro.store.code import CodeStore
+from ugro.store.ends import EndStore
 from ugro.store.engine import Database
 from ugro.store.environments import EnvironmentStore
 from ugro.store.jobs import JobStore
@@ -22,6 +24,8 @@ class Store:
         self.jobs = JobStore(self._database)
         self.code = CodeStore(self._database)
         self.environments = EnvironmentStore(self._database)
+        self.alerts = AlertStore(self._database)
+        self.ends = EndStore(self._database)
 
     async def open(self) -> None:
         await self._database.open()

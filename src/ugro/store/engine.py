@@ -43,8 +43,10 @@ class _Request:
 
 
 class Database:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, migrations: str = "ugro.store") -> None:
+        """``migrations``: the package whose folder of that name has the steps to the newest schema."""
         self.path = path
+        self._steps = migrations
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="database", daemon=True)
         self._connection: sqlite3.Connection | None = None
@@ -129,7 +131,7 @@ class Database:
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         done = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        steps = sorted(_migrations().items())
+        steps = sorted(_migrations(self._steps).items())
         if steps and done > steps[-1][0]:
             raise UgroError(
                 f"the state in {self.path} is of a newer UGRO (schema {done})", hint="upgrade ugro on this machine"
@@ -174,8 +176,8 @@ def _tell(requests: list[_Request]) -> None:
         request.tell()
 
 
-def _migrations() -> dict[int, str]:
-    folder = resources.files("ugro.store") / "migrations"
+def _migrations(package: str) -> dict[int, str]:
+    folder = resources.files(package) / "migrations"
     found = {}
     for entry in folder.iterdir():
         if match := re.fullmatch(r"(\d{4})_\w+\.sql", entry.name):

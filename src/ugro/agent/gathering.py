@@ -1,0 +1,59 @@
+"""Metrics of jobs: taken from what came home of them while they run, and once more when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ugro.core.errors import UgroError
+from ugro.core.job import Job
+from ugro.store.ends import EndStore
+from ugro.telemetry.collector import Collector
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+# What a node brings home after the job's end is looked for then; seconds after it.
+_AFTERWARDS_S = (0.0, 5.0, 30.0, 300.0)
+
+
+class Gathering:
+    def __init__(self, collector: Collector, ends: EndStore, holding: Callable[[], Sequence[Job]]) -> None:
+        self._collector = collector
+        self._ends = ends
+        self._holding = holding
+        self._place = 0
+        self._later: dict[int, list[float]] = {}  # when to look (again) at jobs that have ended
+
+    async def run(self) -> None:
+        self._place = await self._ends.newest()
+        # Also what came home while no agent took it in.
+        self._later = {job: [0.0] for job in await asyncio.to_thread(self._collector.jobs)}
+        while True:
+            try:
+                await self._look()
+            except UgroError as error:
+                log.error("ends of jobs cannot be read: %s", error)
+            await asyncio.sleep(_EVERY_S)
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        while ends := await self._ends.after(self._place):
+            self._place = ends[-1].seq
+            self._later |= {end.job: [now + after_s for after_s in _AFTERWARDS_S] for end in ends}
+        live = {job.id for job in self._holding()}
+        over = {job for job, times in self._later.items() if times[0] <= now}
+        for job in await asyncio.to_thread(self._collector.having_some, live | over):
+            await self._gather(job, is_over=job not in live)
+        for job in over:
+            self._later[job].pop(0)
+            if not self._later[job]:
+                del self._later[job]
+
+    async def _gather(self, job: int, *, is_over: bool) -> None:
+        try:
+            await (self._collector.finish(job) if is_over else self._collector.collect(job))
+        except (UgroError, OSError) as error:
+            log.error("its metrics cannot be taken in: %s", error, extra={"job": job})

@@ -1,0 +1,189 @@
+"""Alerts: what is wrong with the nodes (``findings``), and who has to be told of it now (``review``).
+
+An alert starts once, when it was seen twice in a row; it is told again at most hourly, and at once when it gets worse;
+it clears when it was not seen twice in a row. One look that differs is no news: links break and values swing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ugro.core.alert import Alert, Key, Severity
+from ugro.core.node import NodeReport, Status
+
+CLUSTER = ""  # the subject of an alert that is about all nodes
+_LOOKS = 2
+
+
+_RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Each is crossed when a value is beyond it."""
+
+    score_warning: float = 70.0
+    score_critical: float = 50.0
+    gpu_temperature_warning: float = 80.0
+    gpu_temperature_critical: float = 85.0
+    memory_warning: float = 0.90
+    memory_critical: float = 0.95
+    unhealthy_nodes: float = 0.5
+    repeat_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    rule: str
+    node: str  # CLUSTER: all of them
+    severity: Severity
+    text: str
+
+    @property
+    def key(self) -> Key:
+        return self.rule, self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that somebody has to be told."""
+
+    kind: str  # started, worse, repeated, cleared or changed
+    severity: Severity
+    rule: str
+    node: str
+    text: str
+    at: float
+    started_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    alerts: tuple[Alert, ...]  # as they are to be remembered
+    notices: tuple[Notice, ...]
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def findings(reports: Sequence[NodeReport], limits: Thresholds) -> list[Finding]:
+    found = [finding for report in reports for finding in _of_node(report, limits)]
+    return [*found, *_of_cluster(reports, limits)]
+
+
+def status_change(before: NodeReport | None, after: NodeReport, now: float) -> Notice | None:
+    if before is None or before.status is after.status:
+        return None
+    text = f"{after.name} was {before.status} and is {after.status}"
+    why = after.error or "; ".join(reason.text for reason in after.reasons)
+    return Notice("changed", Severity.INFO, "status", after.name, f"{text}: {why}" if why else text, now)
+
+
+def _of_node(report: NodeReport, limits: Thresholds) -> Iterator[Finding]:
+    if report.status is Status.UNREACHABLE:
+        yield Finding("unreachable", report.name, Severity.CRITICAL, f"{report.name} is unreachable: {report.error}")
+        return
+    reasons = "; ".join(reason.text for reason in report.reasons) or "no single cause"
+    text = f"{report.name} has a health score of {report.score}: {reasons}"
+    yield from _below("score", report, report.score, (limits.score_warning, limits.score_critical), text)
+    if report.facts is None:
+        return
+    warm = (limits.gpu_temperature_warning, limits.gpu_temperature_critical)
+    for gpu in report.facts.gpus:
+        if gpu.temperature_c is not None:
+            hot = f"GPU {gpu.index} of {report.name} is at {gpu.temperature_c:.0f} °C"
+            yield from _above(f"gpu{gpu.index}-temperature", report, gpu.temperature_c, warm, hot)
+    used = report.facts.memory_used_ratio
+    full = f"{report.name} has {used * 100:.1f} % of its memory used"
+    yield from _above("memory", report, used, (limits.memory_warning, limits.memory_critical), full)
+    for reason in report.reasons:
+        if reason.part == "processes":
+            yield Finding("no-rank", report.name, Severity.WARNING, f"{report.name}: {reason.text}")
+
+
+def _of_cluster(reports: Sequence[NodeReport], limits: Thresholds) -> Iterator[Finding]:
+    bad = [report.name for report in reports if report.status in (Status.UNHEALTHY, Status.UNREACHABLE)]
+    if reports and len(bad) / len(reports) > limits.unhealthy_nodes:
+        text = f"{len(bad)} of {len(reports)} nodes are unhealthy or unreachable: {', '.join(sorted(bad)[:10])}"
+        yield Finding("unhealthy-nodes", CLUSTER, Severity.CRITICAL, text)
+
+
+def _above(
+    rule: str, report: NodeReport, value: float, limits: tuple[float, float], text: str
+) -> Iterator[Finding]:
+    warning, critical = limits
+    if value > critical or value > warning:
+        yield Finding(rule, report.name, Severity.CRITICAL if value > critical else Severity.WARNING, text)
+
+
+def _below(
+    rule: str, report: NodeReport, value: float, limits: tuple[float, float], text: str
+) -> Iterator[Finding]:
+    warning, critical = limits
+    if value < critical or value < warning:
+        yield Finding(rule, report.name, Severity.CRITICAL if value < critical else Severity.WARNING, text)
+
+
+# --- who has to be told ----------------------------------------------------------------------------------------------
+
+
+def review(
+    known: Mapping[Key, Alert], found: Iterable[Finding], looked_at: frozenset[str], now: float, repeat_s: float
+) -> Review:
+    """``looked_at``: the nodes that this look was at, CLUSTER among them; nothing is said of others."""
+    alerts: dict[Key, Alert] = {}
+    notices: list[Notice] = []
+    new = {finding.key: finding for finding in found}
+    for key in [*known, *(key for key in new if key not in known)]:
+        if key[1] not in looked_at:
+            alerts[key] = known[key]
+            continue
+        alert, notice = _seen(known.get(key), new[key], now, repeat_s) if key in new else _unseen(known[key], now)
+        if alert is not None:
+            alerts[key] = alert
+        if notice is not None:
+            notices.append(notice)
+    return Review(tuple(alerts.values()), tuple(notices))
+
+
+def forget_nodes(known: Iterable[Alert], members: frozenset[str], now: float) -> tuple[Notice, ...]:
+    """A node that left the cluster is no longer wrong."""
+    return tuple(
+        _notice("cleared", Severity.INFO, alert, f"{alert.node} is no longer in the cluster: {alert.text}", now)
+        for alert in known
+        if alert.node != CLUSTER and alert.node not in members and alert.started_at is not None
+    )
+
+
+def _seen(old: Alert | None, finding: Finding, now: float, repeat_s: float) -> tuple[Alert, Notice | None]:
+    before = old or Alert(finding.rule, finding.node, finding.severity, finding.text, now)
+    alert = replace(before, severity=finding.severity, text=finding.text, seen=before.seen + 1, unseen=0)
+    kind = _occasion(before, alert, now, repeat_s)
+    if kind is None:
+        return alert, None
+    started_at = alert.started_at if alert.started_at is not None else now
+    worst = max(alert.worst, alert.severity, key=_RANK.__getitem__)
+    alert = replace(alert, started_at=started_at, told_at=now, worst=worst)
+    return alert, _notice(kind, alert.severity, alert, alert.text, now)
+
+
+def _occasion(before: Alert, alert: Alert, now: float, repeat_s: float) -> str | None:
+    if before.started_at is None:
+        return "started" if alert.seen >= _LOOKS else None
+    if _RANK[alert.severity] > _RANK[before.worst]:
+        return "worse"
+    is_due = before.told_at is None or now - before.told_at >= repeat_s
+    return "repeated" if is_due else None
+
+
+def _unseen(old: Alert, now: float) -> tuple[Alert | None, Notice | None]:
+    if old.started_at is None:
+        return None, None
+    if old.unseen + 1 < _LOOKS:
+        return replace(old, seen=0, unseen=old.unseen + 1), None
+    return None, _notice("cleared", Severity.INFO, old, f"over: {old.text}", now)
+
+
+def _notice(kind: str, severity: Severity, alert: Alert, text: str, now: float) -> Notice:
+    return Notice(kind, severity, alert.rule, alert.node, text, now, alert.started_at)

@@ -1,0 +1,92 @@
+"""Alerts on disk: those that are on, and by events all that were."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from ugro.core.alert import Alert, Key, Severity
+from ugro.core.event import Event
+from ugro.policy.alerts import Notice
+from ugro.store.engine import Database
+
+# The kinds of events that are about alerts; a job's are its states.
+KINDS = ("alert-started", "alert-worse", "alert-repeated", "alert-cleared", "node-changed")
+_CURSOR = "told_jobs"
+
+
+class AlertStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def on(self) -> dict[Key, Alert]:
+        return await self._database.run(_read)
+
+    async def record(self, alerts: Iterable[Alert], notices: Sequence[Notice]) -> None:
+        """Which are on now, and what happened, in one transaction."""
+        now_on = [alert for alert in alerts if alert.started_at is not None]
+        await self._database.run(lambda db: _record(db, now_on, notices))
+
+    async def history(self, limit: int) -> list[Event]:
+        """What happened, the newest first."""
+        marks = ",".join("?" * len(KINDS))
+        query = f"SELECT * FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?"
+        return await self._database.run(lambda db: [_event(row) for row in db.execute(query, (*KINDS, limit))])
+
+    async def told_until(self) -> int:
+        """The last event that channels of jobs were told of; at first, the newest there is."""
+        return await self._database.run(_told_until)
+
+    async def told(self, seq: int) -> None:
+        query = "UPDATE meta SET value = ? WHERE key = ?"
+        await self._database.run(lambda db: db.execute(query, (str(seq), _CURSOR)))
+
+
+def kind_of(notice: Notice) -> str:
+    return "node-changed" if notice.kind == "changed" else f"alert-{notice.kind}"
+
+
+def _record(db: sqlite3.Connection, alerts: Sequence[Alert], notices: Sequence[Notice]) -> None:
+    db.execute("DELETE FROM alerts")
+    db.executemany(
+        "INSERT INTO alerts (rule, node, severity, worst, text, first_seen_at, started_at, told_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (one.rule, one.node, one.severity, one.worst, one.text, one.first_seen_at, one.started_at, one.told_at)
+            for one in alerts
+        ],
+    )
+    db.executemany(
+        "INSERT INTO events (at, node, kind, text) VALUES (?, ?, ?, ?)",
+        [(_time(notice.at), notice.node or None, kind_of(notice), _words(notice)) for notice in notices],
+    )
+
+
+def _words(notice: Notice) -> str:
+    return notice.text if notice.severity is Severity.INFO else f"{notice.severity.upper()}: {notice.text}"
+
+
+def _read(db: sqlite3.Connection) -> dict[Key, Alert]:
+    found = {}
+    for row in db.execute("SELECT * FROM alerts"):
+        alert = Alert(
+            row["rule"], row["node"], Severity(row["severity"]), row["text"], row["first_seen_at"], row["started_at"],
+            row["told_at"], Severity(row["worst"]),
+        )  # fmt: skip
+        found[alert.key] = alert
+    return found
+
+
+def _told_until(db: sqlite3.Connection) -> int:
+    newest = db.execute("SELECT COALESCE(MAX(seq), 0) AS seq FROM events").fetchone()["seq"]
+    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", (_CURSOR, str(newest)))
+    return int(db.execute("SELECT value FROM meta WHERE key = ?", (_CURSOR,)).fetchone()["value"])
+
+
+def _event(row: sqlite3.Row) -> Event:
+    return Event(row["seq"], row["at"], row["kind"], row["text"], row["job"], row["attempt"], row["node"])
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,55 @@
+"""The ends of jobs, in the order in which they came: for those who count them and those who tell of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from ugro.core.job import FINAL_STATES, JobState
+from ugro.store.engine import Database
+
+_FINAL = sorted(FINAL_STATES)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    seq: int  # of its event
+    at: str
+    job: int
+    attempt: int
+    name: str
+    state: JobState
+    reason: str
+    started_at: str | None
+    ended_at: str | None
+    has_notify: bool  # somebody is to be told
+
+
+class EndStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def newest(self) -> int:
+        """The number of the newest event of all."""
+        query = "SELECT COALESCE(MAX(seq), 0) AS seq FROM events"
+        return await self._database.run(lambda db: int(db.execute(query).fetchone()["seq"]))
+
+    async def after(self, seq: int, limit: int = 5000) -> list[End]:
+        return await self._database.run(lambda db: _after(db, seq, limit))
+
+
+def _after(db: sqlite3.Connection, seq: int, limit: int) -> list[End]:
+    # The plus keeps SQLite from an index by kind: in the order of events it can stop at the limit.
+    query = (
+        "SELECT e.seq, e.at, e.job, e.attempt, j.name, e.kind, e.text, j.started_at, j.ended_at, "
+        "j.spec NOT LIKE '%\"notify\":[]%' AS has_notify FROM events e JOIN jobs j ON j.id = e.job "
+        f"WHERE e.seq > ? AND +e.kind IN ({','.join('?' * len(_FINAL))}) ORDER BY e.seq LIMIT ?"
+    )
+    return [_end(row) for row in db.execute(query, (seq, *_FINAL, limit))]
+
+
+def _end(row: sqlite3.Row) -> End:
+    return End(
+        row["seq"], row["at"], row["job"], row["attempt"], row["name"], JobState(row["kind"]), row["text"],
+        row["started_at"], row["ended_at"], bool(row["has_notify"]),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What is measured, and who is told: the metric store, the collector, Prometheus' text, notifications."""

@@ -1,0 +1,191 @@
+"""A curve in few numbers: for each stretch of steps its least, largest and mean value, and how many there were.
+
+A stretch's width is a power of two, and stretches begin at its multiples: those of any width can be put together into
+those of a larger one, and two curves with the same width are binned alike.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import add, itemgetter
+from typing import TypeVar
+
+from ugro.telemetry.columns import ordered, shuffled
+
+_HEAD = struct.Struct("<qI")  # width, length
+_COLUMNS = 7
+_LEAST_TO_HALVE = 4
+T = TypeVar("T", int, float)
+
+
+def _reals() -> array[float]:
+    return array("d")
+
+
+@dataclass(slots=True)
+class Bins:
+    """Columns of equal length, by number. Values that are not finite are counted in ``odd`` and in nothing else."""
+
+    width: int
+    numbers: list[int] = field(default_factory=list)  # a bin's first step is its number times the width
+    lows: array[float] = field(default_factory=_reals)
+    highs: array[float] = field(default_factory=_reals)
+    sums: array[float] = field(default_factory=_reals)
+    counts: list[int] = field(default_factory=list)
+    odd: list[int] = field(default_factory=list)
+    times_ms: list[int] = field(default_factory=list)  # of the first point of each
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def pack(self) -> bytes:
+        whole = (self.numbers, self.counts, self.odd, self.times_ms)
+        columns = [array("q", part).tobytes() for part in whole]
+        columns[1:1] = [part.tobytes() for part in (self.lows, self.highs, self.sums)]
+        content = b"".join(shuffled(column, 8) for column in columns)
+        return _HEAD.pack(self.width, len(self)) + zlib.compress(content, 1)
+
+
+def unpack(content: bytes) -> Bins:
+    """Read for every curve of a chart: each column is one copy, and nothing is looked at one by one."""
+    width, length = _HEAD.unpack_from(content)
+    body = zlib.decompress(content[_HEAD.size :])
+    size = 8 * length
+    columns = [ordered(body[place * size : (place + 1) * size], 8) for place in range(_COLUMNS)]
+    numbers, counts, odd, times = (array("q", columns[place]).tolist() for place in (0, 4, 5, 6))
+    lows, highs, sums = (array("d", columns[place]) for place in (1, 2, 3))
+    return Bins(width, numbers, lows, highs, sums, counts, odd, times)
+
+
+def width_for(span: int, bins: int) -> int:
+    """The least power of two with which ``span`` steps need at most so many bins (and one more, by their alignment)."""
+    wanted = -(-max(1, span) // max(1, bins))
+    return 1 << (wanted - 1).bit_length()
+
+
+def of_points(steps: Sequence[int], times_ms: Sequence[int], values: Sequence[float], width: int) -> Bins:
+    """Of points in the order of their steps."""
+    bins = Bins(width)
+    begin = 0
+    shift = width.bit_length() - 1
+    while begin < len(steps):
+        number = steps[begin] >> shift
+        end = bisect_left(steps, (number + 1) << shift, begin)
+        _add_points(bins, number, values[begin:end], times_ms[begin])
+        begin = end
+    return bins
+
+
+def together(parts: Iterable[Bins], width: int) -> Bins:
+    """All in one, as wide as ``width`` or as the widest of them."""
+    found = [part for part in parts if len(part)]
+    width = max([width, *(part.width for part in found)])
+    wide = [_widened(part, width) for part in found]
+    if not wide:
+        return Bins(width)
+    if len(wide) == 1:
+        return wide[0]
+    if all(left.numbers[-1] < right.numbers[0] for left, right in pairwise(wide)):
+        return _joined(wide, width)
+    rows = sorted((row for part in wide for row in _rows(part)), key=itemgetter(0))
+    return _regrouped(_of_rows(rows, width), 0)
+
+
+def _widened(bins: Bins, width: int) -> Bins:
+    while bins.width < width and _is_dense(bins):
+        bins = _halved(bins)
+    return bins if bins.width == width else _regrouped(bins, (width // bins.width).bit_length() - 1)
+
+
+def _is_dense(bins: Bins) -> bool:
+    return len(bins) >= _LEAST_TO_HALVE and bins.numbers[-1] - bins.numbers[0] + 1 == len(bins)
+
+
+def _halved(bins: Bins) -> Bins:
+    """Of bins without a gap: pairs become one, a whole column at a time."""
+    begin, end = bins.numbers[0] & 1, len(bins) - (~bins.numbers[-1] & 1)
+    first, last = range(begin), range(end, len(bins))  # one without a partner, at either end
+    numbers = list(range(bins.numbers[0] >> 1, (bins.numbers[-1] >> 1) + 1))
+
+    def put(column: Sequence[T], merge: Callable[[T, T], T] | None) -> list[T]:
+        merged = [column[at] for at in first]
+        left, right = column[begin:end:2], column[begin + 1 : end : 2]
+        merged += map(merge, left, right) if merge else left
+        return merged + [column[at] for at in last]
+
+    return Bins(
+        bins.width * 2,
+        numbers,
+        array("d", put(bins.lows, min)),
+        array("d", put(bins.highs, max)),
+        array("d", put(bins.sums, add)),
+        put(bins.counts, add),
+        put(bins.odd, add) if any(bins.odd) else [0] * len(numbers),
+        put(bins.times_ms, None),
+    )
+
+
+def _regrouped(bins: Bins, shift: int) -> Bins:
+    """Neighbours whose number is the same after the shift become one."""
+    new = Bins(bins.width << shift)
+    begin = 0
+    numbers = bins.numbers
+    while begin < len(numbers):
+        number = numbers[begin] >> shift
+        end = bisect_left(numbers, (number + 1) << shift, begin)
+        new.numbers.append(number)
+        new.lows.append(min(bins.lows[begin:end]))
+        new.highs.append(max(bins.highs[begin:end]))
+        new.sums.append(sum(bins.sums[begin:end]))
+        new.counts.append(sum(bins.counts[begin:end]))
+        new.odd.append(sum(bins.odd[begin:end]))
+        new.times_ms.append(min(bins.times_ms[begin:end]))
+        begin = end
+    return new
+
+
+def _joined(parts: Sequence[Bins], width: int) -> Bins:
+    whole = Bins(width)
+    for part in parts:
+        whole.numbers += part.numbers
+        whole.lows += part.lows
+        whole.highs += part.highs
+        whole.sums += part.sums
+        whole.counts += part.counts
+        whole.odd += part.odd
+        whole.times_ms += part.times_ms
+    return whole
+
+
+def _rows(bins: Bins) -> Iterable[tuple[int, float, float, float, int, int, int]]:
+    return zip(
+        bins.numbers, bins.lows, bins.highs, bins.sums, bins.counts, bins.odd, bins.times_ms, strict=True
+    )
+
+
+def _of_rows(rows: Sequence[tuple[int, float, float, float, int, int, int]], width: int) -> Bins:
+    numbers, lows, highs, sums, counts, odd, times = (list(column) for column in zip(*rows, strict=True))
+    return Bins(width, numbers, array("d", lows), array("d", highs), array("d", sums), counts, odd, times)
+
+
+def _add_points(bins: Bins, number: int, values: Sequence[float], time_ms: int) -> None:
+    total = sum(values)
+    odd = 0
+    if not math.isfinite(total):  # rare: only then is each one looked at
+        finite = [value for value in values if math.isfinite(value)]
+        odd = len(values) - len(finite)
+        values, total = finite, math.fsum(value / len(finite) for value in finite) * len(finite) if finite else 0.0
+    bins.numbers.append(number)
+    bins.lows.append(min(values) if values else math.inf)
+    bins.highs.append(max(values) if values else -math.inf)
+    bins.sums.append(total)
+    bins.counts.append(len(values))
+    bins.odd.append(odd)
+    bins.times_ms.append(time_ms)

@@ -1,0 +1,183 @@
+"""The metric store: curves of jobs and nodes, in a database of their own, bounded in age and in size.
+
+A run's metrics are appended together with how much of its file was read: what a crash loses is read again, and nothing
+comes twice. Reading has a connection of its own, so that a large chart holds back no writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ugro.core.errors import UgroError
+from ugro.store.engine import Database
+from ugro.telemetry import series
+from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
+from ugro.telemetry.series import Points, SeriesKey
+
+log = logging.getLogger(__name__)
+
+_MIGRATIONS = "ugro.telemetry"
+NODE = "node/"
+JOB = "job/"
+
+
+class Source(NamedTuple):
+    """A file that points are read from, below the folder of its attempt."""
+
+    owner: str
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    node_hours: float = 24.0
+    job_days: float = 365.0
+    bytes: int = 10 * 10**9
+
+
+def job_owner(job: int) -> str:
+    return f"{JOB}{job}"
+
+
+def node_owner(node: str) -> str:
+    return f"{NODE}{node}"
+
+
+class MetricStore:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing = Database(path, _MIGRATIONS)
+        self._reading = Database(path, _MIGRATIONS)
+        self._tell: Callable[[frozenset[str]], None] = lambda owners: None
+
+    async def open(self) -> None:
+        try:
+            await self._writing.open()
+        except UgroError as error:
+            # Other errors are about the disk, or a newer version: there the file is not to blame.
+            if type(error.__cause__) is not sqlite3.DatabaseError:
+                raise
+            await self._writing.close()
+            log.error("%s is damaged and put aside; jobs' curves are made anew from their files", self._path)
+            _put_aside(self._path)
+            self._writing = Database(self._path, _MIGRATIONS)
+            await self._writing.open()
+        await self._reading.open()
+
+    async def close(self) -> None:
+        await self._reading.close()
+        await self._writing.close()
+
+    def listen(self, tell: Callable[[frozenset[str]], None]) -> None:
+        """Told whose curves have grown."""
+        self._tell = tell
+
+    async def append(self, points: Mapping[SeriesKey, Points], places: Mapping[Source, int] | None = None) -> None:
+        """The points, and to which place each file has been read with them: both or neither."""
+        await self._writing.run(lambda db: _append(db, points, places or {}))
+        self._tell(frozenset(key.owner for key in points))
+
+    async def places(self, owner: str) -> dict[Source, int]:
+        query = "SELECT * FROM source WHERE owner = ?"
+        return await self._writing.run(
+            lambda db: {
+                Source(row["owner"], row["attempt"], row["path"]): row["place"] for row in db.execute(query, (owner,))
+            }
+        )
+
+    async def start_again(self, source: Source) -> None:
+        """A file that was written anew: what came of its attempt before counts no more, and all its files are read."""
+        await self._writing.run(lambda db: _start_again(db, source))
+
+    async def seal(self, owner: str) -> None:
+        await self._writing.run(lambda db: series.seal(db, owner))
+
+    async def curves(self, wanted: Wanted) -> list[Curve]:
+        return await self._reading.run(lambda db: read_curves(db, wanted))
+
+    async def keys(self, wanted: Wanted) -> list[KeySummary]:
+        return await self._reading.run(lambda db: read_keys(db, wanted))
+
+    async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
+        return await self._reading.run(lambda db: read_raw(db, wanted))
+
+    async def size_bytes(self) -> int:
+        return await self._reading.run(_size_bytes)
+
+    async def keep_within(self, limits: Limits, now: float) -> list[str]:
+        """Forgets what is too old, then of the oldest jobs what is too much; the owners that lost something."""
+        forgotten: list[str] = []
+        for kind, age_s in ((NODE, limits.node_hours * 3600), (JOB, limits.job_days * 86400)):
+            forgotten += await self._writing.run(partial(_forget, kind=kind, before=now - age_s))
+        while await self.size_bytes() > limits.bytes:
+            oldest = await self._writing.run(_drop_oldest_points)
+            if oldest is None:
+                break
+            forgotten.append(oldest)
+        return forgotten
+
+
+def _put_aside(path: Path) -> None:
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    for more in ("-wal", "-shm"):
+        path.with_name(path.name + more).unlink(missing_ok=True)
+
+
+def _append(db: sqlite3.Connection, points: Mapping[SeriesKey, Points], places: Mapping[Source, int]) -> None:
+    for key, some in points.items():
+        series.append(db, key, some)
+    db.executemany(
+        "INSERT INTO source (owner, attempt, path, place) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (owner, attempt, path) DO UPDATE SET place = excluded.place",
+        [(*source, place) for source, place in places.items()],
+    )
+
+
+def _start_again(db: sqlite3.Connection, source: Source) -> None:
+    _delete(db, db.execute("SELECT id FROM series WHERE owner = ? AND attempt = ?", source[:2]).fetchall())
+    db.execute("DELETE FROM source WHERE owner = ? AND attempt = ?", source[:2])
+
+
+def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
+    """A node's curve loses its beginning; a job is forgotten as a whole, but not that its files were read."""
+    forgotten = []
+    for owner, last_ms in series.owners_by_age(db, kind):
+        if last_ms / 1000 < before:
+            _delete(db, db.execute("SELECT id FROM series WHERE owner = ?", (owner,)).fetchall())
+            forgotten.append(owner)
+        elif kind == NODE:
+            series.forget_before(db, owner, int(before))
+    return forgotten
+
+
+def _drop_oldest_points(db: sqlite3.Connection) -> str | None:
+    """The points of the job that was last heard of longest ago; its curves stay, as their summaries."""
+    for owner, _ in series.owners_by_age(db, JOB):
+        numbers = db.execute(
+            "SELECT DISTINCT series AS id FROM chunk JOIN series ON series.id = chunk.series WHERE owner = ?", (owner,)
+        ).fetchall()
+        if numbers:
+            series.seal(db, owner)
+            db.executemany("DELETE FROM chunk WHERE series = ?", [(row["id"],) for row in numbers])
+            return owner
+    return None
+
+
+def _delete(db: sqlite3.Connection, rows: Iterable[sqlite3.Row]) -> None:
+    numbers: Sequence[tuple[int]] = [(row["id"],) for row in rows]
+    db.executemany("DELETE FROM chunk WHERE series = ?", numbers)
+    db.executemany("DELETE FROM series WHERE id = ?", numbers)
+
+
+def _size_bytes(db: sqlite3.Connection) -> int:
+    """Of what is in it; pages that were given back are used again."""
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int((pages - free) * size)

@@ -1,0 +1,44 @@
+-- Curves: one row for each, with a coarse summary of all its points, and its points in chunks.
+CREATE TABLE series (
+    id            INTEGER PRIMARY KEY,
+    owner         TEXT NOT NULL,
+    attempt       INTEGER NOT NULL,
+    rank          INTEGER NOT NULL,
+    key           TEXT NOT NULL,
+    count         INTEGER NOT NULL DEFAULT 0,
+    loose         INTEGER NOT NULL DEFAULT 0,
+    loose_chunks  INTEGER NOT NULL DEFAULT 0,
+    step_min      INTEGER,
+    step_max      INTEGER,
+    first_time_ms INTEGER,
+    last_time_ms  INTEGER,
+    last_step     INTEGER,
+    last_value    REAL,
+    summary       BLOB,
+    UNIQUE (owner, key, attempt, rank)
+);
+
+-- The bins stand before the points: a look at them does not read what comes after.
+CREATE TABLE chunk (
+    id        INTEGER PRIMARY KEY,
+    series    INTEGER NOT NULL REFERENCES series (id) ON DELETE CASCADE,
+    is_sealed INTEGER NOT NULL,
+    count     INTEGER NOT NULL,
+    step_min  INTEGER NOT NULL,
+    step_max  INTEGER NOT NULL,
+    bins      BLOB,
+    steps     BLOB NOT NULL,
+    times     BLOB NOT NULL,
+    points    BLOB NOT NULL
+);
+
+CREATE INDEX chunk_by_series ON chunk (series, is_sealed, step_min);
+
+-- How much of each mirrored file is in here: changed in the transaction that brings its points.
+CREATE TABLE source (
+    owner   TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    path    TEXT NOT NULL,
+    place   INTEGER NOT NULL,
+    PRIMARY KEY (owner, attempt, path)
+);

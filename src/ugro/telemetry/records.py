@@ -1,0 +1,97 @@
+"""One line of a run's metrics.jsonl as points. Whatever is no such line is passed over: ranks are not trusted.
+
+    {"step": 10, "time": 1700000000.5, "rank": 0, "attempt": 1, "values": {"loss": 0.5}}
+    {"step": 10, "time": 1700000000.5, "loss": 0.5, "lr": 1e-4}
+    {"kind": "profile", "step": 10, "step_s": 0.1, "own_s": [0.5, 0.25]}   →  profile/step_s, profile/own_s/0 and /1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+LONGEST_LINE = 1 << 20
+_LARGEST = 1 << 53
+_LONGEST_KEY = 200
+_MOST_KEYS = 10_000
+_DEEPEST = 4
+_ABOUT = frozenset({"step", "time", "rank", "attempt", "kind", "values"})
+_PLAIN = ("log", "metrics")  # kinds whose keys are the user's own
+_FLOATS = {float}
+_FINE_KEYS: set[str] = set()  # that were looked at already
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class Record(NamedTuple):
+    step: int
+    time_ms: int
+    rank: int
+    attempt: int | None  # None: it does not say
+    values: dict[str, float]
+
+
+def read(line: bytes) -> Record | None:
+    try:
+        return of(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_all(lines: Sequence[bytes]) -> list[Record]:
+    """The same, for many: they are read as one document, and only if that fails one by one."""
+    try:
+        found = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        found = []
+    each = map(of, found) if len(found) == len(lines) else map(read, lines)
+    return [record for record in each if record is not None]
+
+
+def of(found: Any) -> Record | None:
+    if type(found) is not dict:
+        return None
+    step, moment = found.get("step"), found.get("time", 0)
+    if type(step) is not int or not -_LARGEST < step < _LARGEST:
+        return None
+    values = _values(found)
+    if not values:
+        return None
+    is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # which NaN is not
+    rank, attempt = found.get("rank"), found.get("attempt")
+    return Record(
+        step,
+        int(moment * 1000) if is_timed else 0,
+        rank if type(rank) is int and 0 <= rank < _LARGEST else 0,
+        attempt if type(attempt) is int and 0 < attempt < _LARGEST else None,
+        values,
+    )
+
+
+def _values(found: dict[str, Any]) -> dict[str, float]:
+    kind, inner = found.get("kind"), found.get("values")
+    if type(inner) is not dict:
+        inner = {key: value for key, value in found.items() if key not in _ABOUT}
+    prefix = f"{kind}/" if type(kind) is str and kind not in _PLAIN else ""
+    if not prefix and set(map(type, inner.values())) == _FLOATS and _FINE_KEYS.issuperset(inner):
+        return inner  # what nearly every line is
+    values = dict(islice(_flat(inner, prefix, 0), _MOST_KEYS))
+    if len(_FINE_KEYS) < _MOST_KEYS:
+        _FINE_KEYS.update(values)
+    return values
+
+
+def _flat(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        kind = type(value)
+        if kind is float or (kind is int and -_LARGEST < value < _LARGEST):
+            key = prefix + name
+            if 0 < len(key) <= _LONGEST_KEY and key.isprintable():
+                yield key, float(value)
+        elif kind is dict and depth < _DEEPEST:
+            yield from _flat(value, f"{prefix}{name}/", depth + 1)
+        elif kind is list and depth < _DEEPEST:
+            yield from _flat({str(number): one for number, one in enumerate(value)}, f"{prefix}{name}/", depth + 1)
+        elif kind is str and value in _WORDS and len(prefix + name) <= _LONGEST_KEY:
+            yield prefix + name, _WORDS[value]

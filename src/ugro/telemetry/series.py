@@ -1,0 +1,218 @@
+"""The tables of the metric store: appending points to curves, and putting them into chunks. SQL stays here.
+
+Points that come are kept as they come, in loose chunks. When there are enough of them they are sealed: put in order,
+summarised, and counted into their curve's summary.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ugro.telemetry import bins as binning
+from ugro.telemetry.bins import Bins
+from ugro.telemetry.columns import pack_real, pack_whole, unpack_real, unpack_whole
+
+CHUNK = 4096
+MOST_SUMMARY_BINS = 512
+_CHUNK_BINS = 64
+_MOST_LOOSE_CHUNKS = 32
+
+
+class SeriesKey(NamedTuple):
+    """A curve: what owns it (``job/17``, ``node/gpu1``), and which of its own it is."""
+
+    owner: str
+    attempt: int
+    rank: int
+    key: str
+
+
+@dataclass(slots=True)
+class Points:
+    steps: list[int] = field(default_factory=list)
+    times_ms: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: int, time_ms: int, value: float) -> None:
+        self.steps.append(step)
+        self.times_ms.append(time_ms)
+        self.values.append(value)
+
+    def cut(self, begin: int, end: int | None = None) -> Points:
+        return Points(self.steps[begin:end], self.times_ms[begin:end], self.values[begin:end])
+
+    def extend(self, other: Points) -> None:
+        self.steps += other.steps
+        self.times_ms += other.times_ms
+        self.values += other.values
+
+    def in_order(self) -> Points:
+        """By their steps; of equal ones, what came first is first."""
+        steps = self.steps
+        if all(map(int.__le__, steps, steps[1:])):
+            return self
+        order = sorted(range(len(steps)), key=steps.__getitem__)
+        times, values = self.times_ms, self.values
+        return Points([steps[at] for at in order], [times[at] for at in order], [values[at] for at in order])
+
+    def bins(self, width: int) -> Bins:
+        return binning.of_points(self.steps, self.times_ms, self.values, width)
+
+
+def append(db: sqlite3.Connection, key: SeriesKey, points: Points) -> None:
+    if not points:
+        return
+    number, loose, loose_chunks = _series(db, key)
+    _note_points(db, number, points)
+    if loose + len(points) >= CHUNK:
+        whole = take_loose(db, number) if loose else Points()
+        whole.extend(points)
+        left = len(whole) % CHUNK
+        _seal(db, number, whole, len(whole) - left)
+        loose, loose_chunks, points = 0, 0, whole.cut(len(whole) - left)
+    elif loose_chunks >= _MOST_LOOSE_CHUNKS:
+        whole = take_loose(db, number)
+        whole.extend(points)
+        loose, loose_chunks, points = 0, 0, whole
+    if points:
+        _insert(db, number, points)
+        loose, loose_chunks = loose + len(points), loose_chunks + 1
+    db.execute("UPDATE series SET loose = ?, loose_chunks = ? WHERE id = ?", (loose, loose_chunks, number))
+
+
+def seal(db: sqlite3.Connection, owner: str) -> None:
+    """What came of it is all: its curves are read quickly from now on."""
+    for row in db.execute("SELECT id FROM series WHERE owner = ? AND loose_chunks > 0", (owner,)).fetchall():
+        loose = take_loose(db, row["id"])
+        _seal(db, row["id"], loose, len(loose))
+        db.execute("UPDATE series SET loose = 0, loose_chunks = 0 WHERE id = ?", (row["id"],))
+
+
+def take_loose(db: sqlite3.Connection, series: int) -> Points:
+    points = read_points(db.execute("SELECT * FROM chunk WHERE series = ? AND is_sealed = 0 ORDER BY id", (series,)))
+    db.execute("DELETE FROM chunk WHERE series = ? AND is_sealed = 0", (series,))
+    return points
+
+
+def read_points(rows: Iterable[sqlite3.Row]) -> Points:
+    points = Points()
+    for row in rows:
+        points.steps += unpack_whole(row["steps"])
+        points.times_ms += unpack_whole(row["times"])
+        points.values += unpack_real(row["points"])
+    return points
+
+
+def forget_before(db: sqlite3.Connection, owner: str, step: int) -> None:
+    """Drops chunks that end before that step, and makes the summaries of what is left."""
+    query = (
+        "SELECT DISTINCT series FROM chunk JOIN series ON series.id = chunk.series "
+        "WHERE owner = ? AND chunk.step_max < ?"
+    )
+    for row in db.execute(query, (owner, step)).fetchall():
+        number = row["series"]
+        db.execute("DELETE FROM chunk WHERE series = ? AND step_max < ?", (number, step))
+        _summarise_again(db, number)
+
+
+def _summarise_again(db: sqlite3.Connection, number: int) -> None:
+    rows = db.execute("SELECT * FROM chunk WHERE series = ?", (number,)).fetchall()
+    sealed = [row for row in rows if row["is_sealed"]]
+    parts = [binning.unpack(row["bins"]) if row["bins"] else read_points([row]).bins(1) for row in sealed]
+    loose = [row for row in rows if not row["is_sealed"]]
+    db.execute(
+        "UPDATE series SET summary = ?, count = ?, loose = ?, loose_chunks = ?, step_min = ? WHERE id = ?",
+        (
+            _bounded(binning.together(parts, 1)).pack() if any(row["bins"] for row in sealed) else None,
+            sum(row["count"] for row in rows),
+            sum(row["count"] for row in loose),
+            len(loose),
+            min((row["step_min"] for row in rows), default=None),
+            number,
+        ),
+    )
+
+
+def _series(db: sqlite3.Connection, key: SeriesKey) -> tuple[int, int, int]:
+    place = (key.owner, key.key, key.attempt, key.rank)
+    query = "SELECT id, loose, loose_chunks FROM series WHERE owner = ? AND key = ? AND attempt = ? AND rank = ?"
+    row = db.execute(query, place).fetchone()
+    if row is not None:
+        return row["id"], row["loose"], row["loose_chunks"]
+    cursor = db.execute("INSERT INTO series (owner, key, attempt, rank) VALUES (?, ?, ?, ?)", place)
+    return int(cursor.lastrowid or 0), 0, 0
+
+
+def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
+    db.execute(
+        "UPDATE series SET count = count + :count, step_min = MIN(COALESCE(step_min, :low), :low), "
+        "step_max = MAX(COALESCE(step_max, :high), :high), first_time_ms = COALESCE(first_time_ms, :first), "
+        "last_time_ms = :last, last_step = :step, last_value = :value WHERE id = :number",
+        {
+            "count": len(points),
+            "low": min(points.steps),
+            "high": max(points.steps),
+            "first": points.times_ms[0],
+            "last": points.times_ms[-1],
+            "step": points.steps[-1],
+            "value": points.values[-1],
+            "number": number,
+        },
+    )
+
+
+def _seal(db: sqlite3.Connection, number: int, points: Points, end: int) -> None:
+    """The first ``end`` points."""
+    parts = _sealed_so_far(db, number)
+    for begin in range(0, end, CHUNK):
+        piece = points.cut(begin, min(begin + CHUNK, end)).in_order()
+        _insert(db, number, piece, is_sealed=True)
+        parts.append(piece.bins(binning.width_for(piece.steps[-1] - piece.steps[0] + 1, MOST_SUMMARY_BINS)))
+        if len(parts) > _CHUNK_BINS:
+            parts = [_bounded(binning.together(parts, 1))]
+    # Of a few points the points themselves are the best summary.
+    if sum(sum(part.counts) + sum(part.odd) for part in parts) > MOST_SUMMARY_BINS:
+        summary = _bounded(binning.together(parts, 1))
+        db.execute("UPDATE series SET summary = ? WHERE id = ?", (summary.pack(), number))
+
+
+def _sealed_so_far(db: sqlite3.Connection, number: int) -> list[Bins]:
+    row = db.execute("SELECT summary FROM series WHERE id = ?", (number,)).fetchone()
+    if row["summary"]:
+        return [binning.unpack(row["summary"])]
+    few = db.execute("SELECT * FROM chunk WHERE series = ? AND is_sealed = 1", (number,))
+    return [read_points([chunk]).bins(1) for chunk in few]
+
+
+def _insert(db: sqlite3.Connection, series: int, points: Points, *, is_sealed: bool = False) -> None:
+    low, high = min(points.steps), max(points.steps)
+    summary = None
+    if is_sealed and len(points) > MOST_SUMMARY_BINS:
+        summary = points.bins(binning.width_for(high - low + 1, _CHUNK_BINS)).pack()
+    columns = (pack_whole(points.steps), pack_whole(points.times_ms), pack_real(points.values))
+    db.execute(
+        "INSERT INTO chunk (series, is_sealed, count, step_min, step_max, bins, steps, times, points) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (series, is_sealed, len(points), low, high, summary, *columns),
+    )
+
+
+def _bounded(summary: Bins) -> Bins:
+    while len(summary) > MOST_SUMMARY_BINS:
+        summary = binning.together([summary], summary.width * 2)
+    return summary
+
+
+def owners_by_age(db: sqlite3.Connection, kind: str) -> Sequence[tuple[str, int]]:
+    """Owners whose names begin so, and when each last had a point; the oldest first."""
+    query = (
+        "SELECT owner, MAX(last_time_ms) AS last FROM series WHERE owner >= ? AND owner < ? "
+        "GROUP BY owner ORDER BY last"
+    )
+    return [(row["owner"], row["last"] or 0) for row in db.execute(query, (kind, kind + "\U0010ffff"))]

@@ -1,0 +1,161 @@
+"""What is wrong with nodes, and when somebody is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from ugro.core.alert import Alert, Key, Severity
+from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
+from ugro.policy.alerts import CLUSTER, Finding, Notice, Thresholds, findings, forget_nodes, review, status_change
+
+GIB = 2**30
+HOUR = 3600.0
+
+
+def report(
+    name: str = "gpu1",
+    *,
+    score: int = 100,
+    status: Status = Status.HEALTHY,
+    temperature_c: float = 50,
+    memory: float = 0.5,
+    reasons: tuple[Reason, ...] = (),
+) -> NodeReport:
+    gpu = Gpu(0, "u", "RTX 4070", temperature_c=temperature_c)
+    facts = Facts(0, 0, (0, 0, 0), 0.1, 100 * GIB, round((1 - memory) * 100 * GIB), gpus=(gpu,))
+    is_away = status is Status.UNREACHABLE
+    return NodeReport(
+        name, status, score, reasons, facts=None if is_away else facts, error="login refused" if is_away else None
+    )
+
+
+def found(*reports: NodeReport) -> dict[str, Severity]:
+    return {finding.rule: finding.severity for finding in findings(reports, Thresholds())}
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (report(), {}),
+        (report(score=70), {}),
+        (report(score=69), {"score": Severity.WARNING}),
+        (report(score=50), {"score": Severity.WARNING}),
+        (report(score=49), {"score": Severity.CRITICAL}),
+        (report(temperature_c=80), {}),
+        (report(temperature_c=80.5), {"gpu0-temperature": Severity.WARNING}),
+        (report(temperature_c=85.5), {"gpu0-temperature": Severity.CRITICAL}),
+        (report(memory=0.9), {}),
+        (report(memory=0.91), {"memory": Severity.WARNING}),
+        (report(memory=0.96), {"memory": Severity.CRITICAL}),
+        (report(reasons=(Reason("processes", "no rank process", 10),)), {"no-rank": Severity.WARNING}),
+    ],
+)
+def test_each_rule_has_its_own_limits(seen: NodeReport, expected: dict[str, Severity]) -> None:
+    assert found(seen, report("gpu2")) == expected
+
+
+def test_more_than_half_of_the_nodes_must_be_bad_for_the_cluster_to_be() -> None:
+    bad, good = report("a", status=Status.UNREACHABLE), report("b")
+    assert "unhealthy-nodes" not in found(bad, good)
+    assert found(bad, report("c", status=Status.UNHEALTHY), good)["unhealthy-nodes"] is Severity.CRITICAL
+    assert found() == {}
+
+
+def test_a_node_that_is_away_is_critical_and_nothing_else_is_said_of_it() -> None:
+    [finding] = [one for one in findings([report(status=Status.UNREACHABLE, score=0), report("b")], Thresholds())]
+    assert (finding.rule, finding.severity) == ("unreachable", Severity.CRITICAL)
+    assert finding.text == "gpu1 is unreachable: login refused"
+
+
+@dataclass
+class Watch:
+    """Looks, one after the other, and what they led to."""
+
+    known: dict[Key, Alert] = field(default_factory=dict)
+
+    def look(self, now: float, *seen: Finding, nodes: Sequence[str] = ("gpu1",)) -> list[str]:
+        return [notice.kind for notice in self.notices(now, *seen, nodes=nodes)]
+
+    def notices(self, now: float, *seen: Finding, nodes: Sequence[str] = ("gpu1",)) -> tuple[Notice, ...]:
+        made = review(self.known, seen, frozenset(nodes), now, HOUR)
+        self.known = {alert.key: alert for alert in made.alerts}
+        return made.notices
+
+
+WARM = Finding("gpu0-temperature", "gpu1", Severity.WARNING, "GPU 0 of gpu1 is at 82 °C")
+HOT = Finding("gpu0-temperature", "gpu1", Severity.CRITICAL, "GPU 0 of gpu1 is at 87 °C")
+
+
+def test_an_alert_starts_at_the_second_look_and_only_once() -> None:
+    watch = Watch()
+    assert [watch.look(now, WARM) for now in (0, 5, 10, 15, 20)] == [[], ["started"], [], [], []]
+
+
+def test_a_single_bad_look_is_no_alert() -> None:
+    watch = Watch()
+    assert [watch.look(0, WARM), watch.look(5), watch.look(10, WARM), watch.look(15)] == [[], [], [], []]
+    assert watch.known == {}
+
+
+def test_what_goes_on_is_told_again_once_an_hour() -> None:
+    watch = Watch()
+    told = [now for now in range(0, 3 * 3600 + 10, 5) if watch.look(now, WARM)]
+    assert told == [5, 3605, 7205, 10805]
+
+
+def test_what_gets_worse_is_told_at_once_and_what_swings_is_not_told_at_every_turn() -> None:
+    watch = Watch()
+    told = [watch.look(now, finding) for now, finding in enumerate([WARM, WARM, HOT, WARM, HOT, WARM, HOT])]
+    assert told == [[], ["started"], ["worse"], [], [], [], []]
+
+
+def test_it_clears_with_an_info_when_it_was_not_seen_twice() -> None:
+    watch = Watch()
+    for now in (0, 5):
+        watch.look(now, HOT)
+    assert watch.look(10) == []
+    assert watch.look(15, HOT) == []  # it was never over
+    assert watch.look(20) == []
+    [notice] = watch.notices(25)
+    assert (notice.kind, notice.severity, notice.started_at) == ("cleared", Severity.INFO, 5)
+    assert watch.known == {}
+    assert [watch.look(30, HOT), watch.look(35, HOT)] == [[], ["started"]]
+
+
+def test_a_look_at_one_node_says_nothing_of_another() -> None:
+    watch = Watch()
+    for now in (0, 5):
+        watch.look(now, WARM)
+    for now in (10, 15, 20):
+        assert watch.look(now, nodes=("gpu2", CLUSTER)) == []
+    assert len(watch.known) == 1
+
+
+def test_an_alert_that_an_agent_before_us_told_is_not_started_again() -> None:
+    watch = Watch()
+    watch.look(0, HOT)
+    watch.look(5, HOT)
+    remembered = Alert(HOT.rule, HOT.node, HOT.severity, HOT.text, 0, 5, 5, Severity.CRITICAL)
+    later = Watch({remembered.key: remembered})
+    assert [later.look(now, HOT) for now in (100, 105, 110)] == [[], [], []]
+
+
+def test_a_node_that_left_the_cluster_takes_its_alerts_along() -> None:
+    watch = Watch()
+    for now in (0, 5):
+        watch.look(now, HOT)
+    [notice] = forget_nodes(watch.known.values(), frozenset({"gpu2"}), 10)
+    assert (notice.kind, notice.node) == ("cleared", "gpu1")
+    assert forget_nodes(watch.known.values(), frozenset({"gpu1"}), 10) == ()
+
+
+def test_a_change_of_status_is_an_info_with_its_reason() -> None:
+    away = report(status=Status.UNREACHABLE)
+    assert status_change(None, away, 1) is None
+    assert status_change(away, away, 1) is None
+    notice = status_change(report(), away, 1)
+    assert notice is not None
+    assert (notice.severity, notice.text) == (Severity.INFO, "gpu1 was healthy and is unreachable: login refused")
