@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -91,12 +92,15 @@ def _ugro(farm: SshdFarm) -> Iterator[Callable[[Path], None]]:
     cluster = farm.cluster_yaml(nodes=nodes, cluster={"master_ip": farm.nodes[0].host})
     home = farm.directory / "ugro"
     environment = {**os.environ, "UGRO_HOME": str(home), "UGRO_CLUSTER": str(cluster)}
+    code = farm.directory / "code"  # its folder travels with a script, and nobody's else is measured here
+    code.mkdir()
+    shutil.copy(_SCRIPT, code)
 
     with Client(home=home, cluster=cluster) as client:
 
         def start(notes: Path) -> None:
-            argv = [str(_COMMANDS / "ugro"), "launch", "-d", "--nodes", str(_RANKS), str(_SCRIPT), str(notes)]
-            subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=_LIMIT_S)
+            argv = [str(_COMMANDS / "ugro"), "launch", "-d", "--nodes", str(_RANKS), _SCRIPT.name, str(notes)]
+            subprocess.run(argv, env=environment, cwd=code, check=True, capture_output=True, timeout=_LIMIT_S)
             job = client.jobs.wait("last", timeout_s=_LIMIT_S)
             if job.exit_code != 0:
                 raise RuntimeError(f"the launch failed: {job.reason}")

@@ -363,22 +363,24 @@ def test_a_warm_command_imports_nothing_heavy(ugro: Ugro) -> None:
 
 
 def cpu_s(ugro: Ugro, *argv: str) -> float:
-    """The least of several, of the processor and not of the clock: other work on the machine counts less."""
-    best = float("inf")
-    for _ in range(7):
-        process = subprocess.Popen(argv, env=ugro.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, argv
-        best = min(best, usage.ru_utime + usage.ru_stime)
-    return best
+    process = subprocess.Popen(argv, env=ugro.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, argv
+    return usage.ru_utime + usage.ru_stime
 
 
-def test_a_command_costs_little_more_than_its_interpreter_and_click(ugro: Ugro) -> None:
+@pytest.mark.parametrize(("words", "most"), [(("--help",), 1.8), (("health", "n002"), 3.2)])
+def test_a_command_costs_little_more_than_its_interpreter_and_click(
+    ugro: Ugro, words: tuple[str, ...], most: float
+) -> None:
+    """Other work on the machine only adds to what is measured, so the least of several, taken in turn, is compared."""
     assert ugro("health").returncode == 0
-    base_s = cpu_s(ugro, sys.executable, "-c", "import click")
-    assert cpu_s(ugro, *ugro.argv("--help")) < 1.8 * base_s
-    assert cpu_s(ugro, *ugro.argv("health", "n002")) < 3.2 * base_s
+    base_s = command_s = float("inf")
+    for _ in range(25):
+        base_s = min(base_s, cpu_s(ugro, sys.executable, "-c", "import click"))
+        command_s = min(command_s, cpu_s(ugro, *ugro.argv(*words)))
+    assert command_s < most * base_s
 
 
 # --- the Python API ------------------------------------------------------------------------------------------------
