@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import gc
 import json
 import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,9 @@ class Ready:
             log.info("nobody waits for this agent any more")
         os.close(self._descriptor)
         self._descriptor = None
+
+
+Serve = Callable[[StateDir, Path | None, Ready], Coroutine[Any, Any, None]]
 
 
 def main() -> None:
@@ -74,11 +79,20 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready) -> None:
         sys.stderr.write(f"taken: another agent runs in {home.path}\n")
         return
     configure(home.log, arguments.log_level)
-    # Only now: of ten commands that start an agent at once, nine must not pay for these imports.
-    from ugro.agent.serve import serve
-
+    serve = _import_the_rest()
     cluster = Path(arguments.cluster).absolute() if arguments.cluster else None
     asyncio.run(serve(home, cluster, ready))
+
+
+def _import_the_rest() -> Serve:
+    """Only now: of ten commands that start an agent at once, nine must not pay for it."""
+    # Nothing of this is ever garbage: to look for some would be a tenth of a start, and part of each later search.
+    gc.disable()
+    from ugro.agent.serve import serve
+
+    gc.freeze()
+    gc.enable()
+    return serve
 
 
 def _lock(home: StateDir) -> bool:
