@@ -198,6 +198,18 @@ class Jobs:
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
 
+    def loss(self, job: str | int, bins: int) -> list[float | None]:
+        """How its loss went, in so many bins at most; empty where it logs none."""
+        keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
+        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
+        if not names:
+            return []
+        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
+        query = urlencode({"job": job, "key": name, "bins": bins})
+        curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
+        newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)
+        return list(newest["means"]) if newest else []
+
     def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
         """Asks every rank of a running training to record its next steps; see ``traces``."""
         body = {"key": key or _new_key(), "steps": steps}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -181,3 +182,56 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
     shown = screen.wait_for("^code=2")
     assert re.search(r"^error: ", shown, re.MULTILINE)
     assert "starting the agent" not in shown
+
+
+# --- ugro top ------------------------------------------------------------------------------------------------------
+
+
+def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen, ugro: Ugro) -> None:
+    screen.type("echo before; ugro top --interval 0.2; echo code=$?")
+    shown = screen.wait_for("no job runs or waits")
+    assert re.search(r"3 of 3 nodes +0 running, 0 waiting", shown)
+    assert [row.split()[1] for row in screen.rows() if row.startswith("✓")] == ["n001", "n002", "n003"]
+    assert "before" not in shown, "it has the screen to itself"
+
+    job = ugro("--json", "run", "-d", "--name", "sleepy", "--", "sleep", "600")
+    assert job.returncode == 0, job.stderr
+    shown = screen.wait_for(r"● +\d+  sleepy  running")
+    node = next(row for row in screen.rows() if row.endswith("sleepy"))
+    assert re.match(r"✓  n00\d", node), "its node says so, too"
+
+    screen.press("s")
+    screen.wait_for("s sort: use")
+    screen.press("Space")
+    screen.wait_for("space goes on")
+    assert ugro("cancel", "last").returncode == 0
+    screen.press("Space")
+    screen.wait_for("no job runs or waits")
+    screen.press("q")
+    assert "before" in screen.wait_for("^code=0")
+
+
+def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> None:
+    screen.resize(60, 6)
+    screen.type("ugro top --interval 30; echo code=$?")
+    screen.wait_for("more lines")
+    assert "n003" not in screen.text()
+    for _ in range(3):
+        screen.press("Down")
+    screen.wait_for("n003")
+    screen.press("C-c")
+    screen.wait_for("^code=0")
+    screen.resize(100, 20)
+
+
+def test_top_without_a_terminal_prints_once(ugro: Ugro) -> None:
+    shown = ugro("top")
+    assert shown.returncode == 0
+    assert re.search(r"3 of 3 nodes +0 running, 0 waiting", shown.stdout)
+    assert "\x1b" not in shown.stdout
+    seen = json.loads(ugro("top", "--json").stdout)
+    assert [node["name"] for node in seen["nodes"]] == ["n001", "n002", "n003"]
+    assert (seen["jobs"], seen["alerts"]) == ([], [])
+    refused = ugro("top", "--interval", "nan")
+    assert refused.returncode == 2
+    assert "hint:" in refused.stderr

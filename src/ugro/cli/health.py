@@ -112,10 +112,10 @@ def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: flo
 def _rows(report: NodeReport, *, is_each_whole: bool) -> list[list[Cell]]:
     first = [*_state_cells(report), *_system_cells(report)]
     gpus = report.facts.gpus if report.facts else ()
-    note = Cell(_note(report), "" if report.status is Status.HEALTHY else SIGNS[report.status][1])
+    words = Cell(note(report), "" if report.status is Status.HEALTHY else SIGNS[report.status][1])
     if not gpus:
-        return [[*first, *[Cell("")] * 5, note]]
-    whole = [[*first, *_gpu_cells(gpu), note] for gpu in gpus]
+        return [[*first, *[Cell("")] * 5, words]]
+    whole = [[*first, *_gpu_cells(gpu), words] for gpu in gpus]
     if is_each_whole:
         return whole
     return [whole[0], *([*[Cell("")] * len(first), *row[len(first) : -1], Cell("")] for row in whole[1:])]
@@ -149,7 +149,7 @@ def _gpu_cells(gpu: Gpu) -> list[Cell]:
     return [name, _percent(gpu.use_ratio), _number(vram), _number(temperature), _number(power)]
 
 
-def _note(report: NodeReport) -> str:
+def note(report: NodeReport) -> str:
     notes = [report.error] if report.error else [reason.text for reason in report.reasons]
     if report.since and _absence_s(report.since, report.checked_at) > _SHORT_ABSENCE_S:
         notes.append(f"since {report.since[11:16]} UTC")

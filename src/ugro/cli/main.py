@@ -19,6 +19,7 @@ from ugro.core.errors import UgroError
 _COMMANDS = {
     "init": ("ugro.cli.init:init", "Write a first cluster.yaml from your SSH hosts."),
     "health": ("ugro.cli.health:health", "Probe the nodes and show how they do."),
+    "top": ("ugro.cli.top:top", "Show all nodes, GPUs, jobs and alerts, live."),
     "doctor": ("ugro.cli.doctor:doctor", "Check everything that could be in the way, with remedies."),
     "node": ("ugro.cli.node:node", "List, show, add, remove, trust, drain and resume nodes."),
     "exec": ("ugro.cli.exec:exec_", "Run a command on nodes at once."),

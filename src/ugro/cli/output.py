@@ -89,6 +89,23 @@ class Output:
         lines = [[(row[i], width) for i, width in widths.items()] for row in table]
         return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
 
+    def drawn(self, lines: Sequence[str]) -> None:
+        """What ``table_lines`` made."""
+        self._print("".join(f"{line}\n" for line in lines))
+
+    @contextlib.contextmanager
+    def whole_screen(self) -> Iterator[None]:
+        """A screen of its own: what was there before comes back."""
+        self._print("\x1b[?1049h\x1b[?25l")
+        try:
+            yield
+        finally:
+            self._print("\x1b[?25h\x1b[?1049l")
+
+    def cut(self, text: str) -> str:
+        """To the terminal's width."""
+        return _cut(clean(text), self.width)
+
     def redraw(self, lines: Sequence[str], footer: str) -> None:
         """Over what was drawn before, from the top; what does not fit is counted."""
         room = max(1, _terminal_size()[1] - 2)
