@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def index_of(log: Path, text: str) -> LogIndex:
 def test_since_begins_where_bytes_came_at_that_time_or_later(log: Path) -> None:
     index = index_of(log, "time 100.000 0\ntime 110.500 50\ntime 3600.000 80\n")
     assert [index.offset_at(at, 99) for at in (0, 100.9, 101.1, 110, 1800, 3600, 4000)] == [0, 0, 50, 50, 80, 80, 99]
+
+
+def test_a_log_that_came_whole_came_when_it_was_written(log: Path) -> None:
+    index = LogIndex(log)
+    index.refresh()
+    assert index.offset_at(0, 3) == 3, "it is not there at all"
+    log.write_text("all")
+    os.utime(log, (100, 100))
+    assert [index.offset_at(at, 3) for at in (0, 100.9, 101.1)] == [0, 0, 3]
 
 
 def test_a_half_written_line_counts_when_it_is_whole(log: Path) -> None:

@@ -32,6 +32,9 @@ _MOST_AT_ONCE = 250
 PATIENCE_S = 0.2
 _REST_S = 0.5
 _FAILED_REST_S = 2.0
+# What nodes keep of runs that are over is removed when no more end, so that others may start meanwhile.
+_CALM_S = 0.5
+_MOST_LEFT = 1000
 
 
 def is_light(job: Job) -> bool:
@@ -54,6 +57,9 @@ class Light:
         self._starts: dict[str, list[Job]] = {}
         self._ends: dict[str, list[Job]] = {}
         self._last_words: dict[tuple[int, int], RunStatus] = {}  # of those that end, with their logs
+        self._left: dict[str, list[RunStatus]] = {}  # by node, what it keeps of runs whose end is recorded
+        self._being_removed: set[tuple[int, int]] = set()
+        self._ended_at = 0.0  # the last of those
         self._since: dict[tuple[int, int], float] = {}
         self._resting: dict[tuple[int, int], float] = {}  # until when it is not asked for again
         self._batches = 0
@@ -78,7 +84,7 @@ class Light:
         return (job.id, job.attempt) in self._being_ended
 
     def is_busy(self, run: tuple[int, int]) -> bool:
-        return run in self._being_started or run in self._being_ended
+        return run in self._being_started or run in self._being_ended or run in self._being_removed
 
     def may_follow(self, job: Job) -> bool:
         """Whether it has been running for so long that somebody may want to see what it writes."""
@@ -97,7 +103,7 @@ class Light:
     def is_patient(self) -> bool:
         """Some have to be looked at again before long."""
         now = _now()
-        return any(now - since < PATIENCE_S for since in self._since.values())
+        return bool(self._left) or any(now - since < PATIENCE_S for since in self._since.values())
 
     def flush(self) -> None:
         """Begins what was noted in this pass."""
@@ -107,6 +113,11 @@ class Light:
             self._begin(jobs, partial(self._start_many, node), self._being_started)
         for node, jobs in ends.items():
             self._begin(jobs, partial(self._finish_many, node), self._being_ended)
+        if _now() - self._ended_at > _CALM_S or sum(map(len, self._left.values())) > _MOST_LEFT:
+            left, self._left = self._left, {}
+            for node, told in left.items():
+                self._batches += 1
+                self._work.do(("batch", self._batches), partial(self._remove_all, node, told))
 
     def forget(self, under_way: set[tuple[int, int]]) -> None:
         self._since = {key: since for key, since in self._since.items() if key in under_way}
@@ -147,23 +158,32 @@ class Light:
         ended = await self._jobs.finish_many(jobs)
         point("many.recorded")
         self.on_end()
-        gone = [(job.id, job.attempt) for job in ended if isinstance(job, Job)]
-        for job, attempt in gone:
-            self._starting.forget(job, attempt)
-        await self._home.make_logs_last(node, told)
-        point("many.lasting")
-        await self._remove(node, gone)
+        for outcome, status in zip(ended, told, strict=True):
+            if isinstance(outcome, Job):
+                self._starting.forget(outcome.id, outcome.attempt)
+                self._being_removed.add((outcome.id, outcome.attempt))
+                self._left.setdefault(node, []).append(status)
+        self._ended_at = _now()
         for outcome in ended:
             # One that was told to end meanwhile goes the usual way.
             if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
                 raise outcome
 
-    async def _remove(self, node: str, runs: Sequence[tuple[int, int]]) -> None:
+    async def _remove_all(self, node: str, told: Sequence[RunStatus]) -> None:
+        for first in range(0, len(told), _MOST_AT_ONCE):
+            await self._remove(node, told[first : first + _MOST_AT_ONCE])
+
+    async def _remove(self, node: str, told: Sequence[RunStatus]) -> None:
+        runs = [(int(status.job), status.attempt) for status in told]
         try:
+            await self._home.make_logs_last(node, told)
+            point("many.lasting")
             results = await self._watch.runs(node).remove_many(runs)
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})
             return
+        finally:
+            self._being_removed -= set(runs)
         point("many.removed")
         for (job, attempt), failure in zip(runs, results, strict=True):
             if failure is None:

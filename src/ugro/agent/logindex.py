@@ -2,6 +2,7 @@
 
 ``time SECONDS OFFSET``: what stands from there on came at this time or within a second after it, up to the next such
 line. ``gap FROM TO``: the node had dropped these bytes before they could be fetched; the log has a hole there.
+A log that came whole has no such file: it came when it was written.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class LogIndex:
     """Read while it grows: ``refresh`` takes up what was added since."""
 
     def __init__(self, log: Path) -> None:
+        self._log = log
         self._path = _path(log)
         self._read = 0
         self._times: list[tuple[float, int]] = []
@@ -62,7 +64,14 @@ class LogIndex:
 
     def offset_at(self, since_unix_s: float, size: int) -> int:
         """From where on a log of ``size`` bytes came home at that time or later; up to a second too early."""
-        return next((offset for seconds, offset in self._times if seconds + EVERY_S > since_unix_s), size)
+        times = self._times or [(self._written_at(), 0)]
+        return next((offset for seconds, offset in times if seconds + EVERY_S > since_unix_s), size)
+
+    def _written_at(self) -> float:
+        try:
+            return self._log.stat().st_mtime
+        except FileNotFoundError:
+            return float("-inf")
 
     def gap_at(self, offset: int) -> tuple[int, int] | None:
         return next((gap for gap in self._gaps.items() if gap[0] <= offset < gap[1]), None)

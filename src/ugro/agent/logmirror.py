@@ -66,16 +66,21 @@ class LogMirror:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                writer = _Writer(descriptor, LogIndexWriter(path))
-                if content[writer.size :]:
-                    writer.write(Piece(writer.size, content[writer.size :]))
+                size = os.fstat(descriptor).st_size
+                if size == 0:  # it came at once, when the file says so: there is nothing to note beside it
+                    _write(descriptor, content, 0)
+                elif content[size:]:
+                    _Writer(descriptor, LogIndexWriter(path)).write(Piece(size, content[size:]))
             finally:
                 os.close(descriptor)
 
     def sync(self, job: int, attempt: int, ranks: Iterable[int]) -> None:
         """Blocks."""
         for rank in ranks:
-            descriptor = os.open(self.path(job, attempt, rank), os.O_RDONLY)
+            try:
+                descriptor = os.open(self.path(job, attempt, rank), os.O_RDONLY)
+            except FileNotFoundError:  # removed, meanwhile, by whoever owns the results
+                continue
             try:
                 os.fsync(descriptor)
             finally:
@@ -130,7 +135,11 @@ class _Writer:
     def write(self, piece: Piece) -> None:
         self._index.note(self.size, piece.offset)
         # At its own offset: where the head of a log was cut on the node, there is a hole here, which the index tells.
-        done = 0
-        while done < len(piece.content):
-            done += os.pwrite(self._descriptor, piece.content[done:], piece.offset + done)
+        _write(self._descriptor, piece.content, piece.offset)
         self.size = piece.offset + len(piece.content)
+
+
+def _write(descriptor: int, content: bytes, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], offset + done)
