@@ -91,7 +91,7 @@ MUTANTS = (
         "a keeper begins what has begun: by fence, folder and claim",
         (
             _KEPT_UNFENCED,
-            Edit(_KEPT, "there is replaced\n            raise TakesTime from error", "\n            pass"),
+            Edit(_KEPT, 'contents.empty(path + "/work")\n            raise TakesTime from error', "pass"),
             Edit(_KEPT, "except FileExistsError as error:\n            raise TakesTime from error\n", _PASS_OVER),
         ),
         KEPT,
@@ -314,7 +314,7 @@ MUTANTS = (
     ),
     Mutant(
         "a small command is removed although its end could not be written down",
-        (Edit(_LIGHT, "for job in ended if isinstance(job, Job)]", "for job in jobs]"),),
+        (Edit(_LIGHT, "if isinstance(outcome, Job):", "if outcome := jobs[ended.index(outcome)]:"),),
         WRITING,
     ),
     Mutant(
