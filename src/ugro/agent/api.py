@@ -110,6 +110,10 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def stop(only_if_idle: bool = False) -> None:
         agent.stop(only_if_idle=only_if_idle)
 
+    @app.post("/v1/dashboard")
+    async def dashboard() -> Response:
+        return json_response(await agent.front.link())
+
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
         await agent.cluster.switch(Path(body.path) if body.path else None)
@@ -191,8 +195,11 @@ def _spec(word: str, remote_root: str) -> NodeSpec:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UgroError)
-    status = _HTTP_STATUS.get(error.kind, 500)
-    return Response(dumps({"error": error.to_wire()}), status, media_type="application/json")
+    return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
+
+
+def http_status(error: UgroError) -> int:
+    return _HTTP_STATUS.get(error.kind, 500)
 
 
 async def _answer_bad_request(request: Request, error: Exception) -> Response:

@@ -11,12 +11,15 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.agent.logs import configure
 from ugro.core.errors import UgroError
 from ugro.core.statedir import StateDir
+
+if TYPE_CHECKING:
+    from ugro.agent.serve import ServeFront
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +44,14 @@ class Ready:
         self._descriptor = None
 
 
-def main() -> None:
+def main(front: ServeFront | None = None) -> None:
+    """``front`` serves the dashboard, which is above the agent: here it is only known that there may be one."""
     arguments = _arguments()
     os.umask(0o077)
     home = StateDir(Path(arguments.home).absolute())
     ready = Ready(arguments.ready_fd)
     try:
-        _run(home, arguments, ready)
+        _run(home, arguments, ready, front)
     except UgroError as error:
         log.error("the agent ends: %s", error)
         ready.say({"state": "failed", "error": error.to_wire()})
@@ -67,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready) -> None:
+def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: ServeFront | None) -> None:
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _lock(home):
         ready.say({"state": "taken"})
@@ -78,7 +82,7 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready) -> None:
     from ugro.agent.serve import serve
 
     cluster = Path(arguments.cluster).absolute() if arguments.cluster else None
-    asyncio.run(serve(home, cluster, ready))
+    asyncio.run(serve(home, cluster, ready, front))
 
 
 def _lock(home: StateDir) -> bool:

@@ -37,6 +37,7 @@ _COMMANDS = {
     "events": ("ugro.cli.jobs_logs:events", "Print what happened."),
     "alerts": ("ugro.cli.alerts:alerts", "Show what is wrong with nodes, and try the channels."),
     "metrics": ("ugro.cli.metrics:metrics", "Print the figures that Prometheus gets."),
+    "dashboard": ("ugro.cli.dashboard:dashboard", "Open the dashboard in a browser."),
     "lab": ("ugro.cli.lab:lab", "Unequal nodes on this machine, to try things."),
     "demo": ("ugro.cli.demo:demo", "Show UGRO at work on this machine alone."),
     "agent": ("ugro.cli.agent:agent", "Start, stop and look at the agent."),

@@ -1,0 +1,11 @@
+"""``/jobs`` and ``/jobs/{id}``."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from ugro.web.site import Site
+
+
+def add_job_pages(app: FastAPI, site: Site) -> None:
+    """To come."""

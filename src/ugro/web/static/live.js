@@ -1,0 +1,2 @@
+// One stream of changes for all tabs: import {live} from "/static/live.js"; live.on(change => …)
+export const live = { on() {}, onState() {} };
