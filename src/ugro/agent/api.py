@@ -13,6 +13,7 @@ import ugro
 from ugro.agent.agent import Agent
 from ugro.agent.api_code import add_code_routes
 from ugro.agent.api_jobs import add_job_routes, add_job_streams
+from ugro.agent.api_notes import add_note_routes
 from ugro.agent.api_profile import add_profile_routes
 from ugro.agent.api_results import add_result_routes
 from ugro.agent.api_watch import add_watch_routes
@@ -94,6 +95,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
+    add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_watch_routes(app, agent)
     return app

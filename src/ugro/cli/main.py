@@ -30,6 +30,7 @@ _COMMANDS = {
     "logs": ("ugro.cli.jobs_logs:logs", "Print what a job's ranks wrote."),
     "results": ("ugro.cli.results:results", "Show what a job made, copy it, or free its space."),
     "compare": ("ugro.cli.compare:compare", "Show what differs between jobs: what they ran, with what, and made."),
+    "note": ("ugro.cli.note:note", "Show or write the note and tags of a job."),
     "profile": ("ugro.cli.profile:profile", "Show where a training's time goes, and what holds it back."),
     "wait": ("ugro.cli.jobs_end:wait", "Wait until jobs have ended."),
     "cancel": ("ugro.cli.jobs_end:cancel", "End jobs and everything they started."),

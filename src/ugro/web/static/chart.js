@@ -188,6 +188,7 @@ class Chart extends HTMLElement {
     const usable = near.filter((one) => one.x !== undefined && Math.abs(one.x - x) <= reach);
     const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}`;
     const first = usable.filter((one) => one.series.key === this.#chosen);
+    if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable)}` };
     const told = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1));
     const more = usable.length > told.length ? ` · ${usable.length - told.length} more` : "";
     const dots = usable.filter((one) => one.y !== null && (!view.isLog || one.y > 0) && (usable.length <= MOST_READ || one.series.key === this.#chosen));
@@ -359,6 +360,13 @@ function valueRead({ series, y, low, high }, isNamed) {
   if (y === null) return `${name}not a number`;
   const band = low !== null && high !== null && low !== high ? ` (${written(low)} to ${written(high)})` : "";
   return `${name}${written(y)}${band}`;
+}
+
+/** Of so many that each would be too much. */
+function rangeRead(many) {
+  const found = extent([many.map((one) => one.y)]);
+  const range = found ? `between ${written(found[0])} and ${written(found[1])}` : "not a number";
+  return `${many.length} curves ${range}`;
 }
 
 function clamped([low, high], [least, most]) {

@@ -6,7 +6,7 @@ const ROOM = 1.6; // how many times more bins than asked for may gather at the e
 /**
  * @typedef {{owner: string, attempt: number, rank: number, key: string, width: number, steps: number[], times: number[],
  *   lows: (number|null)[], highs: (number|null)[], means: (number|null)[], odd: number[]}} Curve
- * @typedef {{jobs: string[], key: string, rank: number | null}} Which
+ * @typedef {{jobs: string[], key: string, rank: number | null, columns?: string[]}} Which
  */
 
 export class Curves {
@@ -65,8 +65,11 @@ export class Curves {
     const query = new URLSearchParams(jobs.map((job) => ["job", job]));
     query.set("key", key);
     if (rank !== null) query.set("rank", String(rank));
+    for (const column of this.which.columns ?? []) query.append("column", column);
+    if (this.which.columns) query.set("digits", "5");
     for (const [name, value] of Object.entries(more)) query.set(name, String(value));
-    return (await asked(`/v1/metrics?${query}`)).curves;
+    const { curves } = await asked(`/v1/metrics?${query}`);
+    return this.which.columns ? curves.map(filled) : curves;
   }
 }
 
@@ -108,6 +111,11 @@ export function meanOf(curves, places) {
   return { xs: column(0), mins: column(1), maxs: column(2), means: column(3) };
 }
 
+/** Of a curve that came without its band: a band without width. */
+function filled(curve) {
+  return { ...curve, lows: curve.means, highs: curve.means, odd: undefined, times: curve.times ?? [] };
+}
+
 function byName(curves) {
   return new Map(curves.map((curve) => [`${curve.owner}/${curve.attempt}/${curve.rank}`, curve]));
 }
@@ -117,7 +125,7 @@ function joined(head, tail) {
   if (!head || !tail.steps.length) return head ?? tail;
   let end = head.steps.length;
   while (end > 0 && head.steps[end - 1] >= tail.steps[0]) end -= 1;
-  const both = (name) => [...head[name].slice(0, end), ...tail[name]];
+  const both = (name) => head[name] && [...head[name].slice(0, end), ...tail[name]];
   const columns = ["steps", "times", "lows", "highs", "means", "odd"].map((name) => [name, both(name)]);
   return { ...head, ...Object.fromEntries(columns) };
 }

@@ -5,7 +5,7 @@ let count = 0;
 
 /**
  * @param {string[]} keys @param {{most: number, groups: string[]}} options
- * @param {(what: "keys" | "look") => void} tell
+ * @param {(what: "keys" | "look" | "x") => void} tell
  */
 export function tools(keys, options, tell) {
   const state = fromAddress(keys, options);
@@ -61,7 +61,7 @@ function axis(state, changed) {
   const options = [["step", "Step"], ["time", "Time"], ["seconds", "Time since start"]];
   return select("X axis", options, state.x, (value) => {
     state.x = value;
-    changed("look");
+    changed("x");
   });
 }
 
@@ -100,7 +100,7 @@ function choice(state, keys, changed) {
   const details = Object.assign(document.createElement("details"), { className: "curves-keys" });
   const summary = document.createElement("summary");
   const fieldset = document.createElement("fieldset");
-  const tell = () => (summary.textContent = `Metrics: ${state.keys.length} of ${keys.length}`);
+  const tell = () => (summary.textContent = `Metrics: ${state.keys.length} of ${keys.length} ▾`);
   fieldset.setAttribute("aria-label", "Metrics");
   for (const key of keys) {
     const input = Object.assign(document.createElement("input"), { type: "checkbox", checked: state.keys.includes(key) });

@@ -108,7 +108,14 @@ class CurvesElement extends HTMLElement {
     chart.setAttribute("empty", "Loading…");
     this.#seen.observe(chart);
     const rank = this.#jobs.length > 1 ? 0 : null;
-    return { curves: new Curves({ jobs: this.#jobs, key, rank }), chart, isLoaded: false, isVisible: false };
+    const curves = new Curves({ jobs: this.#jobs, key, rank, columns: this.#columns() });
+    return { curves, chart, isLoaded: false, isVisible: false };
+  }
+
+  /** Of many curves only what is drawn of them; else everything. */
+  #columns() {
+    if (this.#jobs.length <= MANY_JOBS) return undefined;
+    return this.#look.state.x === "step" ? ["steps", "means"] : ["steps", "means", "times"];
   }
 
   #applyLook() {
@@ -121,8 +128,17 @@ class CurvesElement extends HTMLElement {
   }
 
   #onLook(what) {
-    if (what === "keys") this.#arrange();
+    if (what === "x" && this.#jobs.length > MANY_JOBS) this.#loadAnew();
+    else if (what === "keys") this.#arrange();
     else this.#applyLook();
+  }
+
+  #loadAnew() {
+    for (const [key, entry] of this.#charts) {
+      entry.curves.which.columns = this.#columns();
+      entry.isLoaded = false;
+      if (entry.isVisible) this.#load(key);
+    }
   }
 
   // --- loading --------------------------------------------------------------------------------------------------
@@ -152,7 +168,7 @@ class CurvesElement extends HTMLElement {
 
   #bins(entry) {
     const width = Math.round(entry.chart.clientWidth / 2) || 300;
-    return this.#jobs.length > 200 ? 64 : Math.min(600, Math.max(50, width));
+    return this.#jobs.length > 200 ? 100 : Math.min(600, Math.max(50, width));
   }
 
   #show(key) {
