@@ -91,8 +91,9 @@ def dashboards(cluster_text: str = ONE_NODE) -> Iterator[Dashboard]:
 def browsers() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         pytest.skip("there is no chromium; make setup says how to get it")
-    from playwright.sync_api import sync_playwright  # only those who browse pay for it
+    from playwright.sync_api import expect, sync_playwright  # only those who browse pay for it
 
+    expect.set_options(timeout=_PAGE_TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_ARGUMENTS))
         try:
@@ -115,6 +116,16 @@ def contexts(browser: Browser, **options: Any) -> Iterator[BrowserContext]:
     finally:
         context.close()
     assert not problems, problems
+
+
+def accessibility_problems(page: Page) -> list[str]:
+    """What axe-core finds against WCAG 2.2, levels A and AA."""
+    import axe_playwright_python
+
+    script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(script)
+    found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']})")
+    return [f"{one['id']}: {one['help']}: {node['html']:.200}" for one in found["violations"] for node in one["nodes"]]
 
 
 def _is_complaint(message: Any) -> bool:

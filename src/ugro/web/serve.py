@@ -50,7 +50,7 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
         where = f"{settings.host}:{settings.port}"
         reason = (error.strerror or str(error)).lower()
         raise NotAllowed(f"cannot open {where}: {reason}", hint="see dashboard in the cluster file") from error
-    place = _Place(settings, listener.getsockname()[1], tokens)
+    place = Place(settings, listener.getsockname()[1], tokens)
     app = create_web(agent, api, place.doors)
     server = Server(
         uvicorn.Config(
@@ -97,7 +97,7 @@ def _listen(settings: Dashboard) -> socket.socket:
     return listener
 
 
-class _Place:
+class Place:
     """Where a dashboard is, and what lets people in."""
 
     def __init__(self, settings: Dashboard, port: int, tokens: Tokens) -> None:

@@ -36,6 +36,7 @@ class Site:
         self._templates.filters |= {
             "age": words.age,
             "bytes": words.size,
+            "codes": words.codes,
             "duration": words.duration,
             "iso": words.iso,
             "number": words.number,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from markupsafe import Markup, escape
+
 from ugro.core.quantity import format_duration, format_size
 
 UNKNOWN = "–"
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 When = str | float | None
 
 
@@ -19,20 +22,25 @@ def seconds(when: When) -> float | None:
 
 
 def age(when: When, now: float | None = None) -> str:
-    """``3m ago``; what is to come is ``in 3m``."""
+    """``3 min ago``; what is to come is ``in 3 min``. As static/ages.js goes on to write it."""
     at = seconds(when)
     if at is None:
         return UNKNOWN
     passed = (time.time() if now is None else now) - at
     if abs(passed) < 1:
         return "now"
-    words = format_duration(round(abs(passed)))
+    words = _length(abs(passed))
     return f"{words} ago" if passed > 0 else f"in {words}"
+
+
+def _length(seconds: float) -> str:
+    unit, length = next((unit, length) for unit, length in _UNITS if seconds >= length or length == 1)
+    return f"{int(seconds // length)} {unit}"
 
 
 def iso(when: When) -> str:
     at = seconds(when)
-    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def size(count: float | None) -> str:
@@ -45,6 +53,14 @@ def duration(length: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def codes(text: str) -> Markup:
+    """What stands between backticks, as code; the rest as it is."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
+    )
 
 
 def number(value: float | None) -> str:
