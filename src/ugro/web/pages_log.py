@@ -79,7 +79,7 @@ async def _logs(agent: Agent, number: int, attempt: int | None, wanted: tuple[in
     """The job is looked at before its logs are: what it wrote until its end is then surely read."""
     job = await agent.store.jobs.get(number)
     chosen = attempt or job.attempt
-    if attempt is not None and attempt > job.attempt:
+    if attempt is not None and attempt > max(1, job.attempt):  # of one that waits, the first is still to come
         raise NotFound(f"job {number} has no attempt {attempt}", hint=f"it has {job.attempt}")
     known = await ranks_of(agent.store.jobs, job, chosen) if chosen else {}
     if known and (missing := sorted(set(wanted) - set(known))):
@@ -131,7 +131,8 @@ async def _answer(work: Awaitable[dict[str, Any]]) -> Response:
 
 
 def _cursor(text: str) -> dict[int, int]:
-    return {place.rank: place.offset for place in map(_parsed, text.split(",")) if text}
+    """None at all is the beginning: of a job whose ranks were not known yet, everything is new."""
+    return {place.rank: place.offset for place in map(_parsed, text.split(","))} if text else {}
 
 
 def _place(text: str, logs: Logs) -> Place:

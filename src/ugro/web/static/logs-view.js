@@ -32,7 +32,7 @@ export function controls(log) {
   const status = made("span", {class: "log-status", role: "status"});
   const lines = made("div", {class: "log-lines"});
   const open = made("div", {class: "log-open"});
-  const view = made("div", {class: "log-view", tabindex: "0", role: "region", "aria-label": "Log"}, lines, open);
+  const view = made("div", {class: "log-view", tabindex: "0", role: "group", "aria-label": "Lines of the log"}, lines, open);
   log.replaceChildren(
     made("div", {class: "log-bar"},
       labelled("rank", rank, ranks.length < 2), labelled("attempt", attempt, attempts < 2), form,

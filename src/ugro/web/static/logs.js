@@ -24,18 +24,16 @@ class UgroLog extends HTMLElement {
 
   /** It was decided where the job runs, or it is tried again: there are other ranks to choose from. */
   attributeChangedCallback() {
-    if (!this.parts || this.isRenewed) return;
-    this.isRenewed = true;
-    queueMicrotask(() => {
-      this.isRenewed = false;
-      this.begin(new URLSearchParams());
-    });
+    if (!this.parts || this.isOutdated) return;
+    this.isOutdated = true; // who reads something is left there until he follows again
+    queueMicrotask(() => this.follow.checked && this.begin(new URLSearchParams()));
   }
 
   /** @param {URLSearchParams} asked */
   begin(asked) {
     this.job = this.getAttribute("job");
     this.wanted = "";
+    this.isOutdated = false;
     this.turn = (this.turn ?? 0) + 1; // whatever was asked in an earlier one is not shown
     /** @type {Page[]} */
     this.pages = [];
@@ -70,6 +68,11 @@ class UgroLog extends HTMLElement {
     if (attempt && this.parts.attempt.value !== String(attempt)) this.parts.attempt.value = String(attempt);
     this.ranks.value = String(rank);
     this.changed();
+  }
+
+  catchUp() {
+    if (this.isOutdated) this.begin(new URLSearchParams());
+    else this.toEnd();
   }
 
   changed() {
@@ -140,12 +143,12 @@ class UgroLog extends HTMLElement {
   async more() {
     const last = this.pages.at(-1);
     if (!last || this.busy) return;
-    const before = this.position(last.end);
+    const before = cursor(last.end);
     await this.fetchPage({after: cursor(last.end)}, (answer) => {
       const isFar = this.follow.checked && sum(answer.sizes) - sum(answer.end) > FAR_BYTES;
       if (isFar) return void this.toEnd();
       this.append(answer);
-      this.pause = this.position(answer.end) === before ? Math.min(IDLE_MS, this.pause * 1.5) : POLL_MS;
+      this.pause = cursor(answer.end) === before ? Math.min(IDLE_MS, this.pause * 1.5) : POLL_MS;
       if (this.follow.checked) this.scrollToEnd();
     });
   }
@@ -283,7 +286,7 @@ class UgroLog extends HTMLElement {
     new ResizeObserver(() => this.follow.checked && this.scrollToEnd()).observe(view);
     rank.addEventListener("change", () => this.changed());
     attempt.addEventListener("change", () => this.changed());
-    follow.addEventListener("change", () => follow.checked && this.toEnd());
+    follow.addEventListener("change", () => follow.checked && this.catchUp());
     wrap.addEventListener("change", () => this.classList.toggle("wrap", wrap.checked));
     times.addEventListener("change", () => this.classList.toggle("times", times.checked));
     search.addEventListener("input", () => search.value || this.mark(""));
@@ -327,13 +330,10 @@ class UgroLog extends HTMLElement {
   isAtEnd() {
     const last = this.pages.at(-1);
     const open = [...this.parts.open.children].length > 0;
-    return Boolean(last) && (open || this.position(last.end) === this.position(this.sizes));
+    return Boolean(last) && (open || cursor(last.end) === cursor(this.sizes));
   }
 
   scrollToEnd() { this.view.scrollTop = this.view.scrollHeight; }
-
-  /** @param {Object<string, number>} places */
-  position(places) { return cursor(places); }
 
   /** @param {string} [words] */
   tell(words) {
