@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import Browser, expect
 
 from tests.integration.conftest import Ugro
-from tests.rig.browser import ONE_NODE, Dashboard, dashboards
+from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards
+from tests.rig.waiting import wait_until
+from ugro.core.errors import NotAllowed
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def test_loopback_has_its_names_also_behind_a_tunnel(dashboard: Dashboard, cooki
     assert ask(dashboard, "GET", "/", {"cookie": cookie, "host": host}).status == 200
 
 
-FOREIGN = (
+FOREIGN: tuple[dict[str, str], ...] = (
     {"origin": "http://evil.example"},
     {"origin": "null"},
     {"sec-fetch-site": "cross-site"},
@@ -162,9 +167,40 @@ def test_only_static_files_are_static(dashboard: Dashboard, cookie: str, path: s
 
 def test_two_agents_have_two_dashboards(dashboard: Dashboard) -> None:
     port = urlsplit(dashboard.url).port
-    with dashboards("nodes: {here: {transport: local}}\ndashboard: {port: %d}\n" % port) as other:
+    with dashboards(f"{ONE_NODE}dashboard: {{port: {port}}}\n") as other:
         assert other.url != dashboard.url
         assert ask(other, "GET", _path_of(other.link())).status == 200
+
+
+def test_with_a_certificate_the_dashboard_is_https(tmp_path: Path, browser: Browser) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=127.0.0.1", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making, *names], check=True, capture_output=True)
+    text = f"{ONE_NODE}dashboard: {{certificate_file: {certificate}, key_file: {key}}}\n"
+    with dashboards(text) as dashboard, contexts(browser, ignore_https_errors=True) as context:
+        page = dashboard.sign_in(context)
+        assert page.url.startswith("https://127.0.0.1")
+        assert all(cookie.get("secure") for cookie in context.cookies())
+        expect(page.locator("#live")).to_have_attribute("data-state", "live")
+
+
+def test_an_edit_of_the_file_moves_the_dashboard(tmp_path: Path) -> None:
+    with dashboards() as dashboard:
+        text = dashboard.cluster.read_text()
+        dashboard.cluster.write_text(text + "dashboard: {enabled: false}\n")
+        wait_until(lambda: _refusal(dashboard), 30, "the dashboard to close")
+        dashboard.cluster.write_text(text + "dashboard: {host: localhost}\n")
+        wait_until(lambda: not _refusal(dashboard), 30, "the dashboard to open again")
+        assert "//localhost:" in dashboard.link()
+
+
+def _refusal(dashboard: Dashboard) -> str:
+    try:
+        dashboard.link()
+    except NotAllowed as error:
+        return error.message
+    return ""
 
 
 def test_the_command_prints_a_link_and_says_when_there_is_no_dashboard(ugro: Ugro) -> None:

@@ -195,6 +195,15 @@ def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserCo
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
 
 
+def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashboard, browser: Browser) -> None:
+    with contexts(browser) as context:
+        context.add_init_script("delete window.SharedWorker")
+        page = dashboard.sign_in(context)
+        is_live(page)
+        job = submit(dashboard, "without-sharing")
+        expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+
+
 def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

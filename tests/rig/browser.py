@@ -35,6 +35,7 @@ _ARGUMENTS = (
     # No page may leave this machine, whatever is wrong with it.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
+_AXE_RULES = ("wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice")
 _PAGE_TIMEOUT_MS = 30_000
 ONE_NODE = "nodes: {here: {transport: local, remote_root: %(home)s/root}}\n"
 
@@ -124,7 +125,7 @@ def accessibility_problems(page: Page) -> list[str]:
 
     script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
     page.evaluate(script)
-    found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']})")
+    found = page.evaluate(f"axe.run(document, {{runOnly: {list(_AXE_RULES)}}})")
     return [f"{one['id']}: {one['help']}: {node['html']:.200}" for one in found["violations"] for node in one["nodes"]]
 
 
@@ -134,7 +135,8 @@ def _is_complaint(message: Any) -> bool:
 
 
 def _leaves(url: str) -> bool:
-    return not url.startswith(("http://127.0.0.1", "http://localhost", "data:", "blob:", "about:"))
+    here = ("http://127.0.0.1:", "https://127.0.0.1:", "http://localhost:", "data:", "blob:", "about:")
+    return not url.startswith(here)
 
 
 @pytest.fixture(scope="module")

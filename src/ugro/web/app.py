@@ -75,6 +75,12 @@ def _add_errors(app: FastAPI, site: Site) -> None:
         where = ".".join(str(part) for part in first["loc"][1:])
         return await site.error(request, UsageError(f"{where}: {first['msg']}"), 400)
 
+    @app.exception_handler(500)
+    async def ours(request: Request, error: Exception) -> Response:
+        # The server logs it with its traceback.
+        bug = UgroError("something is wrong with this page, not with your jobs", hint="see: ugro agent logs")
+        return await site.error(request, bug, 500)
+
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -138,7 +138,7 @@ def _spark(name: str, curves: Iterable[Curve], first: int) -> tuple[str, Spark]:
             index = (step - first) * _SPARK_BINS // _SPARK_S
             if value is not None and 0 <= index < _SPARK_BINS:
                 slots[index].append(100 * value)
-    values = [round(sum(slot) / len(slot), 1) if slot else None for slot in slots]
+    values: Spark = [round(sum(slot) / len(slot)) if slot else None for slot in slots]
     return ("GPU use" if of_gpus else "CPU use") + " in the last hour, percent", values
 
 

@@ -111,4 +111,4 @@ def _licence(found: Distribution) -> str:
 
 
 def _said(found: Distribution, key: str) -> str:
-    return found.metadata[key] if key in found.metadata else ""
+    return (found.metadata.get_all(key) or [""])[0]

@@ -59,6 +59,7 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
             lifespan="off",
             timeout_graceful_shutdown=_GOODBYE_S,
             server_header=False,
+            access_log=False,  # its lines would have the words of links in them
             ssl_certfile=settings.certificate_file,
             ssl_keyfile=settings.key_file,
         )
