@@ -172,6 +172,23 @@ def test_a_log_is_followed_while_it_is_written_and_over_a_restart_of_the_agent(
     assert _lines(page) == ["part 1", "part 2", "part 3", "at last"]
 
 
+def test_a_second_attempt_is_followed_and_the_first_can_still_be_read(
+    dashboard: Dashboard, page: Page, run: Callable[..., Job], tmp_path: Path
+) -> None:
+    first = "if [ ! -e tried ]; then echo first; until [ -e go ]; do sleep 0.1; done; touch tried; exit 1; fi"
+    job = run(f"{first}; echo second", name="twice", retries=1)
+    _open(dashboard, page, job)
+    _wait_for_line(page, "first")
+    (tmp_path / "go").touch()
+
+    _wait_for_line(page, "second")
+    _wait_for_state(page, "succeeded")
+    assert _lines(page) == ["second"]
+    page.locator("[data-part=attempts] li").nth(1).get_by_role("link", name="log").click()
+    _wait_for_line(page, "first")
+    assert _lines(page) == ["first"]
+
+
 def test_of_a_large_log_a_window_is_in_the_page_and_everything_can_be_reached(
     dashboard: Dashboard, page: Page, run: Callable[..., Job]
 ) -> None:
