@@ -47,7 +47,7 @@ class Line:
         if len(set(values)) == 1:
             return values[0]
         numbers = [float(value) for value in values if isinstance(value, float | int)]
-        if numbers:
+        if numbers and column.kind != PARAMETER:  # the mean of what was chosen says nothing
             return spread(numbers)
         texts = dict.fromkeys(str(value) for value in values if value is not None)
         return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different" if texts else None

@@ -39,7 +39,7 @@ class Chart extends HTMLElement {
       this.replaceChildren(parts.figure);
       this.#listen();
     }
-    parts.tools.hidden = this.hasAttribute("bare");
+    if (this.hasAttribute("bare")) parts.tools.remove();
     this.#sizes.observe(parts.plot);
     this.#endTheme = onTheme(() => {
       this.#colours = null;

@@ -15,6 +15,7 @@ export class Curves {
   /** @type {Map<string, Curve> | null} */
   #near = null;
   #bins = 300;
+  #wish = 0;
 
   /** @param {Which} which */
   constructor(which) {
@@ -47,7 +48,11 @@ export class Curves {
 
   /** More of a part of it; null: no part any more. @param {[number, number] | null} steps */
   async look(steps) {
-    this.#near = steps && byName(await this.#fetch({ bins: this.#bins, first: Math.floor(steps[0]), last: Math.ceil(steps[1]) }));
+    const wish = (this.#wish += 1);
+    const [first, last] = steps ? [Math.floor(steps[0]), Math.ceil(steps[1])] : [0, 0];
+    const found = steps && byName(await this.#fetch({ bins: this.#bins, first, last }));
+    // Meanwhile another part may be wanted, or none: an answer that comes late is nobody's.
+    if (wish === this.#wish) this.#near = found;
   }
 
   /** The steps that were between two times. @param {[number, number]} range @param {(curve: Curve) => number[]} places @returns {[number, number] | null} */
