@@ -14,13 +14,14 @@ from ugro.agent.agent import Agent
 from ugro.agent.joblogs import ranks_of
 from ugro.core.event import Event
 from ugro.core.failure import Failure
-from ugro.core.job import Attempt, Job, JobState, Launcher, Placement
+from ugro.core.job import ALL_GPUS, ANY_GPUS, Attempt, Job, JobState, Launcher, Placement
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.secret import masked
 from ugro.policy.why import Why
 from ugro.web.words import seconds
 
+_GPU_WORDS = {ALL_GPUS: "all", ANY_GPUS: "all, or none where too few nodes have some"}
 WAITING = (JobState.QUEUED, JobState.RECOVERING)
 MOST_EVENTS = 200
 # The parts of a step in the order of their bar; "compute" is what the table sums up.
@@ -191,6 +192,8 @@ def _told(value: Any) -> dict[str, Any]:
         given = getattr(value, field.name)
         if given != _default(field):
             found[field.name] = _told(given) if is_dataclass(given) else _plain(given)
+    if found.get("gpus_per_node") in _GPU_WORDS:
+        found["gpus_per_node"] = _GPU_WORDS[found["gpus_per_node"]]
     return found
 
 
