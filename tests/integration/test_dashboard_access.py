@@ -190,6 +190,8 @@ def test_an_edit_of_the_file_moves_the_dashboard(tmp_path: Path) -> None:
         text = dashboard.cluster.read_text()
         dashboard.cluster.write_text(text + "dashboard: {enabled: false}\n")
         wait_until(lambda: _refusal(dashboard), 30, "the dashboard to close")
+        dashboard.cluster.write_text(text + "dashboard: {certificate_file: /no/such.pem}\n")
+        wait_until(lambda: "no such file" in _refusal(dashboard), 30, "the missing certificate to be said")
         dashboard.cluster.write_text(text + "dashboard: {host: localhost}\n")
         wait_until(lambda: not _refusal(dashboard), 30, "the dashboard to open again")
         assert "//localhost:" in dashboard.link()

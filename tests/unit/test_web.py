@@ -13,7 +13,7 @@ from ugro.config.schema import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status
 from ugro.web import words
 from ugro.web.access import COOKIE_S, ONCE_S, Tokens
-from ugro.web.overview import NodeRow, chosen, natural, totals
+from ugro.web.overview import NodeRow, _without_small_gaps, chosen, natural, totals
 from ugro.web.passing import may_pass
 from ugro.web.serve import Place
 
@@ -178,3 +178,7 @@ def test_nodes_are_found_by_words_and_by_status() -> None:
 def test_gpu2_stands_before_gpu10() -> None:
     assert sorted(["gpu10", "gpu2", "a"], key=natural) == ["a", "gpu2", "gpu10"]
 
+
+
+def test_a_curve_has_gaps_only_where_nothing_was_heard_for_long() -> None:
+    assert _without_small_gaps([None, 1, None, 2, None, None, 3, None]) == [None, 1, 1, 2, None, None, 3, None]

@@ -76,8 +76,8 @@ def _kept(path: Path) -> str:
     try:
         if token := path.read_text(encoding="ascii").strip():
             return token
-    except FileNotFoundError:
-        pass
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass  # none yet, or nobody wrote this
     token = secrets.token_urlsafe(32)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

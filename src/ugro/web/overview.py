@@ -139,7 +139,13 @@ def _spark(name: str, curves: Iterable[Curve], first: int) -> tuple[str, Spark]:
             if value is not None and 0 <= index < _SPARK_BINS:
                 slots[index].append(100 * value)
     values: Spark = [round(sum(slot) / len(slot)) if slot else None for slot in slots]
-    return ("GPU use" if of_gpus else "CPU use") + " in the last hour, percent", values
+    return ("GPU use" if of_gpus else "CPU use") + " in the last hour, percent", _without_small_gaps(values)
+
+
+def _without_small_gaps(values: Spark) -> Spark:
+    """Bins of the store and of the page do not meet: one that stays empty between two others is no silence."""
+    around = zip([None, *values[:-1]], values, [*values[1:], None], strict=True)
+    return [before if here is None and after is not None else here for before, here, after in around]
 
 
 def totals(rows: Sequence[NodeRow]) -> Totals:

@@ -111,4 +111,5 @@ def _licence(found: Distribution) -> str:
 
 
 def _said(found: Distribution, key: str) -> str:
-    return (found.metadata.get_all(key) or [""])[0]
+    said = found.metadata.get_all(key)
+    return str(said[0]) if said else ""

@@ -8,6 +8,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import ssl
 import time
 
 import uvicorn
@@ -29,32 +30,41 @@ _BACKLOG = 128
 
 
 async def serve_web(agent: Agent, api: FastAPI) -> None:
-    """Until the agent stops. What keeps the dashboard from opening keeps nothing else: jobs go on."""
+    """Until the agent stops. What keeps the dashboard from opening, a bug of ours too, keeps no job from going on."""
     while not agent.stopping.is_set():
         settings = agent.cluster.config.dashboard
+        serving = asyncio.create_task(_serve(agent, api, settings), name="dashboard")
         try:
-            await _serve(agent, api, settings)
-        except UgroError as error:
-            log.warning("no dashboard: %s", error)
-            agent.front.closed(error)
+            await asyncio.wait([serving])
+        finally:
+            serving.cancel()
+        if (problem := serving.exception()) is not None:
+            agent.front.closed(_in_words(problem))
             await _until_changed(agent, settings)
+
+
+def _in_words(problem: BaseException) -> UgroError:
+    if isinstance(problem, UgroError):
+        log.warning("no dashboard: %s", problem)
+        return problem
+    log.error("the dashboard ended", exc_info=problem)
+    return UgroError("the dashboard ended by a fault of its own", hint="see: ugro agent logs")
 
 
 async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
     if not settings.enabled:
         raise NotAllowed("the dashboard is off", hint="set dashboard.enabled to true in the cluster file")
     try:
-        listener = _listen(settings)
+        _try_certificate(settings)
         tokens = Tokens(agent.home.path / "dashboard.token")
+        listener = _listen(settings)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
         reason = (error.strerror or str(error)).lower()
-        raise NotAllowed(f"cannot open {where}: {reason}", hint="see dashboard in the cluster file") from error
+        raise NotAllowed(f"the dashboard cannot be opened: {reason}", hint=_hint(settings)) from error
     place = Place(settings, listener.getsockname()[1], tokens)
-    app = create_web(agent, api, place.doors)
     server = Server(
         uvicorn.Config(
-            app,
+            create_web(agent, api, place.doors),
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=_GOODBYE_S,
@@ -70,6 +80,18 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
         group.create_task(server.serve([listener]), name="serve the dashboard")
         await _until_changed(agent, settings)
         server.should_exit = True
+
+
+def _try_certificate(settings: Dashboard) -> None:
+    """Before the server does: a file that is not there must be said."""
+    if settings.certificate_file is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.certificate_file, settings.key_file)
+
+
+def _hint(settings: Dashboard) -> str:
+    files = f", certificate_file {settings.certificate_file}" if settings.certificate_file else ""
+    return f"see dashboard in the cluster file: host {settings.host}, port {settings.port}{files}"
 
 
 async def _until_changed(agent: Agent, settings: Dashboard) -> None:
