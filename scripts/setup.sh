@@ -25,7 +25,8 @@ wanted() {
         fish fish
         tcsh tcsh
         tmux tmux
-        promtool prometheus'
+        promtool prometheus
+        chromium chromium'
   [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
         rsync rsync
         zstd zstd

@@ -27,6 +27,7 @@ from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
     from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
     from ugro.core.event import Event
@@ -248,6 +249,12 @@ class Client:
 
         answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
         return [decode(Tried, one) for one in answer["channels"]]
+
+    def dashboard(self) -> DashboardLink:
+        """A link that lets one browser in, once, within minutes."""
+        from ugro.core.agent import DashboardLink
+
+        return decode(DashboardLink, self._ask("POST", "/v1/dashboard"))
 
     def metrics_page(self) -> bytes:
         """What Prometheus would get."""

@@ -21,6 +21,7 @@ from ugro.core.environment import Origin
 from ugro.core.errors import TimedOut, error_from_wire
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
+from ugro.core.note import Note
 from ugro.core.plan import Plan
 from ugro.core.profile import JobProfile, TraceFile, TraceRequest
 from ugro.core.results import JobResults
@@ -233,6 +234,23 @@ class Jobs:
         """What two or more jobs ran, ran with, and made, fact by fact."""
         query = urlencode([("job", str(job)) for job in jobs])
         return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
+
+    def note(self, job: str | int) -> Note:
+        """What people wrote about it."""
+        return decode(Note, self._ask("GET", f"{_path(job)}/notes")["note"])
+
+    def set_note(
+        self,
+        job: str | int,
+        text: str | None = None,
+        *,
+        tags: Sequence[str] | None = None,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+    ) -> Note:
+        """What is None stays as it is. ``tags`` are all there shall be; ``add`` and ``remove`` leave the others."""
+        body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
+        return decode(Note, self._ask("PUT", f"{_path(job)}/notes", body)["note"])
 
     def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
         """Frees their space, here and on the nodes; logs stay. Also says what could not be done."""

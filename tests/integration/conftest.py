@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from tests.rig import netns
+from tests.rig.browser import browser, context, dashboard, page  # noqa: F401  # fixtures
 from tests.rig.ledger import Ledger
 from tests.rig.netns import NetnsFarm
 from tests.rig.nodeprogram import LocalNode

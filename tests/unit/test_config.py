@@ -88,6 +88,14 @@ def test_every_default_is_the_promised_one() -> None:
             "unhealthy_nodes": 0.5,
         },
         "metrics": {"node_hours": 24, "job_days": 365, "max_gb": 10},
+        "dashboard": {
+            "enabled": True,
+            "host": "127.0.0.1",
+            "port": 8099,
+            "names": (),
+            "certificate_file": None,
+            "key_file": None,
+        },
         "channels": {},
     }
 

@@ -21,6 +21,7 @@ from ugro.agent.doctor import Doctor
 from ugro.agent.engine import Engine
 from ugro.agent.environments import Environments
 from ugro.agent.execution import Command, Execution
+from ugro.agent.front import Front
 from ugro.agent.health import HealthCheck
 from ugro.agent.homecoming import Homecoming, checkpoint_env
 from ugro.agent.job_results import ResultService
@@ -57,6 +58,7 @@ class Agent:
         self._generation = 0
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
+        self.front = Front()
         self.watching = Watching(home, self.store, self.cluster)
         self._engine: Engine | None = None
         self._job_service: JobService | None = None

@@ -13,6 +13,7 @@ import ugro
 from ugro.agent.agent import Agent
 from ugro.agent.api_code import add_code_routes
 from ugro.agent.api_jobs import add_job_routes, add_job_streams
+from ugro.agent.api_notes import add_note_routes
 from ugro.agent.api_profile import add_profile_routes
 from ugro.agent.api_results import add_result_routes
 from ugro.agent.api_watch import add_watch_routes
@@ -94,6 +95,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
+    add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_watch_routes(app, agent)
     return app
@@ -109,6 +111,10 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     @app.post("/v1/agent/stop", status_code=204)
     async def stop(only_if_idle: bool = False) -> None:
         agent.stop(only_if_idle=only_if_idle)
+
+    @app.post("/v1/dashboard")
+    async def dashboard() -> Response:
+        return json_response(await agent.front.link())
 
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
@@ -191,8 +197,11 @@ def _spec(word: str, remote_root: str) -> NodeSpec:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UgroError)
-    status = _HTTP_STATUS.get(error.kind, 500)
-    return Response(dumps({"error": error.to_wire()}), status, media_type="application/json")
+    return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
+
+
+def http_status(error: UgroError) -> int:
+    return _HTTP_STATUS.get(error.kind, 500)
 
 
 async def _answer_bad_request(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import FastAPI, Query, Response
 from pydantic import Field
@@ -10,13 +10,15 @@ from pydantic import Field
 from ugro.agent.agent import Agent
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.core.errors import NotFound
-from ugro.telemetry.curves import MOST_BINS, Wanted
+from ugro.telemetry.curves import MOST_BINS, Curve, Wanted
 from ugro.telemetry.metricstore import job_owner
 from ugro.telemetry.prometheus import CONTENT_TYPE
 
 _MOST_JOBS = 2000
 _MOST_EVENTS = 10_000
 _STEP = 1 << 53
+Column = Literal["steps", "times", "lows", "highs", "means", "counts", "odd"]
+_REALS = frozenset({"lows", "highs", "means"})
 Bins = Annotated[int, Query(ge=1, le=MOST_BINS)]
 Step = Annotated[int | None, Query(gt=-_STEP, lt=_STEP)]
 Keys = Annotated[list[str], Query(alias="key")]
@@ -87,7 +89,8 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/metrics")
     async def job_curves(wanted: Annotated[CurveQuery, Query()]) -> Response:
         owners = tuple(job_owner(job) for job in await numbers(list(wanted.job)))
-        return json_response({"curves": await watching.metrics.curves(wanted.of(owners))})
+        curves = await watching.metrics.curves(wanted.of(owners))
+        return json_response({"curves": curves if wanted.is_plain else [wanted.shortened(one) for one in curves]})
 
 
 class CurveQuery(Body):
@@ -98,6 +101,22 @@ class CurveQuery(Body):
     first: Annotated[int, Field(gt=-_STEP, lt=_STEP)] | None = None
     last: Annotated[int, Field(gt=-_STEP, lt=_STEP)] | None = None
     bins: Annotated[int, Field(ge=1, le=MOST_BINS)] = 300
+    # A thousand curves are megabytes; a chart of so many draws their means and nothing else.
+    column: tuple[Column, ...] = ()  # none: all
+    digits: Annotated[int, Field(ge=1, le=17)] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.column and self.digits is None
+
+    def shortened(self, curve: Curve) -> dict[str, Any]:
+        columns = {name: getattr(curve, name) for name in self.column or get_args(Column)}
+        if self.digits is not None:
+            style = f".{self.digits}g"
+            for name in _REALS & columns.keys():
+                columns[name] = [None if value is None else float(format(value, style)) for value in columns[name]]
+        about = {name: getattr(curve, name) for name in ("owner", "attempt", "rank", "key", "count", "width")}
+        return about | columns
 
     def of(self, owners: tuple[str, ...]) -> Wanted:
         return Wanted(owners, self.key, self.attempt, self.rank, self.first, self.last, self.bins)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.cluster import Cluster
+from ugro.agent.codediff import CodeDiff, code_diff
 from ugro.agent.codehome import CodeHome, Taken, Wish
 from ugro.agent.scanning import Choices, Links
 from ugro.agent.sending import Sending
@@ -94,6 +95,9 @@ class Code:
     def has(self, snapshot: str) -> bool:
         """Whether a job with this code could be started anew."""
         return self._home.has(snapshot)
+
+    async def difference(self, old: str, new: str) -> CodeDiff:
+        return await asyncio.to_thread(code_diff, self._home.store, old, new)
 
     async def bring(self, snapshot: str | None, nodes: Iterable[str]) -> None:
         if snapshot is None:

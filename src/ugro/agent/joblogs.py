@@ -57,7 +57,7 @@ class JobLogs:
         attempt = wanted.attempt or job.attempt
         if wanted.attempt is not None and not 1 <= wanted.attempt <= job.attempt:
             raise NotFound(f"job {job.id} has no attempt {wanted.attempt}", hint=f"it has {job.attempt}")
-        found = await _ranks(self._jobs, job, attempt)
+        found = await ranks_of(self._jobs, job, attempt)
         if not found:
             return
         ranks, nodes = set(found), set(found.values())
@@ -87,7 +87,7 @@ class JobLogs:
         yield wire.message(wire.ERROR, 0, agent_stops().to_wire())
 
 
-async def _ranks(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
+async def ranks_of(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
     """The node of each; none before it is decided what runs where."""
     if job.spec.launcher is Launcher.COMMAND:  # one process, whose plan is nowhere written down
         tries = {one.number: one for one in await jobs.attempts(job.id)}
@@ -152,7 +152,7 @@ class _Reading:
         known = len(self._opened)
         last = self._wanted.attempt or self._job.attempt
         for attempt in range(self.from_attempt, last + 1):
-            if attempt not in self._opened and (ranks := await _ranks(self._jobs, self._job, attempt)):
+            if attempt not in self._opened and (ranks := await ranks_of(self._jobs, self._job, attempt)):
                 self._opened.add(attempt)
                 self._open(attempt, ranks)
         self._has_begun = True

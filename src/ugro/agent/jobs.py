@@ -125,6 +125,10 @@ class JobService:
         found = (await self._jobs.in_states(wanted))[::-1][:limit] if wanted else await self._jobs.newest(limit)
         return await self._reasons.added_to(found)
 
+    async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
+        """What the waiting ones among them wait for."""
+        return await self._reasons.added_to(jobs)
+
     async def find(self, word: str) -> Job:
         try:
             return await self._jobs.find(word)

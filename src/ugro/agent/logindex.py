@@ -64,14 +64,8 @@ class LogIndex:
 
     def offset_at(self, since_unix_s: float, size: int) -> int:
         """From where on a log of ``size`` bytes came home at that time or later; up to a second too early."""
-        times = self._times or [(self._written_at(), 0)]
+        times = self._times or [(written_at(self._log) or 0.0, 0)]
         return next((offset for seconds, offset in times if seconds + EVERY_S > since_unix_s), size)
-
-    def _written_at(self) -> float:
-        try:
-            return self._log.stat().st_mtime
-        except FileNotFoundError:
-            return float("-inf")
 
     def gap_at(self, offset: int) -> tuple[int, int] | None:
         return next((gap for gap in self._gaps.items() if gap[0] <= offset < gap[1]), None)
@@ -83,6 +77,14 @@ class LogIndex:
     def begin_after(self, offset: int) -> int:
         """The end of the last gap before ``offset``, or 0: how far back bytes stand together."""
         return max((end for end in self._gaps.values() if end <= offset), default=0)
+
+
+def written_at(log: Path) -> float | None:
+    """When a log came that has no index."""
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def line_begin(log: Path, offset: int, least: int) -> int:

@@ -13,12 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.agent.logs import configure
 from ugro.core.errors import UgroError
 from ugro.core.statedir import StateDir
+
+if TYPE_CHECKING:
+    from ugro.agent.serve import ServeFront
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +46,14 @@ class Ready:
         self._descriptor = None
 
 
-Serve = Callable[[StateDir, Path | None, Ready], Coroutine[Any, Any, None]]
-
-
-def main() -> None:
+def main(front: ServeFront | None = None) -> None:
+    """``front`` serves the dashboard, which is above the agent: here it is only known that there may be one."""
     arguments = _arguments()
     os.umask(0o077)
     home = StateDir(Path(arguments.home).absolute())
     ready = Ready(arguments.ready_fd)
     try:
-        _run(home, arguments, ready)
+        _run(home, arguments, ready, front)
     except UgroError as error:
         log.error("the agent ends: %s", error)
         ready.say({"state": "failed", "error": error.to_wire()})
@@ -72,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready) -> None:
+def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: ServeFront | None) -> None:
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _lock(home):
         ready.say({"state": "taken"})
@@ -81,10 +82,10 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready) -> None:
     configure(home.log, arguments.log_level)
     serve = _import_the_rest()
     cluster = Path(arguments.cluster).absolute() if arguments.cluster else None
-    asyncio.run(serve(home, cluster, ready))
+    asyncio.run(serve(home, cluster, ready, front))
 
 
-def _import_the_rest() -> Serve:
+def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | None], Coroutine[Any, Any, None]]:
     """Only now: of ten commands that start an agent at once, nine must not pay for it."""
     # Nothing of this is ever garbage: to look for some would be a tenth of a start, and part of each later search.
     gc.disable()

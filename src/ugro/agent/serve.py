@@ -8,11 +8,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from fastapi import FastAPI
 
 import ugro
 from ugro.agent.agent import Agent
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GOODBYE_S = 2
+ServeFront = Callable[[Agent, FastAPI], Coroutine[Any, Any, None]]
 
 
-async def serve(home: StateDir, cluster_file: Path | None, ready: Ready) -> None:
+async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: ServeFront | None = None) -> None:
     """Returns when the agent was asked to stop, by its API or by a signal."""
     agent = Agent(home, cluster_file)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,7 +39,7 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready) -> None
         listener = _listen(home)
         log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
         ready.say({"state": "ready", "pid": os.getpid()})
-        await _serve_until_stopped(agent, listener)
+        await _serve_until_stopped(agent, listener, front)
     finally:
         # Gone before the lock is: whoever finds the socket finds a living agent behind it.
         home.socket.unlink(missing_ok=True)
@@ -45,15 +47,18 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready) -> None
         log.info("agent stopped")
 
 
-async def _serve_until_stopped(agent: Agent, listener: socket.socket) -> None:
-    server = _Server(
-        uvicorn.Config(create_app(agent), log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S)
+async def _serve_until_stopped(agent: Agent, listener: socket.socket, front: ServeFront | None) -> None:
+    api = create_app(agent)
+    server = Server(
+        uvicorn.Config(api, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S)
     )
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(agent.cluster.watch(), name="watch the cluster file")
         work = group.create_task(agent.run_jobs(), name="run jobs")
         see = group.create_task(agent.watching.run(), name="watch nodes and jobs")
         group.create_task(server.serve([listener]), name="serve the API")
+        if front is not None:
+            group.create_task(front(agent, api), name="dashboard")
         await agent.stopping.wait()
         watch.cancel()
         work.cancel()
@@ -62,7 +67,7 @@ async def _serve_until_stopped(agent: Agent, listener: socket.socket) -> None:
         server.should_exit = True
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # Uvicorn's own raises the signal again when it has stopped serving, and we would end before we are done.

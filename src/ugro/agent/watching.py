@@ -100,6 +100,10 @@ class Watching:
     async def job_keys(self, jobs: Sequence[int]) -> list[KeySummary]:
         return await self.metrics.keys(Wanted(tuple(job_owner(job) for job in jobs)))
 
+    def grown_since(self, count: int) -> tuple[int, list[int]]:
+        """The count to ask with the next time, and the jobs whose curves have grown since this one."""
+        return self.grown.count, [job for job, at in self._grown.items() if at > count]
+
     async def test(self, names: Sequence[str]) -> list[Tried]:
         chosen = names or (LOG, *self._cluster.config.channels)
         name = self._cluster.config.cluster.name

@@ -220,6 +220,25 @@ class Metrics(Section):
     )
 
 
+class Dashboard(Section):
+    """The page that the agent serves. Whoever opens it needs a link from `ugro dashboard`, or the token."""
+
+    enabled: YesNo = Field(True, description="Whether there is one.")
+    host: Annotated[str, _HOST] = Field(
+        "127.0.0.1", description="The address it listens on; 0.0.0.0 is all of them, and gets a warning without TLS."
+    )
+    port: Port = Field(8099, description="Its port; when that is taken, another.")
+    names: Annotated[tuple[str, ...], ListOf("a list of host names such as [gpu-master.lan]", _HOST)] = Field(
+        (), description="Host names under which browsers may call it, besides its own address.", examples=[("lab.lan",)]
+    )
+    certificate_file: LocalPathOrNull = Field(
+        None, description="A TLS certificate (PEM); with it, the page is https.", examples=["~/.ugro/cert.pem"]
+    )
+    key_file: LocalPathOrNull = Field(
+        None, description="The certificate's private key, when that is in another file.", examples=["~/.ugro/key.pem"]
+    )
+
+
 class Settings(Section):
     """All of the cluster file but its nodes."""
 
@@ -235,6 +254,7 @@ class Settings(Section):
     monitor: Monitor = Field(default_factory=Monitor)
     alerts: Alerts = Field(default_factory=Alerts)
     metrics: Metrics = Field(default_factory=Metrics)
+    dashboard: Dashboard = Field(default_factory=Dashboard)
     channels: Annotated[dict[str, Channel], Channels()] = Field(
         default_factory=dict,
         description="By whom people are told of alerts and of jobs that end: a map of names to channels, see below.",

@@ -21,3 +21,10 @@ class AgentStatus:
     running_commands: int = 0
     config_error: str | None = None  # a broken edit; the last good configuration stays in force
     config_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardLink:
+    url: str  # lets one browser in, once
+    expires_s: float
+    warning: str | None = None

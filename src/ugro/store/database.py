@@ -16,6 +16,8 @@ from ugro.store.ends import EndStore
 from ugro.store.engine import Database
 from ugro.store.environments import EnvironmentStore
 from ugro.store.jobs import JobStore
+from ugro.store.listing import ListingStore
+from ugro.store.notes import NoteStore
 
 
 class Store:
@@ -26,6 +28,8 @@ class Store:
         self.environments = EnvironmentStore(self._database)
         self.alerts = AlertStore(self._database)
         self.ends = EndStore(self._database)
+        self.notes = NoteStore(self._database)
+        self.listing = ListingStore(self._database)
 
     async def open(self) -> None:
         await self._database.open()

@@ -163,12 +163,12 @@ class JobStore:
 
     async def newest(self, limit: int) -> list[Job]:
         query = "SELECT * FROM jobs ORDER BY id DESC LIMIT ?"
-        return await self._database.run(lambda db: _readable(db.execute(query, (limit,))))
+        return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
 
     async def to_keep(self) -> list[Job]:
         """Jobs that are over, whose last checkpoint has not been seen to yet."""
         query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
-        return await self._database.run(lambda db: _readable(db.execute(query)))
+        return await self._database.run(lambda db: readable_jobs(db.execute(query)))
 
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
@@ -201,7 +201,7 @@ class JobStore:
 def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
     wanted = sorted(states)
     marks = ",".join("?" * len(wanted))
-    return _readable(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
+    return readable_jobs(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
 
 
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
@@ -391,7 +391,7 @@ def _find(db: sqlite3.Connection, word: str) -> Job:
     return _job(row)
 
 
-def _readable(rows: Iterable[sqlite3.Row]) -> list[Job]:
+def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
     """One that cannot be read must not keep all others from going on."""
     found = []
     for row in rows:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ugro.core.errors import UgroError
+from ugro.core.experiment import Figure
 from ugro.store.engine import Database
 from ugro.telemetry import series
 from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
+from ugro.telemetry.figures import read_figures
 from ugro.telemetry.series import Points, SeriesKey
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,7 @@ class MetricStore:
         await self._writing.close()
 
     def listen(self, tell: Callable[[frozenset[str]], None]) -> None:
-        """Told whose curves have grown."""
+        """Told whose curves have grown, or lost something."""
         self._tell = tell
 
     async def append(self, points: Mapping[SeriesKey, Points], places: Mapping[Source, int] | None = None) -> None:
@@ -105,6 +107,12 @@ class MetricStore:
     async def keys(self, wanted: Wanted) -> list[KeySummary]:
         return await self._reading.run(lambda db: read_keys(db, wanted))
 
+    async def figures(self, jobs: Sequence[int] | None = None) -> dict[int, dict[str, Figure]]:
+        """By job and key, of some jobs or of all."""
+        owners = None if jobs is None else [job_owner(job) for job in jobs]
+        found = await self._reading.run(lambda db: read_figures(db, owners))
+        return {int(owner.removeprefix(JOB)): figures for owner, figures in found.items()}
+
     async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
         return await self._reading.run(lambda db: read_raw(db, wanted))
 
@@ -121,6 +129,8 @@ class MetricStore:
             if oldest is None:
                 break
             forgotten.append(oldest)
+        if forgotten:
+            self._tell(frozenset(forgotten))
         return forgotten
 
 

@@ -6,6 +6,7 @@ summarised, and counted into their curve's summary.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -150,10 +151,15 @@ def _series(db: sqlite3.Connection, key: SeriesKey) -> tuple[int, int, int]:
 
 
 def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
+    finite = _finite(points.values)
+    # Where older points were not counted in, nothing is: whoever asks then looks at the bins.
     db.execute(
         "UPDATE series SET count = count + :count, step_min = MIN(COALESCE(step_min, :low), :low), "
         "step_max = MAX(COALESCE(step_max, :high), :high), first_time_ms = COALESCE(first_time_ms, :first), "
-        "last_time_ms = :last, last_step = :step, last_value = :value WHERE id = :number",
+        "last_time_ms = :last, last_step = :step, last_value = :value, "
+        "value_min = CASE WHEN count = 0 THEN :least ELSE MIN(value_min, COALESCE(:least, value_min)) END, "
+        "value_max = CASE WHEN count = 0 THEN :most ELSE MAX(value_max, COALESCE(:most, value_max)) END "
+        "WHERE id = :number",
         {
             "count": len(points),
             "low": min(points.steps),
@@ -162,9 +168,17 @@ def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
             "last": points.times_ms[-1],
             "step": points.steps[-1],
             "value": points.values[-1],
+            "least": min(finite, default=None),
+            "most": max(finite, default=None),
             "number": number,
         },
     )
+
+
+def _finite(values: Sequence[float]) -> Sequence[float]:
+    if math.isfinite(sum(values)):  # rarely not: only then is each one looked at
+        return values
+    return [value for value in values if math.isfinite(value)]
 
 
 def _seal(db: sqlite3.Connection, number: int, points: Points, end: int) -> None:

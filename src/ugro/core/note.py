@@ -1,0 +1,41 @@
+"""What people write about a job: a text and tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ugro.core.errors import UsageError
+
+LONGEST_TEXT = 20_000
+MOST_TAGS = 32
+_TAG = re.compile(r"[\w.:+@/=-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    job: int
+    text: str = ""
+    tags: tuple[str, ...] = ()
+    changed_at: str | None = None  # None: nobody has written anything yet
+
+
+def checked_text(text: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise UsageError(
+            f"a note of {len(text):,} letters is too long; there is room for {LONGEST_TEXT:,}",
+            hint="keep long texts in a file among the job's outputs",
+        )
+    return text.strip()
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order in which they came."""
+    found = tuple(dict.fromkeys(tags))
+    for tag in found:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(f"{tag!r:.80} is not a tag", hint="up to 64 letters, digits and .:+@/=-_ without spaces")
+    if len(found) > MOST_TAGS:
+        raise UsageError(f"a job has at most {MOST_TAGS} tags", hint="a longer story fits into its note")
+    return found

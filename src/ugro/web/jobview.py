@@ -1,0 +1,214 @@
+"""What the pages of jobs show, put together from what the agent knows. It renders nothing and decides nothing."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import yaml
+
+from ugro.agent.agent import Agent
+from ugro.agent.joblogs import ranks_of
+from ugro.core.event import Event
+from ugro.core.failure import Failure
+from ugro.core.job import ALL_GPUS, ANY_GPUS, Attempt, Job, JobState, Launcher, Placement
+from ugro.core.plan import NodePlan, Plan
+from ugro.core.profile import JobProfile, RankProfile
+from ugro.core.secret import masked
+from ugro.policy.why import Why
+from ugro.web.words import seconds
+
+_GPU_WORDS = {ALL_GPUS: "all", ANY_GPUS: "all, or none where too few nodes have some"}
+WAITING = (JobState.QUEUED, JobState.RECOVERING)
+MOST_EVENTS = 200
+# The parts of a step in the order of their bar; "compute" is what the table sums up.
+PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    rank: int
+    node: str
+    gpus: str
+    is_culprit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    job: Job
+    attempts: list[Attempt]
+    why: Why | None  # of one that waits
+    failure: Failure | None
+    ranks: list[RankRow]
+    events: list[Event]  # the newest first
+    has_more_events: bool
+    plan: Plan | None
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.job.spec.argv)
+
+    @property
+    def duration_s(self) -> float:
+        return duration_s(self.job)
+
+    @property
+    def log_rank(self) -> str:
+        """Whose log is shown at first: the culprit's, else the first's."""
+        return str(self.failure.rank) if self.failure and self.failure.rank is not None else "0"
+
+    @property
+    def spec(self) -> str:
+        """What is not as it would be without saying so, as YAML."""
+        spec = self.job.spec
+        return as_yaml({**_told(replace(spec, env=())), **({"env": masked(spec.env)} if spec.env else {})})
+
+    @property
+    def retry_key(self) -> str:
+        """The same until something has happened to the job: whoever clicks twice gets one new job."""
+        return f"dashboard-{self.job.id}-{self.events[0].seq if self.events else 0}"
+
+
+async def job_page(agent: Agent, word: str) -> JobPage:
+    details = await agent.jobs.details(word)
+    job, attempts = details.job, details.attempts
+    failure = attempts[-1].failure if attempts else None
+    ranks = await ranks_of(agent.store.jobs, job, job.attempt) if job.attempt else {}
+    plan = await agent.store.jobs.plan(job) if job.attempt else None
+    events = await _events(agent, job.id)
+    return JobPage(
+        job=job,
+        attempts=attempts,
+        why=await agent.jobs.why(str(job.id)) if job.state in WAITING else None,
+        failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
+        ranks=list(_rank_rows(job, ranks, failure)),
+        events=events[:MOST_EVENTS],
+        has_more_events=len(events) > MOST_EVENTS,
+        plan=plan,
+    )
+
+
+async def _events(agent: Agent, job: int) -> list[Event]:
+    found: list[Event] = []
+    while more := await agent.store.jobs.events(after=found[-1].seq if found else 0, job=job):
+        found = [*found, *more][-MOST_EVENTS - 1 :]
+    return found[::-1]
+
+
+def _rank_rows(job: Job, ranks: Mapping[int, str], failure: Failure | None) -> Iterator[RankRow]:
+    """A rank of DDP has one of its node's GPUs, in their order; other launchers share them out themselves."""
+    shares = {share.node: share.gpus for share in job.placement.shares} if job.placement else {}
+    seen: dict[str, int] = {}
+    for rank, node in ranks.items():
+        local, gpus = seen.get(node, 0), shares.get(node, ())
+        seen[node] = local + 1
+        if job.spec.launcher is Launcher.DDP:
+            gpus = gpus[local : local + 1]
+        is_culprit = failure is not None and failure.rank == rank
+        yield RankRow(rank, node, ranges(gpus), is_culprit)
+
+
+# --- in words and figures -----------------------------------------------------------------------------------------
+
+
+def duration_s(job: Job) -> float:
+    """How long it has waited, has run, or took."""
+    begin = seconds(job.submitted_at if job.state in WAITING or not job.started_at else job.started_at)
+    end = seconds(job.ended_at) if job.ended_at else time.time()
+    return max(0.0, (end or 0.0) - (begin or 0.0))
+
+
+def places(placement: Placement | None) -> str:
+    return ", ".join(
+        share.node + (f" GPU {ranges(share.gpus)}" if share.gpus else "")
+        for share in (placement.shares if placement else ())
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0–7, 9``"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=100) if document else ""
+
+
+def plan_text(plan: Plan) -> str:
+    """Node by node; what all ranks of a node have in common stands once."""
+    head: dict[str, Any] = {"rendezvous": _plain(asdict(plan.rendezvous))} if plan.rendezvous else {}
+    return as_yaml({**head, "nodes": [_node_plan(node) for node in plan.nodes]})
+
+
+def _node_plan(node: NodePlan) -> dict[str, Any]:
+    envs = [masked(rank.env) for rank in node.ranks]
+    common = {key: value for key, value in envs[0].items() if all(env.get(key) == value for env in envs)}
+    commands = [shlex.join(rank.argv) for rank in node.ranks]
+    is_same = len(set(commands)) == 1
+    ranks = [
+        {"rank": rank.rank, **({} if is_same else {"command": command}), **_differing(env, common)}
+        for rank, command, env in zip(node.ranks, commands, envs, strict=True)
+    ]
+    return {
+        "node": node.node,
+        **({"cwd": node.cwd} if node.cwd else {}),
+        **({"command": commands[0]} if is_same else {}),
+        "env": common,
+        "ranks": ranks,
+    }
+
+
+def _differing(env: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in env.items() if key not in common}
+
+
+def bar(rank: RankProfile, step_s: float) -> list[tuple[str, float, float]]:
+    """Of each part its name, where it begins and how long it is, in thousandths of a step."""
+    pieces, at = [], 0.0
+    for part in PARTS:
+        length = 1000 * getattr(rank, f"{part}_s") / step_s if step_s else 0.0
+        pieces.append((part, round(at, 1), round(min(length, max(0.0, 1000 - at)), 1)))
+        at += length
+    return pieces
+
+
+def share(rank: RankProfile, profile: JobProfile) -> float:
+    return rank.samples / (sum(one.samples for one in profile.ranks) or 1.0)
+
+
+def _told(value: Any) -> dict[str, Any]:
+    """Of a dataclass, the fields that differ from what they are when nobody says anything."""
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        given = getattr(value, field.name)
+        if given != _default(field):
+            found[field.name] = _told(given) if is_dataclass(given) else _plain(given)
+    if found.get("gpus_per_node") in _GPU_WORDS:
+        found["gpus_per_node"] = _GPU_WORDS[found["gpus_per_node"]]
+    return found
+
+
+def _default(field: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else MISSING
+
+
+def _plain(value: Any) -> Any:
+    """For YAML: no types of ours."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _told(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value

@@ -1,0 +1,69 @@
+"""``/``: the cluster at a glance; ``/nodes/{name}``: one node, with its last day."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from ugro.agent.agent import Agent
+from ugro.core.job import Job
+from ugro.web.overview import NodeRow, Overview, chosen, totals
+from ugro.web.site import Site
+
+_MOST_WAITING = 12
+_MOST_RUNNING = 30
+_MOST_EVENTS = 12
+HOURS = (1, 6, 24)
+
+
+def add_cluster_pages(app: FastAPI, site: Site) -> None:
+    overview = Overview(site.agent)
+
+    @app.get("/")
+    async def cluster(request: Request, q: str = "", status: str = "") -> Response:
+        rows = await overview.rows()
+        live = site.agent.watching.parts.engine.live
+        waiting, running = live.waiting(), live.holding()
+        return await site.render(
+            request,
+            "cluster.html",
+            cli="ugro health",
+            rows=chosen(rows, q, status),
+            totals=totals(rows),
+            filter={"q": q, "status": status},
+            waiting=await site.agent.jobs.with_reasons(waiting[:_MOST_WAITING]),
+            waiting_count=len(waiting),
+            running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],
+            running_count=len(running),
+            alerts=site.agent.watching.monitor.alerts(),
+            events=await _newest_events(site.agent),
+        )
+
+    @app.get("/nodes/{name}")
+    async def node(request: Request, name: str, hours: Annotated[int, Query(ge=1, le=24)] = 1) -> Response:
+        site.agent.cluster.inventory.get(name)
+        row = next(row for row in await overview.rows() if row.name == name)
+        monitor = site.agent.watching.monitor
+        return await site.render(
+            request,
+            "node.html",
+            cli=f"ugro node show {name}",
+            row=row,
+            watched=next(one for one in monitor.watched() if one.name == name),
+            alerts=[alert for alert in monitor.alerts() if alert.node == name],
+            jobs=_jobs_on(site.agent, row),
+            spec=site.agent.cluster.inventory.get(name).spec,
+            hours=hours,
+            all_hours=HOURS,
+        )
+
+
+def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
+    return [job for job in agent.watching.parts.engine.live.holding() if job.id in row.jobs]
+
+
+async def _newest_events(agent: Agent) -> list[object]:
+    newest = await agent.store.ends.newest()
+    found = await agent.store.jobs.events(after=max(0, newest - _MOST_EVENTS), limit=_MOST_EVENTS)
+    return list(reversed(found))

@@ -1,0 +1,52 @@
+"""What a browser may ask of the agent's API: this list and nothing else. No submit, no exec, no stop, no new nodes."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ugro.core.codec import dumps
+from ugro.core.errors import NotAllowed
+
+_JOB = r"/v1/jobs/[^/]+"
+_NODE = r"/v1/nodes/[^/]+"
+_ALLOWED = {
+    "GET": (
+        r"/v1/agent",
+        r"/v1/nodes",
+        rf"{_NODE}/history",
+        r"/v1/jobs",
+        _JOB,
+        rf"{_JOB}/(why|wait|logs|results|profile|traces|notes)",
+        r"/v1/events",
+        r"/v1/compare",
+        r"/v1/metrics",
+        r"/v1/metrics/keys",
+        r"/v1/alerts",
+        r"/v1/changes",
+    ),
+    "POST": (rf"{_JOB}/(cancel|retry)", rf"{_NODE}/(drain|resume)", r"/v1/alerts/test"),
+    "PUT": (rf"{_JOB}/notes",),
+}
+_PATTERNS = {method: re.compile("|".join(f"(?:{one})" for one in paths)) for method, paths in _ALLOWED.items()}
+
+
+def may_pass(method: str, path: str) -> bool:
+    pattern = _PATTERNS.get(method)
+    return pattern is not None and pattern.fullmatch(path) is not None
+
+
+class Passing:
+    """Mounted at /v1."""
+
+    def __init__(self, api: ASGIApp) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if may_pass(scope["method"], scope["path"]):
+            await self._api({**scope, "root_path": ""}, receive, send)
+            return
+        error = NotAllowed("the dashboard does not do this", hint="use the command line: ugro --help")
+        await Response(dumps({"error": error.to_wire()}), 403, media_type="application/json")(scope, receive, send)

@@ -1,0 +1,154 @@
+"""The dashboard's own listener, beside the agent's socket: opened with the agent, and anew when its settings change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+import time
+
+import uvicorn
+from fastapi import FastAPI
+
+from ugro.agent.agent import Agent
+from ugro.agent.serve import Server
+from ugro.config.schema import Dashboard
+from ugro.core.agent import DashboardLink
+from ugro.core.errors import NotAllowed, UgroError
+from ugro.web.access import ONCE_S, Doors, Tokens
+from ugro.web.app import create_web
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_GOODBYE_S = 1
+_BACKLOG = 128
+
+
+async def serve_web(agent: Agent, api: FastAPI) -> None:
+    """Until the agent stops. What keeps the dashboard from opening, a bug of ours too, keeps no job from going on."""
+    while not agent.stopping.is_set():
+        settings = agent.cluster.config.dashboard
+        serving = asyncio.create_task(_serve(agent, api, settings), name="dashboard")
+        try:
+            await asyncio.wait([serving])
+        finally:
+            serving.cancel()
+        if (problem := serving.exception()) is not None:
+            agent.front.closed(_in_words(problem))
+            await _until_changed(agent, settings)
+
+
+def _in_words(problem: BaseException) -> UgroError:
+    if isinstance(problem, UgroError):
+        log.warning("no dashboard: %s", problem)
+        return problem
+    log.error("the dashboard ended", exc_info=problem)
+    return UgroError("the dashboard ended by a fault of its own", hint="see: ugro agent logs")
+
+
+async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
+    if not settings.enabled:
+        raise NotAllowed("the dashboard is off", hint="set dashboard.enabled to true in the cluster file")
+    try:
+        _try_certificate(settings)
+        tokens = Tokens(agent.home.path / "dashboard.token")
+        listener = _listen(settings)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise NotAllowed(f"the dashboard cannot be opened: {reason}", hint=_hint(settings)) from error
+    place = Place(settings, listener.getsockname()[1], tokens)
+    server = Server(
+        uvicorn.Config(
+            create_web(agent, api, place.doors),
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=_GOODBYE_S,
+            server_header=False,
+            access_log=False,  # its lines would have the words of links in them
+            ssl_certfile=settings.certificate_file,
+            ssl_keyfile=settings.key_file,
+        )
+    )
+    log.info("dashboard at %s", place.url)
+    agent.front.opened(place.link)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve([listener]), name="serve the dashboard")
+        await _until_changed(agent, settings)
+        server.should_exit = True
+
+
+def _try_certificate(settings: Dashboard) -> None:
+    """Before the server does: a file that is not there must be said."""
+    if settings.certificate_file is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.certificate_file, settings.key_file)
+
+
+def _hint(settings: Dashboard) -> str:
+    files = f", certificate_file {settings.certificate_file}" if settings.certificate_file else ""
+    return f"see dashboard in the cluster file: host {settings.host}, port {settings.port}{files}"
+
+
+async def _until_changed(agent: Agent, settings: Dashboard) -> None:
+    while agent.cluster.config.dashboard == settings and not agent.stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(agent.stopping.wait(), _LOOK_S)
+
+
+def _listen(settings: Dashboard) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # Two agents of one user, or two users: each has a dashboard, and `ugro dashboard` knows where.
+            listener.bind((address[0], 0))
+            log.warning("port %s is taken; the dashboard takes another", settings.port)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class Place:
+    """Where a dashboard is, and what lets people in."""
+
+    def __init__(self, settings: Dashboard, port: int, tokens: Tokens) -> None:
+        self._is_encrypted = settings.certificate_file is not None
+        self._is_open = not _is_loopback(settings.host)
+        scheme = "https" if self._is_encrypted else "http"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        if settings.host in ("0.0.0.0", "::"):
+            host = settings.names[0] if settings.names else socket.gethostname()
+        self.url = f"{scheme}://{host}:{port}"
+        names = frozenset(name.lower() for name in (settings.host, *settings.names, *_own_names(self._is_open)))
+        # Cookies know hosts and not ports: two dashboards on one machine must not overwrite each other's.
+        self.doors = Doors(tokens, names, f"ugro_{port}", self._is_encrypted)
+
+    def link(self) -> DashboardLink:
+        word = self.doors.tokens.link(time.time())
+        warning = None
+        if self._is_open and not self._is_encrypted:
+            warning = "other machines can reach the dashboard and nothing is encrypted: who listens in can use it"
+        return DashboardLink(f"{self.url}/login?once={word}", ONCE_S, warning)
+
+
+def _own_names(is_open: bool) -> tuple[str, ...]:
+    return (socket.gethostname(),) if is_open else ()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,131 @@
+// @ts-check
+// Buttons that do something: <button data-post="/v1/…" data-body='{…}' data-confirm="Sure?" data-cli="ugro …">.
+// It asks first, shows what a terminal would do, and says what came of it. "$key" in the body becomes a fresh key;
+// data-ask="reason: Why?" asks for a text that becomes the body's "reason". Also: [data-copy], and say() for others.
+import { refresh } from "/static/parts.js";
+
+const STAY_MS = 6000;
+
+/** Shows a message for a while; a bad one until it is closed. */
+export function say(text, look = "good", hint = "") {
+  const toast = element("div", { className: `toast ${look}` }, element("p", {}, text));
+  if (hint) toast.append(element("p", {}, hint));
+  if (look === "bad") {
+    const close = element("button", { type: "button", className: "copy" }, "close");
+    close.addEventListener("click", () => toast.remove());
+    toast.append(close);
+    toast.setAttribute("role", "alert");
+  } else setTimeout(() => toast.remove(), STAY_MS);
+  document.getElementById("toasts")?.append(toast);
+}
+
+/** Sends an order to the API; its answer, or null when it was refused, which is said. */
+export async function send(method, path, body) {
+  try {
+    const answer = await fetch(path, {
+      method,
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body ?? {}),
+    });
+    const text = await answer.text();
+    if (answer.ok) return text ? JSON.parse(text) : {};
+    const error = problem(text, answer.status);
+    say(error.message, "bad", error.hint ?? "");
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    say("The agent does not answer.", "bad", "Nothing was done. Try again when the page is live.");
+  }
+  return null;
+}
+
+function problem(text, status) {
+  try {
+    return JSON.parse(text).error;
+  } catch {
+    return { message: status === 401 ? "This browser is signed out." : `The agent refused (${status}).`, hint: text.slice(0, 200) };
+  }
+}
+
+function element(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+/** Whether to go on, and what was written; null: no. */
+export function ask(title, text, command, question = "") {
+  const field = element("input", { type: "text", name: "text", autocomplete: "off" });
+  const form = element("form", { method: "dialog" });
+  form.append(element("h2", { id: "ask-title" }, title), element("p", {}, text));
+  if (question) form.append(element("label", {}, question, field));
+  if (command) form.append(element("p", { className: "muted small" }, "At a terminal: ", element("code", {}, command)));
+  form.append(element("div", { className: "actions" },
+    element("button", { className: "button", value: "", type: "submit", formNoValidate: true }, "Leave it"),
+    element("button", { className: "button primary", value: "yes", type: "submit" }, title)));
+  const dialog = element("dialog", {}, form);
+  dialog.setAttribute("aria-labelledby", "ask-title");
+  document.body.append(dialog);
+  dialog.showModal();
+  (question ? field : form.querySelector("button.primary")).focus();
+  return new Promise((done) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      done(dialog.returnValue === "yes" ? { text: field.value.trim() } : null);
+    });
+    // Enter in the field means yes, and not the first button.
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      dialog.close("yes");
+    });
+  });
+}
+
+function withKey(body) {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  const key = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return Object.fromEntries(Object.entries(body).map(([name, value]) => [name, value === "$key" ? key : value]));
+}
+
+async function act(button) {
+  const method = button.dataset.post ? "POST" : "PUT";
+  const body = withKey(JSON.parse(button.dataset.body ?? "{}"));
+  const [field, question] = (button.dataset.ask ?? "").split(/:\s*/, 2);
+  const title = button.textContent.trim();
+  if (button.dataset.confirm || field) {
+    const answer = await ask(title, button.dataset.confirm ?? "", button.dataset.cli ?? "", question);
+    if (!answer) return;
+    if (field) body[field] = answer.text;
+  }
+  button.disabled = true;
+  const answer = await send(method, button.dataset.post ?? button.dataset.put, body);
+  button.disabled = false;
+  if (answer === null) return;
+  say(`${title}: done.`, "good", button.dataset.cli ? `The same at a terminal: ${button.dataset.cli}` : "");
+  button.dispatchEvent(new CustomEvent("ugro-acted", { bubbles: true, detail: answer }));
+  await refresh();
+}
+
+async function copy(button) {
+  const text = button.dataset.copy;
+  if (navigator.clipboard) await navigator.clipboard.writeText(text).catch(() => copyOld(text));
+  else copyOld(text); // without https and not on loopback, browsers give no clipboard
+  const before = button.textContent;
+  button.textContent = "copied";
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+function copyOld(text) {
+  const field = element("textarea", { value: text });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("button");
+  if (!button) return;
+  if (button.dataset.copy !== undefined) copy(button);
+  else if (button.dataset.post || button.dataset.put) act(button);
+});

@@ -1,0 +1,195 @@
+// @ts-check
+// Draws curves on a canvas: axes, bands, lines, marks. It is given everything, and keeps nothing.
+
+import { logTicks, placeTicks, placeWritten, ticks, written } from "/static/chart-scale.js";
+
+export const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 4], [1, 4], [10, 2, 2, 2, 2, 2]];
+const MANY = 20; // from here on lines are thin and pale, and have no band
+
+/**
+ * @typedef {{left: number, top: number, width: number, height: number}} Box
+ * @typedef {{x: [number, number], y: [number, number], isLog: boolean, kind: "step"|"time"|"seconds", box: Box}} View
+ * @typedef {{name: string, key: string, xs: number[], mins: (number|null)[], maxs: (number|null)[],
+ *   means: (number|null)[], raw: (number|null)[], odd: number[], color: number, dash: number, isFaint: boolean}} Series
+ * @typedef {{ink: string, faint: string, grid: string, surface: string, lines: string[]}} Colours
+ */
+
+/** @param {View} view @param {number} x */
+export const toX = (view, x) => view.box.left + ((x - view.x[0]) / (view.x[1] - view.x[0] || 1)) * view.box.width;
+
+/** @param {View} view @param {number} y */
+export function toY(view, y) {
+  const [low, high] = view.y;
+  const share = view.isLog ? Math.log(y / low) / Math.log(high / low) : (y - low) / (high - low);
+  return view.box.top + (1 - share) * view.box.height;
+}
+
+/** @param {View} view @param {number} at */
+export const fromX = (view, at) => view.x[0] + ((at - view.box.left) / view.box.width) * (view.x[1] - view.x[0]);
+
+/** The room for the plot beside its labels. @param {CanvasRenderingContext2D} pen @param {[number, number]} y */
+export function boxOf(pen, width, height, y, isLog) {
+  const most = Math.max(2, Math.floor(height / 36));
+  const marks = isLog ? logTicks(y[0], y[1], most) : ticks(y[0], y[1], most);
+  const left = Math.ceil(Math.max(...marks.map((mark) => pen.measureText(written(mark)).width), 20)) + 12;
+  return { left, top: 8, width: Math.max(10, width - left - 12), height: Math.max(10, height - 8 - 24) };
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {View} view @param {Colours} colours */
+export function drawAxes(pen, view, colours) {
+  const { box } = view;
+  pen.lineWidth = 1;
+  pen.strokeStyle = colours.grid;
+  pen.fillStyle = colours.faint;
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  const most = Math.max(2, Math.floor(box.height / 36));
+  for (const y of view.isLog ? logTicks(view.y[0], view.y[1], most) : ticks(view.y[0], view.y[1], most)) {
+    const at = Math.round(toY(view, y)) + 0.5;
+    segment(pen, box.left, at, box.left + box.width, at);
+    pen.fillText(written(y), box.left - 6, at);
+  }
+  pen.textBaseline = "top";
+  pen.textAlign = "center";
+  const span = view.x[1] - view.x[0];
+  const room = view.kind === "time" && span > 20 * 3600 ? 120 : 74;
+  for (const x of placeTicks(view.kind, view.x[0], view.x[1], Math.max(1, Math.floor(box.width / room)))) {
+    const at = Math.round(toX(view, x)) + 0.5;
+    segment(pen, at, box.top + box.height, at, box.top + box.height + 4);
+    const text = placeWritten(view.kind, x, span);
+    const half = pen.measureText(text).width / 2;
+    pen.fillText(text, Math.min(at, box.left + box.width + 10 - half), box.top + box.height + 7);
+  }
+  pen.strokeStyle = colours.faint;
+  segment(pen, box.left, box.top + box.height + 0.5, box.left + box.width, box.top + box.height + 0.5);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {View} view @param {Series[]} all @param {Colours} colours */
+export function drawSeries(pen, view, all, colours, isSmooth) {
+  clipped(pen, view.box, () => {
+    const isMany = all.length > MANY;
+    for (const series of all) {
+      pen.fillStyle = pen.strokeStyle = colours.lines[series.color % colours.lines.length];
+      if (!isMany && !series.isFaint) drawBand(pen, view, series, isSmooth);
+    }
+    for (const series of all) {
+      pen.strokeStyle = pen.fillStyle = colours.lines[series.color % colours.lines.length];
+      if (isSmooth && !isMany) drawLine(pen, view, series.xs, series.raw, { width: 1, alpha: 0.28, dash: [] });
+      drawLine(pen, view, series.xs, series.means, styleOf(series, isMany));
+      drawOdd(pen, view, series);
+    }
+  });
+}
+
+/** One curve above the others. @param {CanvasRenderingContext2D} pen @param {View} view @param {Series} series */
+export function drawChosen(pen, view, series, colours) {
+  clipped(pen, view.box, () => {
+    pen.strokeStyle = colours.surface;
+    drawLine(pen, view, series.xs, series.means, { width: 5, alpha: 0.8, dash: [] });
+    pen.strokeStyle = pen.fillStyle = colours.lines[series.color % colours.lines.length];
+    drawLine(pen, view, series.xs, series.means, { width: 2.75, alpha: 1, dash: DASHES[series.dash % DASHES.length] });
+  });
+}
+
+/** Where the cursor is. @param {CanvasRenderingContext2D} pen @param {View} view @param {number} x */
+export function drawCursor(pen, view, x, dots, colours) {
+  const at = Math.round(toX(view, x)) + 0.5;
+  pen.strokeStyle = colours.faint;
+  pen.lineWidth = 1;
+  pen.setLineDash([3, 3]);
+  segment(pen, at, view.box.top, at, view.box.top + view.box.height);
+  pen.setLineDash([]);
+  for (const { x: dotX, y, color } of dots) {
+    pen.fillStyle = colours.lines[color % colours.lines.length];
+    pen.strokeStyle = colours.surface;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.arc(toX(view, dotX), toY(view, y), 4, 0, 7);
+    pen.fill();
+    pen.stroke();
+  }
+}
+
+/** What is being marked to be looked at closely. @param {CanvasRenderingContext2D} pen @param {View} view */
+export function drawChoice(pen, view, from, to, colours) {
+  pen.globalAlpha = 0.14;
+  pen.fillStyle = colours.ink;
+  pen.fillRect(Math.min(from, to), view.box.top, Math.abs(to - from), view.box.height);
+  pen.globalAlpha = 1;
+}
+
+function styleOf(series, isMany) {
+  if (isMany) return { width: 1, alpha: 0.35, dash: [] };
+  return series.isFaint
+    ? { width: 1.25, alpha: 0.4, dash: [3, 3] }
+    : { width: 1.75, alpha: 1, dash: DASHES[series.dash % DASHES.length] };
+}
+
+function drawBand(pen, view, series, isSmooth) {
+  pen.globalAlpha = isSmooth ? 0.1 : 0.18;
+  for (const [begin, end] of stretches(series.xs, series.mins, view.isLog)) {
+    if (end - begin < 2) continue;
+    pen.beginPath();
+    for (let at = begin; at < end; at += 1) pen.lineTo(toX(view, series.xs[at]), toY(view, series.maxs[at]));
+    for (let at = end - 1; at >= begin; at -= 1) pen.lineTo(toX(view, series.xs[at]), toY(view, series.mins[at]));
+    pen.fill();
+  }
+  pen.globalAlpha = 1;
+}
+
+function drawLine(pen, view, xs, ys, { width, alpha, dash }) {
+  pen.globalAlpha = alpha;
+  pen.lineWidth = width;
+  pen.lineJoin = "round";
+  pen.setLineDash(dash);
+  pen.beginPath();
+  for (const [begin, end] of stretches(xs, ys, view.isLog)) {
+    pen.moveTo(toX(view, xs[begin]), toY(view, ys[begin]));
+    for (let at = begin + 1; at < end; at += 1) pen.lineTo(toX(view, xs[at]), toY(view, ys[at]));
+    // One point alone has no line: it is a dot.
+    if (end - begin === 1) pen.arc(toX(view, xs[begin]), toY(view, ys[begin]), 1.5, 0, 7);
+  }
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.globalAlpha = 1;
+}
+
+/** Values that are no numbers: a cross at the upper edge, where they cannot be taken for a value. */
+function drawOdd(pen, view, series) {
+  pen.lineWidth = 1.5;
+  for (const x of series.odd) {
+    const at = toX(view, x);
+    segment(pen, at - 3, view.box.top + 2, at + 3, view.box.top + 8);
+    segment(pen, at - 3, view.box.top + 8, at + 3, view.box.top + 2);
+  }
+}
+
+/** Places from which to which there are numbers that can be shown. */
+function* stretches(xs, ys, isLog) {
+  let begin = -1;
+  for (let at = 0; at < xs.length; at += 1) {
+    const isShown = ys[at] !== null && ys[at] !== undefined && (!isLog || ys[at] > 0);
+    if (isShown && begin < 0) begin = at;
+    if (!isShown && begin >= 0) {
+      yield [begin, at];
+      begin = -1;
+    }
+  }
+  if (begin >= 0) yield [begin, xs.length];
+}
+
+function segment(pen, fromX, fromY, toX, toY) {
+  pen.beginPath();
+  pen.moveTo(fromX, fromY);
+  pen.lineTo(toX, toY);
+  pen.stroke();
+}
+
+function clipped(pen, box, draw) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(box.left, box.top - 2, box.width + 2, box.height + 3);
+  pen.clip();
+  draw();
+  pen.restore();
+}

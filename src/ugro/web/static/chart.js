@@ -1,0 +1,394 @@
+// @ts-check
+// <ugro-chart label="loss">: curves on a canvas. Its .data is
+//   {x: "step" | "time" | "seconds", series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
+// where means[i] null is a place without a number. Attributes: smooth (0 to 0.99), log, bare (no controls of its own),
+// tall. It tells "ugro-zoom" {first, last} (or nulls), "ugro-cursor" {x} and "ugro-look" {smooth, log}.
+
+import { boxOf, drawAxes, drawChoice, drawChosen, drawCursor, drawSeries, fromX, toX, toY } from "/static/chart-draw.js";
+import { build, fillLegend } from "/static/chart-parts.js";
+import { extent, nearest, placeWritten, smoothed, widened, written } from "/static/chart-scale.js";
+import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
+import { csvOf, leftOut, sentence, tableOf } from "/static/chart-words.js";
+import "/static/spark.js";
+
+const LEAST_DRAG = 6;
+const MOST_READ = 8;
+
+class Chart extends HTMLElement {
+  static observedAttributes = ["smooth", "log", "label", "tall"];
+  #given = { x: "step", series: [] };
+  /** @type {import("./chart-draw.js").Series[]} */
+  #series = [];
+  #hidden = new Set();
+  #parts = build();
+  #view = null;
+  #colours = null;
+  #zoom = null;
+  #cursor = null;
+  #chosen = null;
+  #drag = null;
+  #isAsked = false;
+  #isDrawn = false;
+  #sizes = new ResizeObserver(() => this.#ask());
+  #endTheme = () => {};
+
+  connectedCallback() {
+    addSheet();
+    const parts = this.#parts;
+    if (!parts.figure.isConnected) {
+      this.replaceChildren(parts.figure);
+      this.#listen();
+    }
+    if (this.hasAttribute("bare")) parts.tools.remove();
+    this.#sizes.observe(parts.plot);
+    this.#endTheme = onTheme(() => {
+      this.#colours = null;
+      this.#ask();
+    });
+    this.#prepare();
+  }
+
+  disconnectedCallback() {
+    this.#sizes.disconnect();
+    this.#endTheme();
+  }
+
+  attributeChangedCallback() {
+    if (this.isConnected) this.#prepare();
+  }
+
+  get data() {
+    return this.#given;
+  }
+
+  set data(data) {
+    this.#given = data;
+    if (this.isConnected) this.#prepare();
+  }
+
+  get smooth() {
+    return Math.min(0.99, Math.max(0, Number(this.getAttribute("smooth")) || 0));
+  }
+
+  /** Shows the cursor there, as another chart of the page does; null takes it away. */
+  set cursor(x) {
+    this.#cursor = x;
+    this.#ask();
+  }
+
+  /** What is drawn now, and not only asked for: for whoever waits for it. */
+  get isReady() {
+    return this.#isDrawn && !this.#isAsked;
+  }
+
+  // --- from what was given to what is drawn ---------------------------------------------------------------------
+
+  #prepare() {
+    const parts = this.#parts;
+    this.#series = this.#given.series.map((one, at) => {
+      const means = smoothed(one.means, this.smooth);
+      const odd = one.odd ? one.xs.filter((_, place) => one.odd[place] > 0) : one.xs.filter((_, place) => one.means[place] === null);
+      const color = one.color ?? at;
+      const [key, isFaint] = [one.key ?? one.name, one.isFaint ?? false];
+      // The ninth curve has the first one's colour, and not its dashes.
+      return { ...one, key, raw: one.means, means, odd, color, dash: color + Math.floor(color / 8), isFaint };
+    });
+    const label = this.getAttribute("label") ?? "";
+    parts.title.textContent = label;
+    parts.smooth.value = String(this.smooth);
+    parts.log.checked = this.hasAttribute("log");
+    parts.plot.classList.toggle("is-tall", this.hasAttribute("tall"));
+    parts.plot.setAttribute("aria-label", sentence(label || "Curves", this.#given.x, this.#shown()));
+    fillLegend(parts.legend, this.#series, this.#hidden, this);
+    if (!parts.table.hidden) this.#fillTable();
+    this.#ask();
+  }
+
+  #shown() {
+    return this.#series.filter((series) => !this.#hidden.has(series.key));
+  }
+
+  #ask() {
+    if (this.#isAsked) return;
+    this.#isAsked = true;
+    requestAnimationFrame(() => {
+      this.#isAsked = false;
+      if (this.isConnected) this.#draw();
+    });
+  }
+
+  #draw() {
+    const { plot, base, empty } = this.#parts;
+    const { clientWidth: width, clientHeight: height } = plot;
+    if (!width || !height) return;
+    this.#colours ??= coloursOf(this);
+    const pen = fitted(base, width, height);
+    const shown = this.#shown();
+    this.#view = this.#viewOf(pen, shown, width, height);
+    empty.hidden = this.#view !== null;
+    if (this.#view) {
+      pen.font = this.#font();
+      drawAxes(pen, this.#view, this.#colours);
+      drawSeries(pen, this.#view, shown, this.#colours, this.smooth > 0);
+    } else {
+      empty.textContent = this.getAttribute("empty") ?? "Nothing has been recorded yet.";
+    }
+    this.#isDrawn = true;
+    this.#drawOver();
+  }
+
+  #viewOf(pen, shown, width, height) {
+    const isLog = this.hasAttribute("log");
+    const x = this.#zoom ?? extent(shown.map((series) => series.xs));
+    if (!x) return null;
+    const inside = shown.flatMap((series) => {
+      const [begin, end] = within(series.xs, x);
+      // A band of a thousand curves is not drawn; one far value in it would press all lines flat.
+      const columns = shown.length > 20 || this.smooth > 0 ? [series.means] : [series.mins, series.maxs, series.means];
+      return columns.map((column) => column.slice(begin, end));
+    });
+    const found = extent(inside, isLog);
+    if (!found) return null;
+    const y = widened(found, isLog);
+    pen.font = this.#font();
+    const box = boxOf(pen, width, height, y, isLog);
+    const wide = x[0] === x[1] ? [x[0] - 0.5, x[1] + 0.5] : x;
+    return { x: wide, y, isLog, kind: this.#given.x, box };
+  }
+
+  #font() {
+    return `12px ${getComputedStyle(this).fontFamily}`;
+  }
+
+  #drawOver() {
+    const { plot, over, readout } = this.#parts;
+    const pen = fitted(over, plot.clientWidth, plot.clientHeight);
+    const view = this.#view;
+    if (!view) return;
+    const chosen = this.#chosen && this.#shown().find((series) => series.key === this.#chosen);
+    if (chosen) drawChosen(pen, view, chosen, this.#colours);
+    if (this.#drag && this.#drag.to !== null) drawChoice(pen, view, this.#drag.from, this.#drag.to, this.#colours);
+    if (this.#cursor === null) {
+      readout.textContent = "";
+      return;
+    }
+    const { dots, text } = this.#readAt(this.#cursor);
+    drawCursor(pen, view, this.#cursor, dots, this.#colours);
+    readout.textContent = text;
+  }
+
+  #readAt(x) {
+    const view = this.#view;
+    const near = this.#shown().map((series) => {
+      const at = nearest(series.xs, x);
+      return { series, x: series.xs[at], y: series.means[at], low: series.mins[at], high: series.maxs[at], color: series.color };
+    });
+    const span = view.x[1] - view.x[0];
+    const reach = span / 40;
+    const usable = near.filter((one) => one.x !== undefined && Math.abs(one.x - x) <= reach);
+    const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}`;
+    const first = usable.filter((one) => one.series.key === this.#chosen);
+    if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable)}` };
+    const told = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1));
+    const more = usable.length > told.length ? ` · ${usable.length - told.length} more` : "";
+    const dots = usable.filter((one) => one.y !== null && (!view.isLog || one.y > 0) && (usable.length <= MOST_READ || one.series.key === this.#chosen));
+    return { dots, text: `${head} · ${told.join(" · ")}${more}` };
+  }
+
+  // --- what people do -------------------------------------------------------------------------------------------
+
+  #listen() {
+    const { plot, smooth, log, reset, tableButton, csv } = this.#parts;
+    plot.addEventListener("pointermove", (event) => this.#pointAt(event));
+    plot.addEventListener("pointerleave", () => this.#leave());
+    plot.addEventListener("pointerdown", (event) => this.#press(event));
+    plot.addEventListener("pointerup", (event) => this.#release(event));
+    plot.addEventListener("dblclick", () => this.zoomTo(null));
+    plot.addEventListener("keydown", (event) => this.#key(event));
+    plot.addEventListener("blur", () => this.#leave());
+    smooth.addEventListener("input", () => this.#look({ smooth: smooth.value }));
+    log.addEventListener("change", () => this.#look({ log: log.checked }));
+    reset.addEventListener("click", () => this.zoomTo(null));
+    tableButton.addEventListener("click", () => this.#toggleTable());
+    csv.addEventListener("click", () => this.#save());
+  }
+
+  #look(change) {
+    if ("smooth" in change) this.setAttribute("smooth", change.smooth);
+    if ("log" in change) this.toggleAttribute("log", change.log);
+    this.#tell("ugro-look", { smooth: this.smooth, log: this.hasAttribute("log") });
+  }
+
+  /** @param {[number, number] | null} range */
+  zoomTo(range) {
+    this.#zoom = range;
+    this.#parts.reset.hidden = range === null;
+    this.#tell("ugro-zoom", { first: range?.[0] ?? null, last: range?.[1] ?? null });
+    this.#ask();
+  }
+
+  /** One curve before the others, as when its name is pointed at; null: none. */
+  choose(key) {
+    this.#chosen = key;
+    this.#drawOver();
+  }
+
+  /** Takes a curve away, or brings it back. */
+  toggle(key) {
+    if (!this.#hidden.delete(key)) this.#hidden.add(key);
+    this.#prepare();
+  }
+
+  #pointAt(event) {
+    if (!this.#view) return;
+    const place = this.#place(event);
+    if (this.#drag) {
+      this.#drag.to = Math.abs(place.x - this.#drag.from) >= LEAST_DRAG ? place.x : null;
+    }
+    this.#chosen = this.#nearestTo(place);
+    this.#moveTo(fromX(this.#view, place.x));
+  }
+
+  #nearestTo(place) {
+    let best = { distance: 24, key: null };
+    for (const series of this.#shown()) {
+      const at = nearest(series.xs, fromX(this.#view, place.x));
+      const y = series.means[at];
+      if (y === null || y === undefined || (this.#view.isLog && y <= 0)) continue;
+      const distance = Math.hypot(toY(this.#view, y) - place.y, (toX(this.#view, series.xs[at]) - place.x) / 4);
+      if (distance < best.distance) best = { distance, key: series.key };
+    }
+    return best.key;
+  }
+
+  #moveTo(x) {
+    const xs = this.#shown().map((series) => series.xs[nearest(series.xs, x)]).filter((one) => one !== undefined);
+    if (!xs.length) return;
+    this.#cursor = xs.reduce((best, one) => (Math.abs(one - x) < Math.abs(best - x) ? one : best));
+    this.#tell("ugro-cursor", { x: this.#cursor });
+    this.#drawOver();
+  }
+
+  #leave() {
+    this.#cursor = this.#chosen = this.#drag = null;
+    this.#tell("ugro-cursor", { x: null });
+    this.#drawOver();
+  }
+
+  #press(event) {
+    if (event.button !== 0 || !this.#view || event.pointerType === "touch") return;
+    this.#drag = { from: this.#place(event).x, to: null };
+    this.#parts.plot.setPointerCapture(event.pointerId);
+  }
+
+  #release() {
+    const drag = this.#drag;
+    this.#drag = null;
+    if (!drag || drag.to === null || !this.#view) return;
+    const range = [fromX(this.#view, drag.from), fromX(this.#view, drag.to)].sort((left, right) => left - right);
+    this.zoomTo(clamped(range, this.#view.x));
+  }
+
+  #key(event) {
+    const view = this.#view;
+    if (!view || event.ctrlKey || event.metaKey || event.altKey) return;
+    const span = view.x[1] - view.x[0];
+    const at = this.#cursor ?? view.x[0];
+    const actions = {
+      ArrowRight: () => this.#step(at, event.shiftKey ? 10 : 1),
+      ArrowLeft: () => this.#step(at, event.shiftKey ? -10 : -1),
+      Home: () => this.#moveTo(view.x[0]),
+      End: () => this.#moveTo(view.x[1]),
+      "+": () => this.zoomTo(clamped([at - span / 4, at + span / 4], view.x)),
+      "=": () => this.zoomTo(clamped([at - span / 4, at + span / 4], view.x)),
+      "-": () => this.#zoomOut(at, span),
+      Escape: () => this.zoomTo(null),
+    };
+    if (!actions[event.key] || (event.key === "Escape" && !this.#zoom)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    actions[event.key]();
+  }
+
+  #zoomOut(at, span) {
+    const whole = extent(this.#shown().map((series) => series.xs));
+    const range = whole && clamped([at - span, at + span], whole);
+    this.zoomTo(range && (range[0] > whole[0] || range[1] < whole[1]) ? range : null);
+  }
+
+  #step(at, by) {
+    const longest = this.#shown().reduce((best, one) => (one.xs.length > (best?.xs.length ?? 0) ? one : best), null);
+    if (!longest) return;
+    const place = this.#cursor === null ? (by > 0 ? -1 : 1) : nearest(longest.xs, at);
+    this.#moveTo(longest.xs[Math.min(longest.xs.length - 1, Math.max(0, place + by))]);
+  }
+
+  #place(event) {
+    const box = this.#parts.plot.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  #toggleTable() {
+    const { table, tableButton } = this.#parts;
+    table.hidden = !table.hidden;
+    tableButton.setAttribute("aria-expanded", String(!table.hidden));
+    if (!table.hidden) this.#fillTable();
+  }
+
+  #fillTable() {
+    const note = document.createElement("p");
+    note.className = "chart-readout";
+    note.textContent = leftOut(this.#shown());
+    this.#parts.table.replaceChildren(note, this.#parts.csv, tableOf(this.#given.x, this.#shown()));
+  }
+
+  #save() {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([csvOf(this.#given.x, this.#series)], { type: "text/csv" }));
+    link.download = `${(this.getAttribute("label") || "curves").replace(/[^\w.-]+/g, "_")}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  #tell(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail, bubbles: true }));
+  }
+}
+
+function valueRead({ series, y, low, high }, isNamed) {
+  const name = isNamed ? `${series.name} ` : "";
+  if (y === null) return `${name}not a number`;
+  const band = low !== null && high !== null && low !== high ? ` (${written(low)} to ${written(high)})` : "";
+  return `${name}${written(y)}${band}`;
+}
+
+/** Of so many that each would be too much. */
+function rangeRead(many) {
+  const found = extent([many.map((one) => one.y)]);
+  const range = found ? `between ${written(found[0])} and ${written(found[1])}` : "not a number";
+  return `${many.length} curves ${range}`;
+}
+
+function clamped([low, high], [least, most]) {
+  return /** @type {[number, number]} */ ([Math.max(low, least), Math.min(high, most)]);
+}
+
+/** The places within a range, and one more at each side: lines go on beyond the edge. */
+function within(xs, [low, high]) {
+  let begin = 0;
+  while (begin < xs.length && xs[begin] < low) begin += 1;
+  let end = xs.length;
+  while (end > begin && xs[end - 1] > high) end -= 1;
+  return [Math.max(0, begin - 1), Math.min(xs.length, end + 1)];
+}
+
+function fitted(canvas, width, height) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  return pen;
+}
+
+customElements.define("ugro-chart", Chart);

@@ -1,0 +1,283 @@
+// @ts-check
+// <ugro-curves job="17">, or jobs="1,2,3" runs="ID": a chart for each metric, live. With ``runs`` an element of that id
+// holds JSON {keys: [..], runs: [{id, name, groups: {NAME: LABEL}}]}: what to call the curves, and how to group them.
+// How it is looked at (metrics, axis, smoothing, scale, group) stands in the page's address.
+
+import { Curves, asked, meanOf, newestOnly } from "/static/curves-data.js";
+import { tools } from "/static/curves-tools.js";
+import { live } from "/static/live.js";
+import "/static/chart.js";
+
+const MOST_AT_FIRST = 6;
+const MANY_JOBS = 20;
+const GROW_MS = 1000;
+const KEYS_MS = 10_000;
+
+class CurvesElement extends HTMLElement {
+  #jobs = [];
+  #runs = new Map();
+  #keys = [];
+  #look = null;
+  /** @type {Map<string, {curves: Curves, chart: any, isLoaded: boolean, isVisible: boolean}>} */
+  #charts = new Map();
+  #grid = document.createElement("div");
+  #note = document.createElement("p");
+  #seen = new IntersectionObserver((entries) => this.#onSeen(entries), { rootMargin: "200px" });
+  #endLive = () => {};
+  #waiting = 0;
+  #keysAt = 0;
+
+  connectedCallback() {
+    this.#jobs = (this.getAttribute("jobs") ?? this.getAttribute("job") ?? "").split(",").filter(Boolean);
+    this.#grid.className = "curves-grid";
+    this.#note.className = "curves-note";
+    this.#note.setAttribute("role", "status");
+    this.addEventListener("ugro-zoom", (event) => this.#onZoom(event));
+    this.addEventListener("ugro-cursor", (event) => this.#onCursor(event));
+    this.#endLive = live.on((change) => this.#onChange(change)) ?? (() => {});
+    this.#begin();
+  }
+
+  disconnectedCallback() {
+    this.#endLive();
+    this.#seen.disconnect();
+    clearTimeout(this.#waiting);
+  }
+
+  async #begin() {
+    this.#say("Loading curves…");
+    this.append(this.#note, this.#grid);
+    try {
+      await this.#readKeys();
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  async #readKeys() {
+    this.#keysAt = performance.now();
+    const given = document.getElementById(this.getAttribute("runs") ?? "");
+    if (given) {
+      const told = JSON.parse(given.textContent ?? "{}");
+      this.#runs = new Map(told.runs.map((run, at) => [`job/${run.id}`, { ...run, color: at }]));
+      this.#setKeys(told.keys);
+    } else {
+      const query = new URLSearchParams(this.#jobs.map((job) => ["job", job]));
+      const { keys } = await asked(`/v1/metrics/keys?${query}`);
+      this.#setKeys([...new Set(keys.map((one) => one.key))]);
+    }
+  }
+
+  #setKeys(keys) {
+    const sorted = inOrder(keys);
+    if (this.#look && sorted.join("\n") === this.#keys.join("\n")) return;
+    this.#keys = sorted;
+    this.#look?.element.remove();
+    const names = this.#groupNames();
+    this.#look = tools(sorted, { most: MOST_AT_FIRST, groups: names }, (what) => this.#onLook(what));
+    this.#note.before(this.#look.element);
+    this.#look.element.hidden = !sorted.length;
+    this.#say(sorted.length ? "" : this.getAttribute("empty") ?? "No metrics yet. A script writes them with ugro.train, or as lines of metrics.jsonl in $UGRO_OUTPUT.");
+    this.#arrange();
+  }
+
+  #groupNames() {
+    const first = [...this.#runs.values()][0];
+    return first ? Object.keys(first.groups ?? {}) : [];
+  }
+
+  /** A chart for each metric that is wanted, in order; those that stay keep what they have. */
+  #arrange() {
+    const wanted = this.#look.state.keys;
+    for (const [key, entry] of this.#charts) {
+      if (wanted.includes(key)) continue;
+      this.#seen.unobserve(entry.chart);
+      this.#charts.delete(key);
+    }
+    for (const key of wanted) if (!this.#charts.has(key)) this.#charts.set(key, this.#makeChart(key));
+    this.#grid.replaceChildren(...wanted.map((key) => this.#charts.get(key).chart));
+    this.#grid.classList.toggle("has-one", wanted.length === 1);
+    for (const { chart } of this.#charts.values()) chart.toggleAttribute("tall", wanted.length === 1);
+    this.#applyLook();
+  }
+
+  #makeChart(key) {
+    const chart = document.createElement("ugro-chart");
+    chart.setAttribute("label", key);
+    chart.setAttribute("bare", "");
+    chart.setAttribute("empty", "Loading…");
+    this.#seen.observe(chart);
+    const rank = this.#jobs.length > 1 ? 0 : null;
+    const curves = new Curves({ jobs: this.#jobs, key, rank, columns: this.#columns() });
+    return { curves, chart, isLoaded: false, isVisible: false };
+  }
+
+  /** Of many curves only what is drawn of them; else everything. */
+  #columns() {
+    if (this.#jobs.length <= MANY_JOBS) return undefined;
+    return this.#look.state.x === "step" ? ["steps", "means"] : ["steps", "means", "times"];
+  }
+
+  #applyLook() {
+    const { smooth, isLog } = this.#look.state;
+    for (const [key, entry] of this.#charts) {
+      entry.chart.setAttribute("smooth", String(smooth));
+      entry.chart.toggleAttribute("log", isLog);
+      if (entry.isLoaded) this.#show(key);
+    }
+  }
+
+  #onLook(what) {
+    if (what === "x" && this.#jobs.length > MANY_JOBS) this.#loadAnew();
+    else if (what === "keys") this.#arrange();
+    else this.#applyLook();
+  }
+
+  #loadAnew() {
+    for (const [key, entry] of this.#charts) {
+      entry.curves.which.columns = this.#columns();
+      entry.isLoaded = false;
+      if (entry.isVisible) this.#load(key);
+    }
+  }
+
+  // --- loading --------------------------------------------------------------------------------------------------
+
+  #onSeen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const key = target.getAttribute("label");
+      const entry = this.#charts.get(key);
+      if (!entry) continue;
+      entry.isVisible = isIntersecting;
+      if (isIntersecting && !entry.isLoaded) this.#load(key);
+    }
+  }
+
+  async #load(key) {
+    const entry = this.#charts.get(key);
+    entry.isLoaded = true;
+    try {
+      await entry.curves.load(this.#bins(entry));
+      this.#show(key);
+      entry.chart.setAttribute("empty", "Nothing has been recorded yet.");
+    } catch (error) {
+      entry.isLoaded = false;
+      entry.chart.setAttribute("empty", `Cannot be loaded: ${error.message}`);
+    }
+  }
+
+  #bins(entry) {
+    const width = Math.round(entry.chart.clientWidth / 2) || 300;
+    return this.#jobs.length > 200 ? 100 : Math.min(600, Math.max(50, width));
+  }
+
+  #show(key) {
+    const entry = this.#charts.get(key);
+    if (entry) entry.chart.data = { x: this.#look.state.x, series: this.#series(entry.curves.shown) };
+  }
+
+  #series(curves) {
+    const places = this.#places();
+    if (this.#jobs.length <= 1) return ofOneJob(curves, places);
+    const newest = newestOnly(curves);
+    const group = this.#look.state.group;
+    if (group) return this.#grouped(newest, group, places);
+    return newest.map((curve) => {
+      const run = this.#runs.get(curve.owner);
+      return { ...columns(curve, places), key: curve.owner, name: run?.name ?? curve.owner.replace("job/", "job "), color: run?.color };
+    });
+  }
+
+  #grouped(curves, group, places) {
+    const members = new Map();
+    for (const curve of curves) {
+      const label = this.#runs.get(curve.owner)?.groups?.[group] ?? curve.owner;
+      members.set(label, [...(members.get(label) ?? []), curve]);
+    }
+    return [...members].map(([label, own]) => ({ ...meanOf(own, places), odd: undefined, key: label, name: `${label} (${own.length})` }));
+  }
+
+  /** Where a curve's points stand on the axis that is chosen. */
+  #places() {
+    const { x } = this.#look.state;
+    if (x === "step") return (curve) => curve.steps;
+    if (x === "time") return (curve) => curve.times;
+    return (curve) => curve.times.map((time) => time - curve.times[0]);
+  }
+
+  // --- what happens ---------------------------------------------------------------------------------------------
+
+  #onChange(change) {
+    if (!change.metrics || this.#waiting) return;
+    if (!change.metrics.some((job) => this.#jobs.includes(String(job)))) return;
+    this.#waiting = window.setTimeout(() => {
+      this.#waiting = 0;
+      this.#grow();
+    }, GROW_MS);
+  }
+
+  async #grow() {
+    try {
+      if (!this.hasAttribute("runs") && performance.now() - this.#keysAt > (this.#keys.length ? KEYS_MS : 0)) await this.#readKeys();
+      for (const [key, entry] of this.#charts) {
+        if (!entry.isLoaded || !entry.isVisible) continue;
+        await entry.curves.grow();
+        this.#show(key);
+      }
+      this.#say("");
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  async #onZoom(event) {
+    const key = event.target.getAttribute("label");
+    const entry = this.#charts.get(key);
+    if (!entry) return;
+    const { first, last } = event.detail;
+    const range = first === null ? null : /** @type {[number, number]} */ ([first, last]);
+    const steps = range && this.#look.state.x !== "step" ? entry.curves.stepsBetween(range, this.#places()) : range;
+    try {
+      await entry.curves.look(this.#jobs.length > MANY_JOBS ? null : steps);
+      this.#show(key);
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  #onCursor(event) {
+    for (const { chart } of this.#charts.values()) if (chart !== event.target) chart.cursor = event.detail.x;
+  }
+
+  #say(text) {
+    this.#note.textContent = text;
+  }
+
+  #fail(error) {
+    this.#say(`Curves cannot be loaded: ${error.message}. They are asked for again when there is news.`);
+  }
+}
+
+/** A curve for each rank; what an older attempt recorded stays, and pale. */
+function ofOneJob(curves, places) {
+  const newest = Math.max(0, ...curves.map((curve) => curve.attempt));
+  const hasRanks = new Set(curves.map((curve) => curve.rank)).size > 1;
+  return curves.map((curve) => {
+    const isOld = curve.attempt < newest;
+    const words = [hasRanks ? `rank ${curve.rank}` : "", isOld || newest > 1 ? `attempt ${curve.attempt}` : ""];
+    const name = words.filter(Boolean).join(", ") || curve.key;
+    return { ...columns(curve, places), key: `${curve.attempt}/${curve.rank}`, name, color: curve.rank, isFaint: isOld };
+  });
+}
+
+function columns(curve, places) {
+  return { xs: places(curve), mins: curve.lows, maxs: curve.highs, means: curve.means, odd: curve.odd };
+}
+
+/** Losses first, then what scripts log, then what is measured of their steps. */
+function inOrder(keys) {
+  const weight = (key) => (key.startsWith("profile/") ? 3 : /(^|[/_.])(loss|ppl|perplexity)([/_.]|$)/i.test(key) ? 0 : /(^|[/_.])(val|eval|test)/i.test(key) ? 1 : 2);
+  return [...keys].sort((left, right) => weight(left) - weight(right) || left.localeCompare(right, "en", { numeric: true }));
+}
+
+customElements.define("ugro-curves", CurvesElement);

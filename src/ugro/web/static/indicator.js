@@ -1,0 +1,33 @@
+// @ts-check
+// Says whether the page is live; when not, how old it is.
+import { agoWords } from "/static/ages.js";
+import { live } from "/static/live.js";
+
+const WORDS = { connecting: "connecting", live: "live", stale: "stale", offline: "offline", "signed-out": "signed out" };
+const place = document.getElementById("live");
+const banner = document.getElementById("offline");
+const PATIENCE_MS = 1500;
+let timer = 0;
+
+function explain(state, heardAt) {
+  const since = `These figures are from ${agoWords((Date.now() - heardAt) / 1000)}.`;
+  if (state === "signed-out") return "This browser is signed out. On the machine of the agent, run: ugro dashboard";
+  if (state === "stale") return `Nothing was heard from the agent for a while. ${since}`;
+  return `The agent does not answer; jobs go on without it. ${since} Any command starts it: ugro agent start`;
+}
+
+live.onState((state, heardAt) => {
+  clearInterval(timer);
+  if (!place || !banner) return;
+  place.dataset.state = state;
+  place.querySelector(".word").textContent = WORDS[state];
+  document.documentElement.dataset.live = state;
+  banner.hidden = true;
+  if (state === "live" || state === "connecting") return;
+  const tell = () => {
+    banner.hidden = false;
+    banner.textContent = explain(state, heardAt);
+  };
+  // An agent that is only restarted is back before anybody need worry.
+  timer = setInterval(tell, PATIENCE_MS);
+});

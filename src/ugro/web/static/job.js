@@ -1,0 +1,116 @@
+// @ts-check
+// The page of one job: its log, its curves, and the parts that are fetched when the page stands.
+import {painted} from "/static/ansi.js";
+import {live} from "/static/live.js";
+import {say} from "/static/act.js";
+import "/static/logs.js";
+import "/static/curves.js";
+
+const LEAST_PAUSE_MS = 3000;
+
+const log = /** @type {any} */ (document.querySelector("ugro-log"));
+const number = Number(log.getAttribute("job"));
+
+/** A part with an address of its own; asked for again at most every few seconds, and never twice at once. */
+class Fragment {
+  /** @param {HTMLElement} element */
+  constructor(element) {
+    this.element = element;
+    this.isWanted = false;
+    this.isBusy = false;
+    this.want();
+  }
+
+  async want() {
+    this.isWanted = true;
+    if (this.isBusy) return;
+    this.isBusy = true;
+    while (this.isWanted) {
+      this.isWanted = false;
+      const began = performance.now();
+      await this.load();
+      // As long again as it took: of many ranks the agent has much to read.
+      await pause(Math.max(LEAST_PAUSE_MS, 5 * (performance.now() - began)));
+    }
+    this.isBusy = false;
+  }
+
+  async load() {
+    try {
+      const response = await fetch(this.element.dataset.fragment ?? "");
+      if (!response.ok) throw new Error(`the agent answered ${response.status}`);
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const places = [...this.element.querySelectorAll(".scroll")].map((box) => box.scrollTop);
+      this.element.replaceChildren(...page.body.childNodes);
+      this.element.querySelectorAll(".scroll").forEach((box, index) => (box.scrollTop = places[index] ?? 0));
+    } catch (error) {
+      if (this.element.querySelector(".loading")) this.element.replaceChildren(failure(error));
+      this.isWanted ||= !document.hidden;
+    }
+  }
+}
+
+/** @param {unknown} error */
+function failure(error) {
+  const text = document.createElement("p");
+  text.className = "loading";
+  text.textContent = `It cannot be shown (${error instanceof Error ? error.message : error}); it is tried again.`;
+  return text;
+}
+
+/** @param {number} ms */
+function pause(ms) {
+  return new Promise((done) => setTimeout(done, ms));
+}
+
+const fragments = [...document.querySelectorAll("[data-fragment]")].map((one) => new Fragment(/** @type {any} */ (one)));
+
+/** @param {any} change */
+function heard(change) {
+  const isOurs = change.event?.job === number;
+  const hasGrown = change.metrics?.includes(number);
+  if (isOurs || change.again) log.wake();
+  for (const fragment of fragments) {
+    const {events, metrics} = fragment.element.dataset;
+    if (change.again || (isOurs && (events || metrics)) || (hasGrown && metrics)) fragment.want();
+  }
+}
+
+/** Where it runs is decided while the page is open: the log then learns of its ranks. */
+function follow() {
+  const facts = document.getElementById("log-facts");
+  if (!facts) return;
+  for (const name of ["nodes", "attempt", "attempts", "rank"]) {
+    const value = facts.dataset[name] ?? "";
+    if (name !== "rank" && log.getAttribute(name) !== value) log.setAttribute(name, value);
+  }
+}
+
+function paintLastLines() {
+  for (const line of document.querySelectorAll("[data-terminal]:not([data-painted])")) {
+    line.replaceChildren(painted(line.textContent ?? "", ""));
+    line.setAttribute("data-painted", "");
+  }
+}
+
+live.on(heard);
+new MutationObserver(() => {
+  follow();
+  paintLastLines();
+}).observe(document.getElementById("main") ?? document.body, {
+  subtree: true, childList: true, attributes: true, attributeFilter: ["data-nodes", "data-attempt", "data-attempts"],
+});
+paintLastLines();
+
+document.addEventListener("click", (event) => {
+  const link = /** @type {HTMLElement} */ (event.target).closest?.("[data-show-rank]");
+  if (link instanceof HTMLElement) log.show(Number(link.dataset.showRank), Number(link.dataset.showAttempt) || undefined);
+});
+
+document.addEventListener("ugro-acted", (event) => {
+  const answer = /** @type {CustomEvent} */ (event).detail;
+  if (answer?.id && answer.id !== number) {
+    say(`It is job ${answer.id} now.`);
+    location.assign(`/jobs/${answer.id}`);
+  }
+});

@@ -1,0 +1,113 @@
+// The one stream of changes that all tabs share: browsers allow six connections to a host, and a stream keeps one busy.
+// A tab says {hello: cursor} and gets what came after it, then everything; {bye: true} when it leaves.
+// Where there are no shared workers, each tab runs this as its own.
+
+const MOST_KEPT = 2000;
+const SILENT_MS = 15000;
+const LONGEST_PAUSE_MS = 10000;
+
+const ports = new Set();
+const kept = []; // changes that are events, the oldest first
+const nodes = new Map(); // the newest report of each
+let completeFrom = null; // after this cursor, kept has everything
+let cursor = null;
+let source = null;
+let state = "connecting";
+let heardAt = 0;
+let failures = 0;
+
+function tell(message) {
+  for (const port of ports) port.postMessage(message);
+}
+
+function become(next) {
+  if (next === state) return;
+  state = next;
+  tell({ state, heardAt });
+}
+
+function hear() {
+  heardAt = Date.now();
+  failures = 0;
+  become("live");
+}
+
+function open() {
+  const after = cursor === null ? "" : `?after=${cursor}`;
+  let hasOpened = false;
+  source = new EventSource(`/live${after}`);
+  source.onopen = () => {
+    // The stream repeats events that were missed; of curves it says only that they grow.
+    if (hasOpened || failures > 0) tell({ change: { cursor, again: true } });
+    hasOpened = true;
+    hear();
+  };
+  source.onmessage = (message) => {
+    hear();
+    take(JSON.parse(message.data));
+  };
+  source.addEventListener("beat", (message) => {
+    hear();
+    if (cursor === null) cursor = completeFrom = Number(message.lastEventId);
+  });
+  source.addEventListener("bye", () => become("offline"));
+  source.onerror = lose;
+}
+
+function lose() {
+  failures += 1;
+  become("offline");
+  if (source.readyState === EventSource.CLOSED) openLater();
+}
+
+async function openLater() {
+  source.close();
+  // The stream itself does not say why it was refused.
+  const answer = await fetch("/v1/agent").catch(() => null);
+  if (answer?.status === 401) become("signed-out");
+  setTimeout(open, Math.min(LONGEST_PAUSE_MS, 500 * 2 ** Math.min(failures, 6)));
+}
+
+function take(change) {
+  cursor = change.cursor;
+  if (change.event) {
+    kept.push(change);
+    if (kept.length > MOST_KEPT) completeFrom = kept.shift().cursor;
+  }
+  for (const report of change.nodes ?? []) nodes.set(report.name, report);
+  for (const name of change.gone_nodes ?? []) nodes.delete(name);
+  tell({ change });
+}
+
+function welcome(port, seen) {
+  ports.add(port);
+  if (source === null) {
+    cursor = completeFrom = seen;
+    open();
+    return;
+  }
+  port.postMessage({ state, heardAt });
+  if (seen === null || cursor === null) return;
+  if (completeFrom === null || seen < completeFrom) port.postMessage({ change: { cursor, again: true } });
+  for (const change of kept) if (change.cursor > seen) port.postMessage({ change });
+  if (nodes.size) port.postMessage({ change: { cursor, nodes: [...nodes.values()] } });
+}
+
+function listen(port) {
+  port.onmessage = ({ data }) => {
+    if ("hello" in data) welcome(port, data.hello);
+    if (data.bye) ports.delete(port);
+  };
+}
+
+setInterval(() => {
+  if (state !== "live" || Date.now() - heardAt < SILENT_MS) return;
+  // A cable that was cut says nothing: only another connection can tell.
+  become("stale");
+  failures += 1;
+  source.close();
+  open();
+}, 2000);
+
+if ("SharedWorkerGlobalScope" in self) self.onconnect = (event) => listen(event.ports[0]);
+else listen(self);

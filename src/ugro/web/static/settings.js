@@ -1,0 +1,18 @@
+// @ts-check
+// What became of test messages: the API answers "done" also when a channel failed, and says which.
+
+document.addEventListener("ugro-acted", (event) => {
+  const tried = event instanceof CustomEvent ? event.detail?.channels : null;
+  const place = document.getElementById("tried");
+  if (!tried || !place) return;
+  place.replaceChildren(...tried.map(lineOf));
+});
+
+function lineOf({ channel, error, hint }) {
+  const line = document.createElement("p");
+  const status = document.createElement("span");
+  status.className = `status ${error ? "bad" : "good"}`;
+  status.textContent = `${error ? "✕" : "✓"} ${channel}: ${error ? "failed" : "sent"}`;
+  line.append(status, error ? ` ${error}${hint ? ` (${hint})` : ""}` : "");
+  return line;
+}

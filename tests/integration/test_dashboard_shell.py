@@ -1,0 +1,255 @@
+"""The dashboard's frame in a real browser: it lives, acts, is used by keyboard, and anybody can read it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
+from tests.rig.waiting import wait_until
+
+PAGES = ("/", "/nodes/here", "/settings", "/about", "/no-such-page")
+
+
+def submit(dashboard: Dashboard, name: str, *argv: str) -> int:
+    fields = {"name": name, "command": list(argv) or ["true"], "sync": False}
+    return dashboard.client.jobs.submit(fields=fields, env={}).id
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+
+
+def test_a_link_lets_a_browser_in_and_shows_the_cluster(dashboard: Dashboard, page: Page) -> None:
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="here"))
+    expect(row).to_contain_text("healthy")
+    expect(page.get_by_text("ugro health", exact=True)).to_be_visible()
+    is_live(page)
+
+
+def test_a_job_appears_and_ends_on_an_open_page(dashboard: Dashboard, page: Page, tmp_path: Path) -> None:
+    is_live(page)
+    page.evaluate("window.isTheSamePage = true")
+    gate = tmp_path / "gate"
+    job = submit(dashboard, "seen-live", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done")
+    running = page.locator("[data-part=running]").get_by_role("row", name=f"{job} seen-live")
+    expect(running).to_contain_text("running")
+    expect(page.locator("[data-part=nodes]").get_by_role("link", name=str(job), exact=True)).to_be_visible()
+    gate.touch()
+    expect(running).to_have_count(0)
+    expect(page.locator("[data-part=events]")).to_contain_text("every rank ended with 0")
+    assert page.evaluate("window.isTheSamePage"), "the page was loaded again"
+
+
+def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> None:
+    first = submit(dashboard, "first", "sleep", "600")
+    fields = {"name": "second", "command": ["true"], "sync": False, "after": str(first)}
+    second = dashboard.client.jobs.submit(fields=fields, env={}).id
+    queue = page.locator("[data-part=queue]")
+    expect(queue).to_contain_text(f"{second} second")
+    expect(queue).to_contain_text(f"job {first}")
+    for job in (second, first):
+        dashboard.client.jobs.cancel(job)
+    expect(queue).to_contain_text("No job waits")
+
+
+def test_a_node_is_drained_and_resumed_by_buttons(dashboard: Dashboard, page: Page) -> None:
+    page.goto(f"{dashboard.url}/nodes/here")
+    page.get_by_role("button", name="Drain").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text("ugro node drain here")
+    question.get_by_role("button", name="Leave it").click()
+    expect(page.get_by_role("button", name="Drain")).to_be_visible()
+    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("textbox", name="Why?").fill("new fan")
+    page.keyboard.press("Enter")
+    expect(page.locator(".head")).to_contain_text("drained new fan")
+    assert dashboard.client.health(["here"])[0].drained == "new fan"
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Drain")).to_be_visible()
+    expect(page.locator(".head")).not_to_contain_text("drained")
+
+
+def test_an_action_that_is_refused_says_so(dashboard: Dashboard, page: Page) -> None:
+    button = "Object.assign(document.createElement('button'), {textContent: 'Cancel it'})"
+    page.evaluate(f"document.body.append({button}); document.body.lastChild.dataset.post = '/v1/jobs/4711/cancel'")
+    page.get_by_role("button", name="Cancel it").click()
+    expect(page.get_by_role("alert").filter(has_text="there is no job 4711")).to_be_visible()
+
+
+def test_a_test_message_says_what_became_of_it(dashboard: Dashboard, page: Page) -> None:
+    page.goto(f"{dashboard.url}/settings")
+    page.get_by_role("button", name="Test log").click()
+    expect(page.locator("#tried")).to_contain_text("log: sent")
+
+
+def test_the_nodes_are_filtered_and_the_address_says_how(dashboard: Dashboard, page: Page) -> None:
+    is_live(page)
+    nodes = page.locator("[data-part=nodes]")
+    page.keyboard.press("/")
+    page.keyboard.type("nowhere")
+    expect(nodes).to_contain_text("No node is like that")
+    expect(page).to_have_url(f"{dashboard.url}/?q=nowhere")
+    page.reload()
+    is_live(page)
+    expect(page.get_by_role("searchbox")).to_have_value("nowhere")
+    page.get_by_role("searchbox").fill("her")
+    expect(nodes.get_by_role("link", name="here")).to_be_visible()
+
+
+def test_what_is_typed_and_focused_survives_an_update(dashboard: Dashboard, page: Page) -> None:
+    is_live(page)
+    link = page.locator("[data-part=nodes]").get_by_role("link", name="here")
+    link.focus()
+    job = submit(dashboard, "while-focused")
+    expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+    expect(link).to_be_focused()
+
+
+def test_keys_lead_everywhere(dashboard: Dashboard, page: Page) -> None:
+    is_live(page)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Help and keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("j")
+    expect(page.locator("[data-part=nodes]").get_by_role("link", name="here")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{dashboard.url}/nodes/here")
+    is_live(page)
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    expect(page).to_have_url(f"{dashboard.url}/settings")
+    is_live(page)
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    expect(page).to_have_url(f"{dashboard.url}/")
+
+
+def test_the_theme_is_kept(dashboard: Dashboard, page: Page) -> None:
+    is_live(page)
+    root = page.locator("html")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    page.keyboard.press("t")
+    expect(root).to_have_attribute("data-theme", "light")
+    light = page.evaluate(colour)
+    page.get_by_role("button", name="Theme: light").click()
+    expect(root).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(root).to_have_attribute("data-theme", "dark")
+    is_live(page)
+    assert page.evaluate(colour) != light
+    page.keyboard.press("t")
+    expect(root).not_to_have_attribute("data-theme", re.compile("."))
+
+
+def test_a_command_is_copied(dashboard: Dashboard, page: Page, context: BrowserContext) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy: ugro health").click()
+    expect(page.get_by_role("button", name="Copy: ugro health")).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "ugro health"
+
+
+def test_signing_out_ends_it(dashboard: Dashboard, page: Page) -> None:
+    page.goto(f"{dashboard.url}/settings")
+    page.get_by_role("button", name="Sign this browser out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_curves_of_a_node_are_shown(dashboard: Dashboard, page: Page) -> None:
+    page.goto(f"{dashboard.url}/nodes/here")
+    expect(page.locator("#charts ugro-chart").first).to_be_visible()
+    page.get_by_role("link", name="24 h").click()
+    expect(page).to_have_url(f"{dashboard.url}/nodes/here?hours=24")
+    expect(page.locator("#charts ugro-chart").first).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1360])
+def test_everybody_can_read_every_page(dashboard: Dashboard, browser: Browser, theme: str, width: int) -> None:
+    with contexts(browser, color_scheme=theme, viewport={"width": width, "height": 900}) as context:
+        page = dashboard.sign_in(context)
+        for path in PAGES:
+            page.goto(dashboard.url + path)
+            if path != "/no-such-page":
+                is_live(page)
+            assert accessibility_problems(page) == [], path
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, path
+
+
+def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserContext) -> None:
+    pages = [dashboard.sign_in(context), *(context.new_page() for _ in range(11))]
+    for page in pages[1:]:
+        page.goto(dashboard.url)
+    for page in pages:
+        is_live(page)
+    job = submit(dashboard, "for-twelve")
+    for page in pages:
+        page.bring_to_front()
+        expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+
+
+def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashboard, browser: Browser) -> None:
+    with contexts(browser) as context:
+        context.add_init_script("delete window.SharedWorker")
+        page = dashboard.sign_in(context)
+        is_live(page)
+        job = submit(dashboard, "without-sharing")
+        expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+
+
+def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = f"nodes: {{here: {{transport: local, remote_root: %(home)s/root}}}}\ndashboard: {{port: {port}}}\n"
+    with dashboards(text) as dashboard, contexts(browser) as context:
+        page = dashboard.sign_in(context)
+        is_live(page)
+        dashboard.agent.stop()
+        expect(page.locator("#live")).to_have_attribute("data-state", "offline")
+        expect(page.get_by_role("alert")).to_contain_text("does not answer")
+        dashboard.client.close()
+        dashboard.start()
+        job = submit(dashboard, "after-restart")
+        is_live(page)
+        expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+        expect(page.locator("#offline")).to_be_hidden()
+
+
+def test_the_stream_goes_on_where_it_was_cut_and_loses_nothing(dashboard: Dashboard, page: Page) -> None:
+    read = """async (after) => {
+        const answer = await fetch('/live', {headers: after === null ? {} : {'last-event-id': String(after)}});
+        const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+        let text = '';
+        while (!text.includes('"nodes"')) text += (await reader.read()).value;
+        await reader.cancel();
+        return text;
+    }"""
+    first = submit(dashboard, "before")
+    dashboard.client.jobs.wait(first)
+    cursor = int(re.findall(r"^id: (\d+)$", page.evaluate(read, None), re.MULTILINE)[-1])
+    missed = [submit(dashboard, f"missed-{number}") for number in range(5)]
+    for job in missed:
+        dashboard.client.jobs.wait(job)
+    lines = re.findall(r"^data: (.*)$", page.evaluate(read, cursor), re.MULTILINE)
+    seen = [line["event"]["seq"] for line in map(json.loads, lines) if "event" in line]
+    told = [event.seq for event in dashboard.client.jobs.events(after=cursor)]
+    assert seen == told[: len(seen)]
+    assert len(seen) >= 5 * 4, "submitted, given, running, ended"
+
+
+def test_an_edited_file_that_is_broken_is_said_on_every_page(browser: Browser) -> None:
+    with dashboards() as dashboard, contexts(browser) as context:
+        page = dashboard.sign_in(context)
+        good = dashboard.cluster.read_text()
+        dashboard.cluster.write_text(good + "nonsense: 1\n")
+        wait_until(lambda: dashboard.client.agent().config_error, 20, "the agent to see the broken file")
+        page.reload()
+        expect(page.get_by_role("alert").filter(has_text="is not used")).to_contain_text("nonsense")

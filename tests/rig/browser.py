@@ -1,0 +1,163 @@
+"""A real browser on a real agent's dashboard. The fixtures are for whole modules: Playwright's loop lives as long.
+
+    def test_something(dashboard: Dashboard, page: Page) -> None:
+        page.goto(dashboard.url + "/jobs")
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.rig.agent import AgentProcess
+from tests.rig.waiting import end_all_with_variable
+from ugro.client import Client
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # No page may leave this machine, whatever is wrong with it.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+)
+_AXE_RULES = ("wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice")
+_PAGE_TIMEOUT_MS = 30_000
+ONE_NODE = "nodes: {here: {transport: local, remote_root: %(home)s/root}}\n"
+
+
+class Dashboard:
+    """An agent with a home of its own, and the way to its pages."""
+
+    def __init__(self, home: Path, cluster_text: str = ONE_NODE) -> None:
+        self.home = home
+        self.cluster = home / "cluster.yaml"
+        self.cluster.write_text(cluster_text % {"home": home})
+        self.start()
+        self.client = Client(home=home, any_cluster=True)
+        self.url = self.link().partition("/login")[0]
+
+    def start(self) -> None:
+        self.agent = AgentProcess(self.home, self.cluster)
+        assert self.agent.wait_ready(), "the agent died before it was ready"
+
+    def restart(self) -> None:
+        self.agent.stop()
+        self.client.close()
+        self.start()
+
+    def link(self) -> str:
+        return self.client.dashboard().url
+
+    def sign_in(self, context: BrowserContext) -> Page:
+        page = context.new_page()
+        page.goto(self.link())
+        page.wait_for_url(self.url + "/")
+        return page
+
+    def close(self) -> None:
+        self.client.close()
+        self.agent.stop()
+
+
+@contextmanager
+def dashboards(cluster_text: str = ONE_NODE) -> Iterator[Dashboard]:
+    home = Path(tempfile.mkdtemp(prefix="d"))
+    found: Dashboard | None = None
+    try:
+        found = Dashboard(home, cluster_text)
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+        end_all_with_variable("UGRO_HOME", [str(home)])
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def browsers() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip("there is no chromium; make setup says how to get it")
+    from playwright.sync_api import expect, sync_playwright  # only those who browse pay for it
+
+    expect.set_options(timeout=_PAGE_TIMEOUT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def contexts(browser: Browser, **options: Any) -> Iterator[BrowserContext]:
+    """A profile of its own. What a page complains of, or asks of other machines, fails the test."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(_PAGE_TIMEOUT_MS)
+    problems: list[str] = []
+    context.on("weberror", lambda error: problems.append(f"{error.page and error.page.url}: {error.error}"))
+    context.on("console", lambda message: problems.append(message.text) if _is_complaint(message) else None)
+    context.on("request", lambda request: problems.append(f"asks {request.url}") if _leaves(request.url) else None)
+    try:
+        yield context
+    finally:
+        context.close()
+    assert not problems, problems
+
+
+def accessibility_problems(page: Page) -> list[str]:
+    """What axe-core finds against WCAG 2.2, levels A and AA."""
+    import axe_playwright_python
+
+    script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(script)
+    found = page.evaluate(f"axe.run(document, {{runOnly: {list(_AXE_RULES)}}})")
+    return [f"{one['id']}: {one['help']}: {node['html']:.200}" for one in found["violations"] for node in one["nodes"]]
+
+
+def _is_complaint(message: Any) -> bool:
+    # That the agent is away while it restarts is shown to the user; Chromium says it to the console, too.
+    return message.type == "error" and "Failed to load resource" not in message.text
+
+
+def _leaves(url: str) -> bool:
+    here = ("http://127.0.0.1:", "https://127.0.0.1:", "http://localhost:", "data:", "blob:", "about:")
+    return not url.startswith(here)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[Dashboard]:
+    with dashboards() as found:
+        yield found
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with contexts(browser, viewport={"width": 1360, "height": 900}) as found:
+        yield found
+
+
+@pytest.fixture
+def page(dashboard: Dashboard, context: BrowserContext) -> Page:
+    """Signed in, at the cluster page."""
+    return dashboard.sign_in(context)

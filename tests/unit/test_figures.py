@@ -1,0 +1,93 @@
+"""What jobs came to, without their curves: the same as the points say, whatever the pieces they came in."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ugro.core.experiment import Figure
+from ugro.telemetry.metricstore import Limits, MetricStore
+from ugro.telemetry.series import Points, SeriesKey
+
+LOSS = SeriesKey("job/1", 1, 0, "loss")
+
+
+def points(values: Sequence[float], first: int = 0) -> Points:
+    steps = list(range(first, first + len(values)))
+    return Points(steps, [1_900_000_000_000 + step for step in steps], list(values))
+
+
+async def opened(folder: Path) -> MetricStore:
+    store = MetricStore(folder / "metrics.db")
+    await store.open()
+    return store
+
+
+def forget_bounds(folder: Path) -> None:
+    """As if written before they were noted."""
+    with closing(sqlite3.connect(folder / "metrics.db")) as db, db:
+        db.execute("UPDATE series SET value_min = NULL, value_max = NULL")
+
+
+@pytest.mark.parametrize("count", [60, 9000])
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_last_least_and_largest_are_those_of_the_points(
+    tmp_path: Path, count: int, is_sealed: bool, is_old: bool
+) -> None:
+    chance = random.Random(count)
+    values = [chance.gauss(0, 1) for _ in range(count)]
+    values[5], values[7] = math.nan, math.inf
+
+    async def work() -> None:
+        store = await opened(tmp_path)
+        for begin in range(0, count, count // 3):
+            await store.append({LOSS: points(values[begin : begin + count // 3], begin)})
+            if is_old and begin == 0:
+                forget_bounds(tmp_path)
+        if is_sealed:
+            await store.seal("job/1")
+        finite = [value for value in values if math.isfinite(value)]
+        assert await store.figures([1]) == {1: {"loss": Figure(values[-1], min(finite), max(finite), count - 1, count)}}
+        assert await store.figures() == await store.figures([1])
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_the_newest_attempt_and_the_first_rank_count_and_steps_of_ranks_do_not(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = await opened(tmp_path)
+        curves = {(1, 0): 9.0, (2, 1): 8.0, (2, 0): 7.0}
+        await store.append({SeriesKey("job/1", *place, "loss"): points([value]) for place, value in curves.items()})
+        await store.append({SeriesKey("job/1", 1, 0, "profile/step_s"): points([1.0])})
+        await store.append({SeriesKey("node/a", 0, 0, "cpu"): points([1.0])})
+        await store.append({SeriesKey("job/2", 1, 0, "loss"): points([math.nan])})
+        found = await store.figures()
+        assert {job: set(keys) for job, keys in found.items()} == {1: {"loss"}, 2: {"loss"}}
+        assert found[1]["loss"].last == 7.0
+        assert found[2]["loss"] == Figure(None, None, None, 0, 1)
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_who_lost_curves_is_told_as_who_got_more(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = await opened(tmp_path)
+        told: list[frozenset[str]] = []
+        store.listen(told.append)
+        await store.append({LOSS: points([1.0])})
+        await store.keep_within(Limits(), 4e9)
+        assert told == [frozenset({"job/1"})] * 2
+        assert await store.figures() == {}
+        await store.close()
+
+    asyncio.run(work())

@@ -1,0 +1,184 @@
+"""The dashboard's pure parts: who is let in, what passes to the API, and how figures are written."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ugro.config.schema import Dashboard
+from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status
+from ugro.web import words
+from ugro.web.access import COOKIE_S, ONCE_S, Tokens
+from ugro.web.overview import NodeRow, _without_small_gaps, chosen, natural, totals
+from ugro.web.passing import may_pass
+from ugro.web.serve import Place
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path / "dashboard.token")
+
+
+def test_a_link_works_once(tokens: Tokens) -> None:
+    word = tokens.link(NOW)
+    assert tokens.take(word, NOW + 1)
+    assert not tokens.take(word, NOW + 1)
+
+
+def test_a_link_that_is_too_old_does_not_work(tokens: Tokens) -> None:
+    word = tokens.link(NOW)
+    assert not tokens.take(word, NOW + ONCE_S)
+
+
+def test_of_too_many_links_the_oldest_stop_working(tokens: Tokens) -> None:
+    links = [tokens.link(NOW) for _ in range(150)]
+    assert not tokens.take(links[0], NOW)
+    assert tokens.take(links[-1], NOW)
+
+
+def test_a_cookie_is_known_to_the_next_agent_of_the_same_home(tokens: Tokens, tmp_path: Path) -> None:
+    cookie = tokens.cookie(NOW)
+    assert Tokens(tmp_path / "dashboard.token").is_cookie(cookie, NOW + 1)
+    assert not Tokens(tmp_path / "another.token").is_cookie(cookie, NOW + 1)
+
+
+def test_a_cookie_runs_out_and_its_date_cannot_be_changed(tokens: Tokens) -> None:
+    cookie = tokens.cookie(NOW)
+    until, _, signature = cookie.partition(".")
+    assert not tokens.is_cookie(cookie, NOW + COOKIE_S)
+    assert not tokens.is_cookie(f"{int(until) + 1}.{signature}", NOW)
+
+
+@given(st.text())
+def test_no_made_up_cookie_and_no_made_up_token_is_taken(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    tokens = Tokens(tmp_path_factory.getbasetemp() / "made-up.token")
+    assert not tokens.is_cookie(text, NOW)
+    assert not tokens.is_bearer(text)
+    assert not tokens.is_bearer(f"Bearer {text}")
+
+
+def test_the_token_is_its_users_alone_and_lets_programs_in(tokens: Tokens, tmp_path: Path) -> None:
+    path = tmp_path / "dashboard.token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert tokens.is_bearer(f"Bearer {path.read_text().strip()}")
+    assert not tokens.is_bearer(f"Basic {path.read_text().strip()}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/nodes"),
+        ("GET", "/v1/jobs/17/logs"),
+        ("POST", "/v1/jobs/17/cancel"),
+        ("POST", "/v1/nodes/gpu1/drain"),
+        ("PUT", "/v1/jobs/17/notes"),
+    ],
+)
+def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
+    assert may_pass(method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs"),
+        ("POST", "/v1/jobs/batch"),
+        ("POST", "/v1/jobs/plan"),
+        ("POST", "/v1/exec"),
+        ("DELETE", "/v1/exec/1"),
+        ("POST", "/v1/agent/stop"),
+        ("POST", "/v1/dashboard"),
+        ("PUT", "/v1/cluster"),
+        ("POST", "/v1/nodes"),
+        ("DELETE", "/v1/nodes/gpu1"),
+        ("POST", "/v1/nodes/gpu1/hostkey"),
+        ("POST", "/v1/sync"),
+        ("POST", "/v1/examine"),
+        ("GET", "/v1/ssh-hosts"),
+        ("DELETE", "/v1/jobs/1/results"),
+        ("GET", "/v1/jobs/1/cancel"),
+        ("POST", "/v1/jobs/1/../../exec/cancel"),
+        ("POST", "/v1/jobs/1/cancel/"),
+        ("POST", "/v1/jobs/1/cancel\n"),
+        ("OPTIONS", "/v1/nodes"),
+    ],
+)
+def test_nothing_else_passes(method: str, path: str) -> None:
+    assert not may_pass(method, path)
+
+
+def test_only_a_dashboard_for_others_without_tls_warns(tokens: Tokens) -> None:
+    assert Place(Dashboard(), 8099, tokens).link().warning is None
+    assert Place(Dashboard(host="0.0.0.0"), 8099, tokens).link().warning is not None
+    assert Place(Dashboard(host="0.0.0.0", certificate_file="/c.pem"), 8099, tokens).link().warning is None
+
+
+def test_a_dashboard_on_all_addresses_is_called_by_its_name(tokens: Tokens) -> None:
+    place = Place(Dashboard(host="0.0.0.0", names=("GPU.lan",), certificate_file="/c.pem"), 443, tokens)
+    assert place.link().url.startswith("https://GPU.lan:443/login?once=")
+    assert "gpu.lan" in place.doors.names
+    assert place.doors.is_encrypted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "now"), (59.9, "59 s ago"), (60, "1 min ago"), (7200, "2 h ago"), (200_000, "2 d ago"), (-90, "in 1 min")],
+)
+def test_an_age_is_said_in_one_unit(seconds: float, said: str) -> None:
+    assert words.age(NOW - seconds, NOW) == said
+    assert words.age(words.iso(NOW - seconds), NOW) == said
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert {words.age(None), words.size(None), words.duration(None), words.percent(None), words.number(None)} == {"–"}
+
+
+def test_code_in_texts_is_marked_and_the_rest_cannot_be_markup() -> None:
+    assert words.codes("use `a<b` & see") == "use <code>a&lt;b</code> &amp; see"
+
+
+def _row(name: str, status: Status = Status.HEALTHY, gpus: tuple[Gpu, ...] = (), drained: str | None = None) -> NodeRow:
+    facts = Facts(NOW, 1.0, (0.0, 0.0, 0.0), 0.5, 100, 50, (Disk("/", 10, 5),), gpus)
+    report = NodeReport(name, status, 100, facts=None if status is Status.UNREACHABLE else facts, labels=("fast",))
+    return NodeRow(name, report, drained, (), False, None, "")
+
+
+def _gpu(index: int, use: float | None, model: str = "NVIDIA GeForce RTX 4070") -> Gpu:
+    return Gpu(index, f"GPU-{index}", model, memory_total_bytes=8, memory_used_bytes=2, use_ratio=use, power_w=50.0)
+
+
+def test_totals_leave_out_what_is_not_known() -> None:
+    away = _row("c", Status.UNREACHABLE)
+    found = totals([_row("a", gpus=(_gpu(0, 1.0), _gpu(1, None))), _row("b", gpus=(_gpu(0, 0.5),)), away])
+    assert (found.nodes, found.nodes_up, found.gpus) == (3, 2, 3)
+    assert found.use == 0.75
+    assert found.memory == (6, 24)
+    assert found.power == 150.0
+
+
+def test_a_row_counts_equal_gpus_together() -> None:
+    row = _row("a", gpus=(_gpu(0, 0), _gpu(1, 0), _gpu(2, 0, "NVIDIA GeForce GTX 1070")))
+    assert row.gpu_words == "2 × RTX 4070, GTX 1070"
+
+
+def test_nodes_are_found_by_words_and_by_status() -> None:
+    rows = [_row("gpu1", gpus=(_gpu(0, 0),)), _row("gpu2", Status.UNREACHABLE), _row("gpu3", drained="fan")]
+    assert [row.name for row in chosen(rows, "4070 FAST", "")] == ["gpu1"]
+    assert [row.name for row in chosen(rows, "", "unreachable")] == ["gpu2"]
+    assert [row.name for row in chosen(rows, "", "drained")] == ["gpu3"]
+    assert chosen(rows, "nothing", "") == []
+
+
+def test_gpu2_stands_before_gpu10() -> None:
+    assert sorted(["gpu10", "gpu2", "a"], key=natural) == ["a", "gpu2", "gpu10"]
+
+
+
+def test_a_curve_has_gaps_only_where_nothing_was_heard_for_long() -> None:
+    assert _without_small_gaps([None, 1, None, 2, None, None, 3, None]) == [None, 1, 1, 2, None, None, 3, None]
