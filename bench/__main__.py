@@ -93,6 +93,12 @@ def _sync(arguments: argparse.Namespace) -> list[Bar]:
     return sync.measure(arguments.rounds)
 
 
+def _dashboard(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import dashboard
+
+    return dashboard.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
@@ -100,6 +106,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "balance": _balance,
     "scheduler": _scheduler,
     "metrics": _metrics,
+    "dashboard": _dashboard,
     "ssh": _ssh,
     "sync": _sync,
 }

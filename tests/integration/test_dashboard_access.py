@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import pty
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -215,3 +218,19 @@ def test_the_command_prints_a_link_and_says_when_there_is_no_dashboard(ugro: Ugr
     refused = ugro("dashboard")
     assert refused.returncode == 6
     assert "the dashboard is off" in refused.stderr
+
+
+def test_a_browser_is_opened_and_the_link_is_in_nobodys_list_of_processes(ugro: Ugro, tmp_path: Path) -> None:
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {told}.new && mv {told}.new {told}\n')
+    browser.chmod(0o755)
+    terminal, theirs = pty.openpty()
+    env = ugro.environment({"DISPLAY": ":7", "BROWSER": str(browser)})
+    with os.fdopen(terminal, "rb", buffering=0):
+        subprocess.run(ugro.argv("dashboard"), env=env, cwd=ugro.home / "cwd", stdout=theirs, timeout=60, check=True)
+        os.close(theirs)
+        url = wait_until(lambda: told.read_text() if told.exists() else "", 30, "the browser to be started")
+    page = Path(urlsplit(url.strip()).path)
+    assert page.parent == ugro.home
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert "/login?once=" in page.read_text()

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
 from tests.rig.waiting import wait_until
@@ -193,6 +193,25 @@ def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserCo
     for page in pages:
         page.bring_to_front()
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+
+
+def test_what_happens_before_a_page_listens_is_not_missed(dashboard: Dashboard, context: BrowserContext) -> None:
+    first = dashboard.sign_in(context)
+    is_live(first)
+    late = context.new_page()
+    jobs: list[int] = []
+
+    def hold(route: Route) -> None:
+        jobs.append(submit(dashboard, "in-between"))
+        expect(first.locator("[data-part=events]")).to_contain_text(f"job {jobs[0]}")
+        route.continue_()
+
+    listening = "import {live} from '/static/live.js'; live.on(c => c.event && (window.seen ??= []).push(c.event.job));"
+    late.route("**/static/live.js", hold)
+    late.route("**/static/keys.js", lambda route: route.fulfill(content_type="text/javascript", body=listening))
+    late.goto(dashboard.url)
+    expect(late.locator("[data-part=events]")).to_contain_text(f"job {jobs[0]}")
+    wait_until(lambda: jobs[0] in late.evaluate("window.seen ?? []"), 30, "the event")
 
 
 def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashboard, browser: Browser) -> None:

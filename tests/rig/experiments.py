@@ -39,12 +39,15 @@ def best_loss(number: int) -> float:
     return 0.1 + (number * 7919 % 100_003) / 100_003
 
 
-def make_experiments(home: Path, count: int, points: int = 40) -> None:
-    """Jobs 1 to ``count``; no agent may run there. Every 50th has failed, every 97th recorded nothing."""
+def make_experiments(home: Path, count: int, points: int = 40, *, is_sealed: bool = False) -> None:
+    """Jobs 1 to ``count``; no agent may run there. Every 50th has failed, every 97th recorded nothing.
+
+    ``is_sealed``: curves are put in order, as an agent does when a job has ended; it takes a commit for each.
+    """
     home.mkdir(exist_ok=True, parents=True)
     asyncio.run(_make_jobs(home, count))
     _end_jobs(home, count)
-    asyncio.run(_make_metrics(home, count, points))
+    asyncio.run(_make_metrics(home, count, points, is_sealed))
 
 
 def has_metrics(number: int) -> bool:
@@ -74,7 +77,7 @@ def _end_jobs(home: Path, count: int) -> None:
         db.executemany(f"UPDATE jobs SET attempt = 1, {columns} WHERE id = ?", rows)
 
 
-async def _make_metrics(home: Path, count: int, points: int) -> None:
+async def _make_metrics(home: Path, count: int, points: int, is_sealed: bool) -> None:
     store = MetricStore(StateDir(home).metrics)
     await store.open()
     chance = random.Random(1)
@@ -82,6 +85,8 @@ async def _make_metrics(home: Path, count: int, points: int) -> None:
     for begin in range(1, count + 1, _AT_ONCE):
         numbers = [number for number in range(begin, min(begin + _AT_ONCE, count + 1)) if has_metrics(number)]
         await store.append({key: some for number in numbers for key, some in _curves(number, points, noise).items()})
+        for number in numbers if is_sealed else ():
+            await store.seal(job_owner(number))
     await store.close()
 
 

@@ -61,10 +61,21 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise NotAllowed(f"the dashboard cannot be opened: {reason}", hint=_hint(settings)) from error
-    place = Place(settings, listener.getsockname()[1], tokens)
-    server = Server(
+    with listener:
+        place = Place(settings, listener.getsockname()[1], tokens)
+        server = _server(create_web(agent, api, place.doors), settings)
+        log.info("dashboard at %s", place.url)
+        agent.front.opened(place.link)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve([listener]), name="serve the dashboard")
+            await _until_changed(agent, settings)
+            server.should_exit = True
+
+
+def _server(app: FastAPI, settings: Dashboard) -> Server:
+    return Server(
         uvicorn.Config(
-            create_web(agent, api, place.doors),
+            app,
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=_GOODBYE_S,
@@ -74,12 +85,6 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
             ssl_keyfile=settings.key_file,
         )
     )
-    log.info("dashboard at %s", place.url)
-    agent.front.opened(place.link)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve([listener]), name="serve the dashboard")
-        await _until_changed(agent, settings)
-        server.should_exit = True
 
 
 def _try_certificate(settings: Dashboard) -> None:
@@ -112,7 +117,7 @@ def _listen(settings: Dashboard) -> socket.socket:
                 raise
             # Two agents of one user, or two users: each has a dashboard, and `ugro dashboard` knows where.
             listener.bind((address[0], 0))
-            log.warning("port %s is taken; the dashboard takes another", settings.port)
+            log.info("port %s is taken; the dashboard takes another", settings.port)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -94,7 +94,8 @@ export function newestOnly(curves) {
 }
 
 /**
- * Curves of a group as one: the mean of all that have a value there, and one standard deviation to either side.
+ * Curves of a group as one: at each step the mean of all that have a value, and one standard deviation to either side.
+ * On an axis of time it stands where its members were at that step, on average.
  * @param {Curve[]} curves @param {(curve: Curve) => number[]} places
  */
 export function meanOf(curves, places) {
@@ -103,15 +104,16 @@ export function meanOf(curves, places) {
     const xs = places(curve);
     curve.means.forEach((mean, at) => {
       if (mean === null) return;
-      const sum = sums.get(xs[at]) ?? [0, 0, 0];
-      sums.set(xs[at], [sum[0] + 1, sum[1] + mean, sum[2] + mean * mean]);
+      const sum = sums.get(curve.steps[at]) ?? [0, 0, 0, 0];
+      sums.set(curve.steps[at], [sum[0] + 1, sum[1] + mean, sum[2] + mean * mean, sum[3] + xs[at]]);
     });
   }
-  const rows = [...sums].sort((left, right) => left[0] - right[0]).map(([x, [count, sum, squares]]) => {
+  const rows = [...sums.values()].map(([count, sum, squares, places]) => {
     const mean = sum / count;
     const apart = count > 1 ? Math.sqrt(Math.max(0, (squares - count * mean * mean) / (count - 1))) : 0;
-    return [x, mean - apart, mean + apart, mean];
+    return [places / count, mean - apart, mean + apart, mean];
   });
+  rows.sort((left, right) => left[0] - right[0]);
   const column = (at) => rows.map((row) => row[at]);
   return { xs: column(0), mins: column(1), maxs: column(2), means: column(3) };
 }

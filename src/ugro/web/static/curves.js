@@ -9,12 +9,13 @@ import { live } from "/static/live.js";
 import "/static/chart.js";
 
 const MOST_AT_FIRST = 6;
-const MANY_JOBS = 20;
+const MANY = 20; // curves in one chart; of more, only what is drawn is asked for
 const GROW_MS = 1000;
 const KEYS_MS = 10_000;
 
 class CurvesElement extends HTMLElement {
   #jobs = [];
+  #hasMany = false;
   #runs = new Map();
   #keys = [];
   #look = null;
@@ -59,11 +60,13 @@ class CurvesElement extends HTMLElement {
     const given = document.getElementById(this.getAttribute("runs") ?? "");
     if (given) {
       const told = JSON.parse(given.textContent ?? "{}");
+      this.#hasMany = this.#jobs.length > MANY;
       this.#runs = new Map(told.runs.map((run, at) => [`job/${run.id}`, { ...run, color: at }]));
       this.#setKeys(told.keys);
     } else {
       const query = new URLSearchParams(this.#jobs.map((job) => ["job", job]));
       const { keys } = await asked(`/v1/metrics/keys?${query}`);
+      this.#hasMany = this.#jobs.length > MANY || new Set(keys.map((one) => one.rank)).size > MANY;
       this.#setKeys([...new Set(keys.map((one) => one.key))]);
     }
   }
@@ -114,7 +117,7 @@ class CurvesElement extends HTMLElement {
 
   /** Of many curves only what is drawn of them; else everything. */
   #columns() {
-    if (this.#jobs.length <= MANY_JOBS) return undefined;
+    if (!this.#hasMany) return undefined;
     return this.#look.state.x === "step" ? ["steps", "means"] : ["steps", "means", "times"];
   }
 
@@ -128,7 +131,7 @@ class CurvesElement extends HTMLElement {
   }
 
   #onLook(what) {
-    if (what === "x" && this.#jobs.length > MANY_JOBS) this.#loadAnew();
+    if (what === "x" && this.#hasMany) this.#loadAnew();
     else if (what === "keys") this.#arrange();
     else this.#applyLook();
   }
@@ -238,7 +241,7 @@ class CurvesElement extends HTMLElement {
     const range = first === null ? null : /** @type {[number, number]} */ ([first, last]);
     const steps = range && this.#look.state.x !== "step" ? entry.curves.stepsBetween(range, this.#places()) : range;
     try {
-      await entry.curves.look(this.#jobs.length > MANY_JOBS ? null : steps);
+      await entry.curves.look(this.#jobs.length > MANY ? null : steps);
       this.#show(key);
     } catch (error) {
       this.#fail(error);
