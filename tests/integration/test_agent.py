@@ -390,3 +390,13 @@ except ZeroDivisionError:
     assert (ordinary["level"], ordinary["logger"], ordinary["node"]) == ("info", "ugro.test", "gpu1")
     assert "cause" not in ordinary
     assert "ZeroDivisionError" in next(line for line in lines if line["message"] == "oops")["traceback"]
+
+
+def test_an_install_without_the_pages_dependencies_runs_jobs_all_the_same(ugro: Ugro, tmp_path: Path) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
+    hidden = {"PYTHONPATH": str(tmp_path)}
+    assert ugro("run", "--", "true", env=hidden).returncode == 0
+    refused = ugro("dashboard", "--no-open", env=hidden)
+    assert refused.returncode != 0
+    assert "no jinja2 here" in refused.stderr
+    assert "hint:" in refused.stderr

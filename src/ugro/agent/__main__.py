@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from ugro.agent.main import main
+from ugro.core.errors import NotAllowed
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -13,10 +15,17 @@ if TYPE_CHECKING:
     from ugro.agent.agent import Agent
     from ugro.agent.serve import ServeFront
 
+log = logging.getLogger(__name__)
+
 
 async def _serve_dashboard(agent: Agent, api: FastAPI) -> None:
     # When the agent serves already, and beside that: whoever waits for it must not wait for pages.
-    serve_web = await asyncio.to_thread(_load)
+    try:
+        serve_web = await asyncio.to_thread(_load)
+    except ImportError as error:  # no page is worth a job
+        log.error("no dashboard: %s", error)
+        agent.front.closed(NotAllowed(f"there is no dashboard: {error}", hint="install UGRO with what it needs: pip"))
+        return
     await serve_web(agent, api)
 
 
