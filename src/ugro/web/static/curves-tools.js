@@ -52,8 +52,11 @@ function toAddress(state, keys, { most }) {
   history.replaceState(history.state, "", url);
 }
 
+/** What UGRO measures and decides, not what a script logs. */
+export const isOurs = (key) => /^(advice|plan|profile)\//.test(key);
+
 function atFirst(keys, most) {
-  const logged = keys.filter((key) => !key.startsWith("profile/"));
+  const logged = keys.filter((key) => !isOurs(key));
   return (logged.length ? logged : keys).slice(0, most);
 }
 

@@ -4,7 +4,7 @@
 // How it is looked at (metrics, axis, smoothing, scale, group) stands in the page's address.
 
 import { Curves, asked, meanOf, newestOnly } from "/static/curves-data.js";
-import { tools } from "/static/curves-tools.js";
+import { isOurs, tools } from "/static/curves-tools.js";
 import { live } from "/static/live.js";
 import "/static/chart.js";
 
@@ -279,7 +279,7 @@ function columns(curve, places) {
 
 /** Losses first, then what scripts log, then what is measured of their steps. */
 function inOrder(keys) {
-  const weight = (key) => (key.startsWith("profile/") ? 3 : /(^|[/_.])(loss|ppl|perplexity)([/_.]|$)/i.test(key) ? 0 : /(^|[/_.])(val|eval|test)/i.test(key) ? 1 : 2);
+  const weight = (key) => (isOurs(key) ? 3 : /(^|[/_.])(loss|ppl|perplexity)([/_.]|$)/i.test(key) ? 0 : /(^|[/_.])(val|eval|test)/i.test(key) ? 1 : 2);
   return [...keys].sort((left, right) => weight(left) - weight(right) || left.localeCompare(right, "en", { numeric: true }));
 }
 
