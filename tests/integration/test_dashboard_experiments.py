@@ -350,6 +350,17 @@ def test_the_code_of_two_runs_is_compared_line_by_line(dashboard: Dashboard, pag
     expect(changed).to_contain_text("print('<b>', lr)")
 
 
+def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashboard: Dashboard, page: Page) -> None:
+    ask = "path => fetch(path).then(async answer => [answer.status, await answer.json()])"
+    status, found = page.evaluate(ask, "/v1/metrics?job=1&key=loss&column=steps&column=means&digits=3")
+    [curve] = found["curves"]
+    assert status == 200
+    assert set(curve) == {"owner", "attempt", "rank", "key", "count", "width", "steps", "means"}
+    assert all(len(repr(mean).replace(".", "").lstrip("0")) <= 3 for mean in curve["means"])
+    assert curve["means"][-1] == pytest.approx(best_loss(1), rel=0.01)
+    assert page.evaluate(ask, "/v1/metrics?job=1&column=nonsense")[0] == 400
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/compare?jobs=1,x", "is not the number of a job"), ("/compare?jobs=1,999999", "there is no job 999999"),
