@@ -181,6 +181,10 @@ class Jobs:
         """With all its attempts, and how each of them failed."""
         return decode(Details, self._ask("GET", _path(job)))
 
+    def file(self, job: str | int) -> str:
+        """As a job file, to be changed and submitted; what looks secret is left out."""
+        return str(self._ask("GET", f"{_path(job)}/file")["file"])
+
     def why(self, job: str | int) -> dict[str, Any]:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer

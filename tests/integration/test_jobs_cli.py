@@ -125,6 +125,23 @@ def test_what_cannot_be_is_said_in_one_line_with_a_hint(ugro: Ugro, words: list[
     assert "Traceback" not in done.stderr
 
 
+def test_a_clone_is_a_job_file_that_gives_the_same_job(ugro: Ugro) -> None:
+    """And what is secret is not in it."""
+    words = ("--name", "first", "-e", "A=b", "-e", "HF_TOKEN=hush", "--retries", "2", "--time-limit", "1h")
+    assert ugro("run", "-d", *words, "--", "sh", "-c", "echo $A").returncode == 0
+    assert ugro("wait", "first").returncode == 0
+    text = ugro("clone", "first").stdout
+    assert "hush" not in text
+    (ugro.home / "cwd" / "again.yaml").write_text(text)
+    refused = ugro("launch", "-f", "again.yaml", "--dry-run")
+    assert refused.returncode == 2
+    assert "HF_TOKEN" in refused.stderr
+    dry = ugro("launch", "-f", "again.yaml", "-e", "HF_TOKEN=hush", "--dry-run", "--json")
+    first = json.loads(ugro("status", "first", "--json").stdout)["job"]["spec"]
+    assert json.loads(dry.stdout)["spec"] | {"snapshot": None} == first | {"snapshot": None}
+    (ugro.home / "cwd" / "again.yaml").unlink()
+
+
 def test_a_dry_run_shows_the_plan_and_submits_nothing(ugro: Ugro) -> None:
     newest = ugro("status", "--json", "-n", "1").stdout
     (ugro.home / "cwd" / "job.yaml").write_text("script: show.py\nargs: --lr 'a b'\nresources: {nodes: 2}\n")

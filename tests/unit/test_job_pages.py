@@ -27,10 +27,11 @@ def _page(spec: JobSpec) -> JobPage:
 def test_a_configuration_has_what_was_said_and_no_secrets() -> None:
     assert yaml.safe_load(_page(SPEC).spec) == {
         "name": "train",
-        "argv": ["python", "train.py", "--lr", "1e-3"],
-        "launcher": "ddp",
-        "resources": {"max_nodes": 2, "gpus_per_node": "all"},
-        "env": {"WANDB_API_KEY": "***", "RATE": "1"},
+        "script": "python",
+        "args": ["train.py", "--lr", "1e-3"],
+        "env": {"WANDB_API_KEY": None, "RATE": "1"},
+        "sync": False,
+        "resources": {"nodes": "1..2", "gpus_per_node": "all"},
     }
 
 

@@ -12,6 +12,7 @@ from ugro.agent.joblogs import Selection
 from ugro.agent.jobs import JobService
 from ugro.agent.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.submitting import Needs, Submit
+from ugro.config.jobexport import job_file
 from ugro.core.environment import Origin
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobState
@@ -68,6 +69,10 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
     @app.get("/v1/jobs/{word}")
     async def details(word: str) -> Response:
         return json_response(await jobs.details(word))
+
+    @app.get("/v1/jobs/{word}/file")
+    async def file(word: str) -> Response:
+        return json_response({"file": job_file((await jobs.find(word)).spec)})
 
     @app.post("/v1/jobs/{word}/cancel", response_model=Job)
     async def cancel(word: str) -> Response:

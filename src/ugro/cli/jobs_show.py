@@ -50,6 +50,22 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
 @click.argument("job", default="last")
 @json_option
 @pass_session
+def clone(session: Session, job: str) -> None:
+    """Print JOB as a job file: change it and submit it with ugro launch -f, in the folder of its code.
+
+    Variables that look secret have no value in it: they must come with the submit.
+    """
+    text = session.client().jobs.file(job)
+    if session.output.is_json:
+        session.output.document({"file": text})
+    else:
+        session.output.text(text.removesuffix("\n"))
+
+
+@click.command()
+@click.argument("job", default="last")
+@json_option
+@pass_session
 def why(session: Session, job: str) -> None:
     """Say what JOB waits for, who holds it, and when it may start; where it runs; or how it ended."""
     jobs = session.client().jobs

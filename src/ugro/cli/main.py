@@ -35,6 +35,7 @@ _COMMANDS = {
     "profile": ("ugro.cli.profile:profile", "Show where a training's time goes, and what holds it back."),
     "wait": ("ugro.cli.jobs_end:wait", "Wait until jobs have ended."),
     "cancel": ("ugro.cli.jobs_end:cancel", "End jobs and everything they started."),
+    "clone": ("ugro.cli.jobs_show:clone", "Write a job as a job file, to change it and submit it anew."),
     "retry": ("ugro.cli.jobs:retry", "Run a job that has ended once more."),
     "events": ("ugro.cli.jobs_logs:events", "Print what happened."),
     "alerts": ("ugro.cli.alerts:alerts", "Show what is wrong with nodes, and try the channels."),

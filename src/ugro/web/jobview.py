@@ -5,23 +5,23 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
 
 from ugro.agent.agent import Agent
 from ugro.agent.joblogs import ranks_of
+from ugro.config.jobexport import job_file
 from ugro.core.event import Event
 from ugro.core.failure import Failure
-from ugro.core.job import ALL_GPUS, ANY_GPUS, Attempt, Job, JobState, Launcher, Placement
+from ugro.core.job import Attempt, Job, JobState, Launcher, Placement
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.secret import masked
 from ugro.policy.why import Why
 from ugro.web.words import seconds
 
-_GPU_WORDS = {ALL_GPUS: "all", ANY_GPUS: "all, or none where too few nodes have some"}
 WAITING = (JobState.QUEUED, JobState.RECOVERING)
 MOST_EVENTS = 200
 # The parts of a step in the order of their bar; "compute" is what the table sums up.
@@ -62,9 +62,7 @@ class JobPage:
 
     @property
     def spec(self) -> str:
-        """What is not as it would be without saying so, as YAML."""
-        spec = self.job.spec
-        return as_yaml({**_told(replace(spec, env=())), **({"env": masked(spec.env)} if spec.env else {})})
+        return job_file(self.job.spec)
 
     @property
     def retry_key(self) -> str:
@@ -185,28 +183,8 @@ def share(rank: RankProfile, profile: JobProfile) -> float:
     return rank.samples / (sum(one.samples for one in profile.ranks) or 1.0)
 
 
-def _told(value: Any) -> dict[str, Any]:
-    """Of a dataclass, the fields that differ from what they are when nobody says anything."""
-    found: dict[str, Any] = {}
-    for field in fields(value):
-        given = getattr(value, field.name)
-        if given != _default(field):
-            found[field.name] = _told(given) if is_dataclass(given) else _plain(given)
-    if found.get("gpus_per_node") in _GPU_WORDS:
-        found["gpus_per_node"] = _GPU_WORDS[found["gpus_per_node"]]
-    return found
-
-
-def _default(field: Any) -> Any:
-    if field.default is not MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not MISSING else MISSING
-
-
 def _plain(value: Any) -> Any:
     """For YAML: no types of ours."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _told(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ugro.agent.responses import Body
+from ugro.config.jobexport import job_file
 from ugro.core.errors import NotFound
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.store.listing import Listed
@@ -47,6 +48,12 @@ def add_job_pages(app: FastAPI, site: Site) -> None:
             return RedirectResponse(f"/jobs/{view.job.id}", 307)
         cli = f"ugro why {view.job.id}" if not view.job.is_final else f"ugro status {view.job.id}"
         return await site.render(request, "job.html", cli=cli, view=view, job=view.job, words=jobview)
+
+    @app.get("/jobs/{word}/job.yaml")
+    async def file(word: str) -> Response:
+        found = await site.agent.jobs.find(word)
+        name = {"content-disposition": 'attachment; filename="job.yaml"'}
+        return Response(job_file(found.spec), media_type="application/yaml", headers=name)
 
 
 def _add_lists(app: FastAPI, site: Site) -> None:
