@@ -144,7 +144,7 @@ class UgroLog extends HTMLElement {
     const last = this.pages.at(-1);
     if (!last || this.busy) return;
     const before = cursor(last.end);
-    await this.fetchPage({after: cursor(last.end)}, (answer) => {
+    await this.fetchPage(before ? {after: before} : {}, (answer) => {
       const isFar = this.follow.checked && sum(answer.sizes) - sum(answer.end) > FAR_BYTES;
       if (isFar) return void this.toEnd();
       this.append(answer);
