@@ -69,8 +69,9 @@ def test_a_link_works_once(dashboard: Dashboard) -> None:
     assert "samesite=strict" in given
 
 
-def test_a_link_leads_nowhere_else(dashboard: Dashboard) -> None:
-    answer = ask(dashboard, "GET", _path_of(dashboard.link()) + "&to=//evil.example")
+@pytest.mark.parametrize("place", ["//evil.example", "/%5Cevil.example", "http://evil.example"])
+def test_a_link_leads_nowhere_else(dashboard: Dashboard, place: str) -> None:
+    answer = ask(dashboard, "GET", f"{_path_of(dashboard.link())}&to={place}")
     assert "evil" not in answer.text
 
 

@@ -44,7 +44,8 @@ def _add_doors(app: FastAPI, site: Site, doors: Doors) -> None:
     async def login(once: str = "", to: str = "/") -> Response:
         if not doors.tokens.take(once, time.time()):
             return site.stranger()
-        response = site.welcome(to if to.startswith("/") and not to.startswith("//") else "/")
+        # Browsers take a second slash, of either kind, for the beginning of another site.
+        response = site.welcome(to if to.startswith("/") and to[1:2] not in ("/", "\\") else "/")
         response.set_cookie(
             doors.cookie_name,
             doors.tokens.cookie(time.time()),
