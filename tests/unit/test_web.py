@@ -74,7 +74,7 @@ def test_the_token_is_its_users_alone_and_lets_programs_in(tokens: Tokens, tmp_p
     ("method", "path"),
     [
         ("GET", "/v1/nodes"),
-        ("GET", "/v1/jobs/17/logs"),
+        ("GET", "/v1/metrics"),
         ("POST", "/v1/jobs/17/cancel"),
         ("POST", "/v1/nodes/gpu1/drain"),
         ("PUT", "/v1/jobs/17/notes"),
@@ -103,6 +103,8 @@ def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
         ("GET", "/v1/ssh-hosts"),
         ("DELETE", "/v1/jobs/1/results"),
         ("GET", "/v1/jobs/1/cancel"),
+        ("GET", "/v1/jobs/1"),
+        ("GET", "/v1/jobs"),
         ("POST", "/v1/jobs/1/../../exec/cancel"),
         ("POST", "/v1/jobs/1/cancel/"),
         ("POST", "/v1/jobs/1/cancel\n"),
