@@ -20,7 +20,6 @@ from ugro.clusterfile import find_cluster_file
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
 from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError, error_from_wire
-from ugro.core.node import NodeReport
 from ugro.core.statedir import StateDir
 from ugro.http import AgentGone, Connection, lines
 from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ugro.core.event import Event
     from ugro.core.finding import Finding
     from ugro.core.hostkey import HostKey
+    from ugro.core.node import NodeReport
     from ugro.jobs import Jobs
     from ugro.policy.selection import Choice
 
@@ -159,6 +159,8 @@ class Client:
 
     def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
         """Each node's report as soon as it is there."""
+        from ugro.core.node import NodeReport
+
         for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
             yield decode(NodeReport, document)
 
@@ -229,6 +231,8 @@ class Client:
 
     def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
         """Tries hosts that need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
+        from ugro.core.node import NodeReport
+
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
         for document in lines(self._stream("POST", "/v1/examine", body)):
             yield decode(NodeReport, document)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from ugro.core.code import Snapshot
@@ -23,10 +23,12 @@ from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
 from ugro.core.note import Note
 from ugro.core.plan import Plan
-from ugro.core.profile import JobProfile, TraceFile, TraceRequest
-from ugro.core.results import JobResults
 from ugro.http import AgentGone, lines
 from ugro.remote import wire
+
+if TYPE_CHECKING:
+    from ugro.core.profile import JobProfile, TraceFile, TraceRequest
+    from ugro.core.results import JobResults
 
 Ask = Callable[..., Any]
 T = TypeVar("T")
@@ -191,6 +193,8 @@ class Jobs:
 
     def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
         """What the job made, of its newest attempt or of another; and the job itself."""
+        from ugro.core.results import JobResults
+
         query = "" if attempt is None else f"?attempt={attempt}"
         answer = self._ask("GET", f"{_path(job)}/results{query}")
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
@@ -199,6 +203,8 @@ class Jobs:
         self, job: str | int, *, attempt: int | None = None, steps: int | None = None
     ) -> tuple[Job, JobProfile]:
         """Where the time of its newest steps goes, and what holds it back; raises NotFound while it tells nothing."""
+        from ugro.core.profile import JobProfile
+
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
@@ -217,11 +223,15 @@ class Jobs:
 
     def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
         """Asks every rank of a running training to record its next steps; see ``traces``."""
+        from ugro.core.profile import TraceRequest
+
         body = {"key": key or _new_key(), "steps": steps}
         return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
 
     def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
         """What was recorded and is here."""
+        from ugro.core.profile import TraceFile
+
         query = "" if attempt is None else f"?attempt={attempt}"
         answer = self._ask("GET", f"{_path(job)}/traces{query}")
         return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
