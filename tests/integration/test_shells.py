@@ -264,6 +264,22 @@ def test_a_damaged_upload_is_refused(tmp_path: Path) -> None:
     assert list(program_folder(tmp_path).iterdir()) == []
 
 
+def test_whoever_comes_second_takes_nothing_away_from_the_first(tmp_path: Path) -> None:
+    """The first may be importing it at this moment."""
+    processes = [started(tmp_path, NodeSpec("here", remote_root=str(tmp_path))) for _ in range(2)]
+    inodes = []
+    for process in processes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(bootstrap.node_program().content)
+        assert process.stdout.readline() == b"UGRO1 nonce ready\n"
+        [home] = program_folder(tmp_path).iterdir()
+        inodes.append((home.stat().st_ino, (home / "ugro" / "remote").stat().st_ino))
+    assert inodes[0] == inodes[1]
+    for process in processes:
+        finish(process)
+
+
 @in_loop
 async def test_many_agents_that_come_to_a_fresh_node_at_once_all_get_in(farm_of: Farms) -> None:
     node: SshdNode = (farm := farm_of(1)).nodes[0]

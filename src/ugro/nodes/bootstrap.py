@@ -67,20 +67,26 @@ def write(data, folder):
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             with open(path, "wb") as file:
                 file.write(archive.read(name)); file.flush(); os.fsync(file.fileno())
+def move_in(fresh, home):
+    try: os.rename(fresh, home)
+    except OSError:
+        # Somebody was quicker, or some cleaner of old files has been at it: what lacks is put there, file by file.
+        # Nothing is ever taken away: others may be reading it at this moment.
+        for folder, _, names in os.walk(fresh):
+            there = os.path.join(home, os.path.relpath(folder, fresh))
+            os.makedirs(there, 0o700, exist_ok=True)
+            for name in names: os.replace(os.path.join(folder, name), os.path.join(there, name))
 def unpack(home):
     import shutil
     data = receive()
     fresh = home + "." + A["nonce"]
     try:
         write(data, fresh)
-        # What is there is not whole: some cleaner of old files has been at it.
-        if os.path.isdir(home): os.rename(home, fresh + ".old")
-        os.rename(fresh, home)
+        move_in(fresh, home)
     except OSError:
         if not is_whole(home): raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(fresh + ".old", ignore_errors=True)
         clean(os.path.dirname(home))
 def clean(folder):
     # By age, not by whether somebody is still at it: the folder may be shared with other machines.
