@@ -43,6 +43,8 @@ class Fragment {
       const places = [...this.element.querySelectorAll(".scroll")].map((box) => box.scrollTop);
       this.element.replaceChildren(...page.body.childNodes);
       this.element.querySelectorAll(".scroll").forEach((box, index) => (box.scrollTop = places[index] ?? 0));
+      // No event tells that more of it has come home.
+      this.isWanted ||= !document.hidden && this.element.querySelector("[data-moves]") !== null;
     } catch (error) {
       if (this.element.querySelector(".loading")) this.element.replaceChildren(failure(error));
       this.isWanted ||= !document.hidden;
