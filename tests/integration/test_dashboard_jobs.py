@@ -144,7 +144,7 @@ def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
     _open(dashboard, page, job)
 
     assert f"job {holder.id}" in page.locator("#why").inner_text()
-    assert "nothing written yet" in page.locator(".log-status").inner_text()
+    page.locator(".log-status", has_text="nothing written yet").wait_for()
     (tmp_path / "go").touch()
     _wait_for_state(page, "succeeded")
     _wait_for_line(page, "it runs now")
