@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,10 @@ def test_a_chart_is_used_by_keyboard_read_as_a_table_and_looked_at_closely(dashb
     expect(drawn(page, least=2)).to_have_attribute("smooth", "0.99")
 
 
+def _is_drawn_in(page: Page, colour: str, colours: str) -> bool:
+    return colour in page.evaluate(colours)
+
+
 def test_curves_have_the_colours_of_the_theme_and_change_with_it(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/compare?jobs=4991,4985&key=loss")
     drawn(page, least=2)
@@ -308,9 +313,8 @@ def test_curves_have_the_colours_of_the_theme_and_change_with_it(dashboard: Dash
     seen = []
     for theme in ("light", "dark"):
         page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
-        page.wait_for_function("() => document.querySelector('ugro-chart').isReady", timeout=WAIT_MS)
         colour = page.evaluate(wanted)
-        assert colour in page.evaluate(colours), theme
+        wait_until(partial(_is_drawn_in, page, colour, colours), 20, f"a chart in the colours of {theme}")
         seen.append(colour)
     assert seen[0] != seen[1]
 
