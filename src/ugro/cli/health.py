@@ -41,9 +41,7 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
 
     Exit code: 0 all healthy, 1 some not, 5 some unreachable.
     """
-    if not _SHORTEST_S <= interval <= _LONGEST_S:  # "nan" is a number, too
-        problem = f"--interval: expected {_SHORTEST_S} to {_LONGEST_S} seconds"
-        raise UsageError(problem, hint="for example: --interval 5")
+    check_interval(interval)
     client = session.client()
     session.output.progress("asking the nodes")
     if watch:
@@ -52,6 +50,12 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
     show(session.output, reports)
     session.output.note(summary(reports, elapsed_s))
     return exit_code(reports)
+
+
+def check_interval(seconds: float) -> None:
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # "nan" is a number, too
+        problem = f"--interval: expected {_SHORTEST_S} to {_LONGEST_S} seconds"
+        raise UsageError(problem, hint="for example: --interval 5")
 
 
 def show(output: Output, reports: Sequence[NodeReport]) -> None:

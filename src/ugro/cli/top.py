@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import sys
@@ -12,16 +11,16 @@ from contextlib import contextmanager, suppress
 
 import click
 
+from ugro.cli.health import check_interval
 from ugro.cli.jobs_document import job_document
 from ugro.cli.jobs_text import WAITING
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.cli.top_view import SORTS, Curve, Seen, headline, lines
 from ugro.client import Client
-from ugro.core.errors import Unreachable, UsageError
+from ugro.core.errors import Unreachable
 from ugro.core.job import FINAL_STATES, Job, JobState
 
-_SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 _MOST_JOBS = 200
 _MOST_CURVES = 8  # of the newest trainings
 _BINS = 24
@@ -38,9 +37,7 @@ _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 @pass_session
 def top(session: Session, interval: float, sort: str, once: bool) -> None:
     """Show all nodes, GPUs, jobs and alerts, live, until q or Ctrl-C."""
-    if not (math.isfinite(interval) and _SHORTEST_S <= interval <= _LONGEST_S):
-        problem = f"--interval: expected {_SHORTEST_S} to {_LONGEST_S:g} seconds"
-        raise UsageError(problem, hint="for example: --interval 5")
+    check_interval(interval)
     client, output = session.client(), session.output
     output.progress("asking the nodes")
     seen = look(client)
