@@ -34,11 +34,6 @@ class Experiments:
             await self._take_figures()
             return [self._all[number] for number in sorted(self._all)]
 
-    async def some(self, numbers: list[int]) -> list[Experiment]:
-        """In the order in which they are asked for; those that there are."""
-        await self.all()
-        return [self._all[number] for number in numbers if number in self._all]
-
     async def _take_changes(self) -> None:
         changed = await self._store.notes.changed(self._seq, MOST)
         self._seq = changed.seq

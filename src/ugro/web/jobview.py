@@ -76,7 +76,7 @@ async def job_page(agent: Agent, word: str) -> JobPage:
     failure = attempts[-1].failure if attempts else None
     ranks = await ranks_of(agent.store.jobs, job, job.attempt) if job.attempt else {}
     plan = await agent.store.jobs.plan(job) if job.attempt else None
-    events = await _events(agent, job.id)
+    events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
     return JobPage(
         job=job,
         attempts=attempts,
@@ -87,13 +87,6 @@ async def job_page(agent: Agent, word: str) -> JobPage:
         has_more_events=len(events) > MOST_EVENTS,
         plan=plan,
     )
-
-
-async def _events(agent: Agent, job: int) -> list[Event]:
-    found: list[Event] = []
-    while more := await agent.store.jobs.events(after=found[-1].seq if found else 0, job=job):
-        found = [*found, *more][-MOST_EVENTS - 1 :]
-    return found[::-1]
 
 
 def _rank_rows(job: Job, ranks: Mapping[int, str], failure: Failure | None) -> Iterator[RankRow]:

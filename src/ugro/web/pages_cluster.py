@@ -37,7 +37,8 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],
             running_count=len(running),
             alerts=site.agent.watching.monitor.alerts(),
-            events=await _newest_events(site.agent),
+            events=await site.agent.store.jobs.newest_events(_MOST_EVENTS),
+            limits=site.agent.cluster.config.alerts,
         )
 
     @app.get("/nodes/{name}")
@@ -61,9 +62,3 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
 
 def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
     return [job for job in agent.watching.parts.engine.live.holding() if job.id in row.jobs]
-
-
-async def _newest_events(agent: Agent) -> list[object]:
-    newest = await agent.store.ends.newest()
-    found = await agent.store.jobs.events(after=max(0, newest - _MOST_EVENTS), limit=_MOST_EVENTS)
-    return list(reversed(found))

@@ -18,7 +18,6 @@ from ugro.agent.experiments import Experiments
 from ugro.core.errors import NotFound
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
-from ugro.policy.comparison import Row
 from ugro.policy.experiment_table import Spread
 from ugro.web import compare_view, experiments_view
 from ugro.web.experiments_view import TableQuery
@@ -72,10 +71,11 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
         everything = await experiments.all()
         numbers = compare_view.chosen(wanted.jobs)
         if wanted.q and not numbers:
-            numbers = experiments_view.comparable(wanted.q, everything, time.time())
+            numbers = await asyncio.to_thread(experiments_view.comparable, wanted.q, everything, time.time())
         runs = _found(numbers, everything)
         few = len(runs) <= compare_view.MOST_SIDE_BY_SIDE
-        rows = await _rows(site, runs) if few and len(runs) > 1 else ()
+        jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if few else []
+        rows = compare_view.facts(runs, await site.agent.results.compare(jobs)) if len(jobs) > 1 else ()
         return await site.render(
             request,
             "compare.html",
@@ -84,9 +84,9 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
             newest=[one for one in reversed(everything) if one.figures][:10] if not runs else [],
             document=await asyncio.to_thread(compare_view.runs_document, runs),
             sections=compare_view.sections(rows, is_all=wanted.all),
-            varied=compare_view.varied(runs) if not few else [],
+            varied=await asyncio.to_thread(compare_view.varied, runs) if not few else [],
             is_all=wanted.all,
-            code=await _differing_code(site, runs) if few else None,
+            code=_differing_code(jobs),
             link=partial(_link, ",".join(map(str, numbers))),
         )
 
@@ -98,14 +98,8 @@ def _found(numbers: Sequence[int], everything: Sequence[Experiment]) -> list[Exp
     return [known[number] for number in numbers]
 
 
-async def _rows(site: Site, runs: Sequence[Experiment]) -> Sequence[Row]:
-    jobs = [await site.agent.store.jobs.get(one.id) for one in runs]
-    return compare_view.facts(runs, await site.agent.results.compare(jobs))
-
-
-async def _differing_code(site: Site, runs: Sequence[Experiment]) -> tuple[int, int] | None:
+def _differing_code(jobs: Sequence[Job]) -> tuple[int, int] | None:
     """Two of them whose code can be told apart, file by file: the first, and the first that differs from it."""
-    jobs = [await site.agent.store.jobs.get(one.id) for one in runs]
     kept = [job for job in jobs if job.spec.snapshot is not None]
     other = next((job for job in kept if job.spec.snapshot != kept[0].spec.snapshot), None) if kept else None
     return None if other is None else (kept[0].id, other.id)
