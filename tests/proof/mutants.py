@@ -68,7 +68,7 @@ _CLAIM_UNSEEN = Edit(_RUNDIR, 'return os.path.exists(self.file("claim"))', "retu
 _NO_LOCK = Edit(_RUNDIR, "if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):", "if True:")
 _NO_FENCE = Edit(_FENCE, "return attempt >= seen and attempt > closed", "return True")
 _KEPT_UNFENCED = Edit(_KEPT, "if run.attempt <= max(entered.seen, entered.closed) or (", "if (")
-_STRAY = "            if run not in under_way and not self._light.is_busy(run):\n"
+_STRAY = "self._watch.others(under_way | self._light.busy())"
 
 _PASS_OVER = "except FileExistsError:\n            pass\n"
 
@@ -269,21 +269,21 @@ MUTANTS = (
     Mutant(
         "strays are left alone",
         (
-            Edit(_ENGINE, _STRAY, "            if False:\n"),
+            Edit(_ENGINE, _STRAY, "()"),
         ),
         STRAYS,
     ),
     Mutant(
         "strays are left alone (model)",
         (
-            Edit(_ENGINE, _STRAY, "            if False:\n"),
+            Edit(_ENGINE, _STRAY, "()"),
         ),
         MACHINE,
     ),
     Mutant(
         "an attempt under way counts as stray",
         (
-            Edit(_ENGINE, _STRAY, "            if True:\n"),
+            Edit(_ENGINE, _STRAY, "self._watch.others(set())"),
             Edit(
                 "src/ugro/agent/sweep.py",
                 "return job.state in HOLDING_STATES and job.attempt == status.attempt",

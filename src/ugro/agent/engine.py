@@ -250,11 +250,9 @@ class Engine:
         await self._jobs.kept(job)
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
-        for node, status in self._watch.all():
-            run = (int(status.job), status.attempt)
-            if run not in under_way and not self._light.is_busy(run):
-                key = ("clear", node, status.job, status.attempt)
-                self._work.do(key, partial(self._sweep.clear, node, status))
+        for node, status in self._watch.others(under_way | self._light.busy()):
+            key = ("clear", node, status.job, status.attempt)
+            self._work.do(key, partial(self._sweep.clear, node, status))
 
     # --- jobs that wait ----------------------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ class Light:
     def is_ending(self, job: Job) -> bool:
         return (job.id, job.attempt) in self._being_ended
 
-    def is_busy(self, run: tuple[int, int]) -> bool:
-        return run in self._being_started or run in self._being_ended or run in self._being_removed
+    def busy(self) -> set[tuple[int, int]]:
+        return self._being_started | self._being_ended | self._being_removed
 
     def may_follow(self, job: Job) -> bool:
         """Whether it has been running for so long that somebody may want to see what it writes."""
@@ -126,7 +126,8 @@ class Light:
         self._last_words = {key: status for key, status in self._last_words.items() if key in is_needed}
 
     def _is_resting(self, job: Job) -> bool:
-        return self._resting.get((job.id, job.attempt), 0.0) > _now()
+        until = self._resting.get((job.id, job.attempt))
+        return until is not None and until > _now()
 
     def _begin(self, jobs: Sequence[Job], work: Batch, busy: set[tuple[int, int]]) -> None:
         for first in range(0, len(jobs), _MOST_AT_ONCE):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,8 +28,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class _RotatingFile(logging.handlers.RotatingFileHandler):
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802  # the library's name
+        """When it is full. The library's own way formats each line twice, to know before it writes."""
+        return self.stream is not None and os.fstat(self.stream.fileno()).st_size >= self.maxBytes
+
+
 def configure(path: Path, level: str, *, max_bytes: int = _MAX_BYTES) -> None:
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=max_bytes, backupCount=_KEPT_FILES, encoding="utf-8")
+    handler = _RotatingFile(path, maxBytes=max_bytes, backupCount=_KEPT_FILES, encoding="utf-8")
     path.chmod(0o600)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.nodes.inventory import Inventory
@@ -79,11 +79,11 @@ class RunWatch:
         watch = self._watches.get(node)
         return watch.seen.get((job, attempt)) if watch else None
 
-    def all(self) -> Iterator[tuple[str, RunStatus]]:
-        """Every run that nodes we can talk to told us of."""
+    def others(self, known: Set[Key]) -> Iterator[tuple[str, RunStatus]]:
+        """Every run but the known ones that nodes we can talk to told us of."""
         for name, watch in self._watches.items():
             if watch.is_open:
-                yield from ((name, status) for status in list(watch.seen.values()))
+                yield from [(name, watch.seen[key]) for key in watch.seen.keys() - known]
 
     def state(self, node: str, job: int, attempt: int) -> NodeRun:
         watch = self._watches.get(node)
