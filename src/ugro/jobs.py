@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from ugro.core.code import Snapshot
 from ugro.core.codec import decode
 from ugro.core.environment import Origin
 from ugro.core.errors import TimedOut, error_from_wire
 from ugro.core.event import Event
-from ugro.core.job import Attempt, Job, JobSpec, JobState, Placement
+from ugro.core.job import Attempt, Job, JobSpec, JobState
 from ugro.core.note import Note
-from ugro.core.plan import Plan
 from ugro.http import AgentGone, lines
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.plan import DryRun
     from ugro.core.profile import JobProfile, TraceFile, TraceRequest
     from ugro.core.results import JobResults
 
@@ -43,16 +42,6 @@ _LATE_S = 30.0
 class Details:
     job: Job
     attempts: tuple[Attempt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    spec: JobSpec
-    starts_now: bool
-    reason: str  # why there, or what it would wait for
-    plan: Plan | None = None  # None: it could not start as the nodes are now
-    placement: Placement | None = None
-    snapshot: Snapshot | None = None  # of the code that would go along
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +131,8 @@ class Jobs:
         force: bool = False,
     ) -> DryRun:
         """What the job would get if it were submitted now. Nothing is submitted."""
+        from ugro.core.plan import DryRun  # few ask for it
+
         answer = self._hand_in("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
         return decode(DryRun, answer["dry_run"])
 

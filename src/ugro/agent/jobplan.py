@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from ugro.agent.snapshot import Snapshots
-from ugro.core.code import Snapshot as CodeSnapshot
 from ugro.core.job import After, Job, JobSpec, JobState, Placement
-from ugro.core.plan import Plan
+from ugro.core.plan import DryRun, Plan
 from ugro.policy.decision import Decision, Fail, Start, Wait
 from ugro.policy.scheduler import schedule
 from ugro.policy.snapshot import Snapshot
@@ -18,16 +17,6 @@ from ugro.store.jobs import JobStore
 
 class Previewer(Protocol):
     def preview(self, job: Job, placement: Placement) -> Plan: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    spec: JobSpec
-    starts_now: bool
-    reason: str  # why there, or what it would wait for
-    plan: Plan | None = None  # of a job that would wait: as it would be if nobody else were here
-    placement: Placement | None = None
-    snapshot: CodeSnapshot | None = None  # of the code that would go along
 
 
 class Previews:

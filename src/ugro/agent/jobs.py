@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from ugro.agent.crashpoint import point
 from ugro.agent.engine import Engine
 from ugro.agent.joblogs import JobLogs, Selection, agent_stops
-from ugro.agent.jobplan import DryRun, Previewer, Previews
+from ugro.agent.jobplan import Previewer, Previews
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.snapshot import Snapshots
 from ugro.agent.submitting import Needs, Submit, Submitting, Taken
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.plan import DryRun
 from ugro.policy.decision import Wait
 from ugro.policy.scheduler import schedule
 from ugro.policy.why import Why, why

@@ -87,12 +87,9 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: Ser
 
 def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | None], Coroutine[Any, Any, None]]:
     """Only now: of ten commands that start an agent at once, nine must not pay for it."""
-    # Nothing of this is ever garbage: to look for some would be a tenth of a start, and part of each later search.
-    gc.disable()
+    gc.disable()  # until all is loaded
     from ugro.agent.serve import serve
 
-    gc.freeze()
-    gc.enable()
     return serve
 
 

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-from fastapi import FastAPI
-
 import ugro
 from ugro.agent.agent import Agent
-from ugro.agent.api import create_app
 from ugro.core.statedir import StateDir
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ugro.agent.main import Ready
+    from ugro.agent.server import Server
+
+    ServeFront = Callable[[Agent, FastAPI], Coroutine[Any, Any, None]]
 
 log = logging.getLogger(__name__)
-
-_GOODBYE_S = 2
-ServeFront = Callable[[Agent, FastAPI], Coroutine[Any, Any, None]]
 
 
 async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: ServeFront | None = None) -> None:
@@ -36,10 +34,7 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: 
         asyncio.get_running_loop().add_signal_handler(number, agent.stopping.set)
     try:
         await agent.start()
-        listener = _listen(home)
-        log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
-        ready.say({"state": "ready", "pid": os.getpid()})
-        await _serve_until_stopped(agent, listener, front)
+        await _serve_until_stopped(agent, _listen(home), ready, front)
     finally:
         # Gone before the lock is: whoever finds the socket finds a living agent behind it.
         home.socket.unlink(missing_ok=True)
@@ -47,31 +42,37 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: 
         log.info("agent stopped")
 
 
-async def _serve_until_stopped(agent: Agent, listener: socket.socket, front: ServeFront | None) -> None:
-    api = create_app(agent)
-    server = Server(
-        uvicorn.Config(api, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S)
-    )
+async def _serve_until_stopped(
+    agent: Agent, listener: socket.socket, ready: Ready, front: ServeFront | None
+) -> None:
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(agent.cluster.watch(), name="watch the cluster file")
-        work = group.create_task(agent.run_jobs(), name="run jobs")
-        see = group.create_task(agent.watching.run(), name="watch nodes and jobs")
+        work = [
+            group.create_task(agent.run_jobs(), name="run jobs"),
+            group.create_task(agent.cluster.watch(), name="watch the cluster file"),
+            group.create_task(agent.watching.run(), name="watch nodes and jobs"),
+        ]
+        # Meanwhile: links are being opened, which is mostly others' work.
+        server, api = await asyncio.to_thread(_load, agent)
+        log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
+        ready.say({"state": "ready", "pid": os.getpid()})
         group.create_task(server.serve([listener]), name="serve the API")
         if front is not None:
             group.create_task(front(agent, api), name="dashboard")
         await agent.stopping.wait()
-        watch.cancel()
-        work.cancel()
-        see.cancel()
+        for task in work:
+            task.cancel()
         agent.cancel_all()
         server.should_exit = True
 
 
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # Uvicorn's own raises the signal again when it has stopped serving, and we would end before we are done.
-        yield
+def _load(agent: Agent) -> tuple[Server, FastAPI]:
+    from ugro.agent.server import make_server
+
+    made = make_server(agent)
+    # Nothing of what was loaded is ever garbage: to look for some would be a tenth of a start, and slow each search.
+    gc.freeze()
+    gc.enable()
+    return made
 
 
 def _listen(home: StateDir) -> socket.socket:

@@ -10,7 +10,6 @@ import click
 
 from ugro.cli.jobs_attend import attend
 from ugro.cli.jobs_document import job_document
-from ugro.cli.jobs_plan import show_dry_run
 from ugro.cli.jobs_words import LaunchCommand, RunCommand
 from ugro.cli.origin import origin_of
 from ugro.cli.session import Session, json_option, pass_session
@@ -128,6 +127,8 @@ def _hand_in(
     force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
+        from ugro.cli.jobs_plan import show_dry_run
+
         found = client.jobs.dry_run(file, fields=given, force=force)
         show_dry_run(session.output, found)
         _advise(session, client, found.spec, found.placement.nodes if found.placement else ())

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from ugro.cli.jobs_text import command, places, variables
 from ugro.cli.output import Output
-from ugro.core.plan import Plan
+from ugro.core.plan import DryRun, Plan
 from ugro.core.quantity import format_size
-from ugro.jobs import DryRun
 
 
 def show_dry_run(output: Output, dry_run: DryRun) -> None:

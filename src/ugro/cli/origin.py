@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from ugro.core.environment import Origin
@@ -15,6 +14,8 @@ def origin_of(folder: Path) -> Origin | None:
     here = folder.absolute()
     if not any((place / ".git").exists() for place in (here, *here.parents)):
         return None
+    import subprocess  # most of a command's time is what it loads
+
     argv = ["git", "-c", "core.fsmonitor=false", "-C", str(here), "status", "--porcelain=v2", "--branch"]
     # Nobody else's git may have to wait because we look.
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

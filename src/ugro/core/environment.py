@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from ugro.core.codec import dumps
@@ -31,4 +30,6 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
+        import hashlib  # commands that only pass environments on have no use for it
+
         return hashlib.sha256(dumps(self).encode()).hexdigest()

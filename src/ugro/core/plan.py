@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ugro.core.code import Snapshot
+from ugro.core.job import JobSpec, Placement
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
@@ -41,3 +44,13 @@ class Plan:
     @property
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    spec: JobSpec
+    starts_now: bool
+    reason: str  # why there, or what it would wait for
+    plan: Plan | None = None  # of one that would wait: as if nobody else were here; None: it fits nowhere now
+    placement: Placement | None = None
+    snapshot: Snapshot | None = None  # of the code that would go along

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
-from ugro.agent.serve import Server
+from ugro.agent.server import Server
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
