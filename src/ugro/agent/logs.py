@@ -39,7 +39,7 @@ class _RotatingFile(logging.handlers.RotatingFileHandler):
                 self.doRollover()
             self.stream.write(line)
             self.flush()
-        except Exception:  # noqa: BLE001  # what keeps a line from being written must not keep work from being done
+        except (OSError, ValueError, TypeError, LookupError):  # a full disk, or a line that does not fit its words
             self.handleError(record)
 
 
