@@ -75,7 +75,9 @@ def test_a_link_leads_nowhere_else(dashboard: Dashboard, place: str) -> None:
     assert "evil" not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/docs", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/metrics", "/docs", "/openapi.json"]
+)
 def test_a_stranger_learns_nothing(dashboard: Dashboard, path: str) -> None:
     answer = ask(dashboard, "GET", path)
     assert answer.status == 401
@@ -149,6 +151,18 @@ def test_a_program_comes_in_with_the_token(dashboard: Dashboard) -> None:
     assert json.loads(ask(dashboard, "GET", "/v1/nodes", right).text)["nodes"]
     assert ask(dashboard, "POST", "/v1/nodes/here/resume", right).status == 204
     assert ask(dashboard, "GET", "/v1/nodes", wrong).status == 401
+
+
+def test_prometheus_comes_in_with_the_token_and_only_reads(dashboard: Dashboard) -> None:
+    token = (dashboard.home / "dashboard.token").read_text().strip()
+    right, wrong = {"authorization": f"Bearer {token}"}, {"authorization": f"Bearer {token[:-1]}"}
+    page = ask(dashboard, "GET", "/metrics", right)
+    assert (page.status, page.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "# TYPE ugro_nodes gauge\n" in page.text
+    refused = ask(dashboard, "GET", "/metrics", wrong)
+    assert refused.status == 401
+    assert "ugro_nodes" not in refused.text
+    assert ask(dashboard, "POST", "/metrics", right).status == 405
 
 
 @pytest.mark.parametrize("path", ["/", "/static/ugro.css", "/v1/nodes", "/no-such-page"])

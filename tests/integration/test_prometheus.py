@@ -8,14 +8,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -30,12 +29,7 @@ nodes:
   here: {transport: local, remote_root: %s/root}
 monitor: {busy_interval: 0.5, recent_interval: 0.5}
 """
-CONFIG = """
-global: {scrape_interval: 1s, scrape_timeout: 1s}
-scrape_configs:
-  - job_name: ugro
-    static_configs: [{targets: ["127.0.0.1:%d"]}]
-"""
+TOKEN_FILE = "/etc/prometheus/ugro.token"
 
 
 def tool(name: str) -> str:
@@ -50,50 +44,6 @@ def here(ugro: Ugro) -> Ugro:
     ugro.cluster = ugro.home / "cluster.yaml"
     ugro.cluster.write_text(CLUSTER % ugro.home)
     return ugro
-
-
-class Gate:
-    """The agent's socket, reached by TCP: what the dashboard's port gives a real Prometheus."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(10)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
-
-    def _carry(self, client: socket.socket) -> None:
-        with client, socket.socket(socket.AF_UNIX) as agent:
-            try:
-                agent.connect(str(self._path))
-                back = threading.Thread(target=_pump, args=(agent, client), daemon=True)
-                back.start()
-                _pump(client, agent)
-                back.join(10)
-            except OSError:
-                return
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(65536):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-    except OSError:
-        return
 
 
 class Prometheus:
@@ -117,25 +67,42 @@ class Prometheus:
         return list(document["data"]["result"])
 
 
+def deployed(here: Ugro, folder: Path) -> Path:
+    """What docs/monitoring.md says to do, with this agent's port and a path that is ours to write."""
+    address = urlsplit(json.loads(here("--json", "dashboard").stdout)["dashboard"]["url"]).netloc
+    token = folder / "ugro.token"
+    subprocess.run(["install", "-m", "0400", here.home / "dashboard.token", token], check=True)
+    shutil.copy(DEPLOY / "prometheus/ugro_alerts.yml", folder)
+    text = (DEPLOY / "prometheus/prometheus.yml").read_text()
+    for shipped, ours in (
+        (f"credentials_file: {TOKEN_FILE}\n", f"credentials_file: {token}\n"),
+        ('["127.0.0.1:8099"]', f'["{address}"]'),
+        ("scrape_interval: 15s", "scrape_interval: 1s"),
+    ):
+        assert text.count(shipped) == 1, shipped
+        text = text.replace(shipped, ours)
+    config = folder / "prometheus.yml"
+    config.write_text(text)
+    return config
+
+
 @pytest.fixture
 def prometheus(here: Ugro, tmp_path: Path) -> Iterator[Prometheus]:
     program = tool("prometheus")
-    assert here("agent", "start").returncode == 0
-    with closing(Gate(here.home / "agent.sock")) as gate:
-        (tmp_path / "prometheus.yml").write_text(CONFIG % gate.port)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
-        argv = [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*argv, f"--web.listen-address=127.0.0.1:{port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        try:
-            yield Prometheus(port, process)
-        finally:
-            process.kill()
-            process.wait(10)
-            sys.stdout.write((tmp_path / "log").read_text()[-5000:])  # shown by pytest when the test failed
+    config = deployed(here, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    argv = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*argv, f"--web.listen-address=127.0.0.1:{port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        yield Prometheus(port, process)
+    finally:
+        process.kill()
+        process.wait(10)
+        sys.stdout.write((tmp_path / "log").read_text()[-5000:])  # shown by pytest when the test failed
 
 
 def test_the_page_passes_promtool_and_has_the_promised_names(here: Ugro) -> None:
@@ -165,19 +132,19 @@ def test_the_page_passes_promtool_and_has_the_promised_names(here: Ugro) -> None
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("verb", "what", "file"),
-    [
-        ("check", "rules", "ugro_alerts.yml"),
-        ("test", "rules", "ugro_alerts_test.yml"),
-        ("check", "config", "prometheus.yml"),
-    ],
-)
-def test_the_alert_rules_are_right(verb: str, what: str, file: str) -> None:
-    argv = [tool("promtool"), verb, what, file]
-    done = subprocess.run(
-        argv, cwd=DEPLOY / "prometheus", capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize(("verb", "file"), [("check", "ugro_alerts.yml"), ("test", "ugro_alerts_test.yml")])
+def test_the_alert_rules_are_right(verb: str, file: str) -> None:
+    promtool(verb, "rules", str(DEPLOY / "prometheus" / file))
+
+
+def test_the_scrape_configuration_is_right_when_the_documented_steps_are_done(here: Ugro, tmp_path: Path) -> None:
+    promtool("check", "config", str(deployed(here, tmp_path)))
+    documented = (ROOT / "docs/monitoring.md").read_text()
+    assert f"install -m 0400 -o prometheus ~/.ugro/dashboard.token {TOKEN_FILE}\n" in documented
+
+
+def promtool(*args: str) -> None:
+    done = subprocess.run([tool("promtool"), *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -9,7 +9,18 @@ import pytest
 
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
-from ugro.policy.alerts import CLUSTER, Finding, Notice, Thresholds, findings, forget_nodes, review, status_change
+from ugro.policy.alerts import (
+    CLUSTER,
+    Finding,
+    Notice,
+    Thresholds,
+    findings,
+    forget_nodes,
+    is_wanted,
+    review,
+    status_change,
+    worst_first,
+)
 
 GIB = 2**30
 HOUR = 3600.0
@@ -33,7 +44,8 @@ def report(
 
 
 def found(*reports: NodeReport) -> dict[str, Severity]:
-    return {finding.rule: finding.severity for finding in findings(reports, Thresholds())}
+    everyone = frozenset({CLUSTER, *(report.name for report in reports)})
+    return {finding.rule: finding.severity for finding in findings(reports, Thresholds(), everyone)}
 
 
 @pytest.mark.parametrize(
@@ -65,9 +77,16 @@ def test_more_than_half_of_the_nodes_must_be_bad_for_the_cluster_to_be() -> None
 
 
 def test_a_node_that_is_away_is_critical_and_nothing_else_is_said_of_it() -> None:
-    [finding] = [one for one in findings([report(status=Status.UNREACHABLE, score=0), report("b")], Thresholds())]
+    reports = [report(status=Status.UNREACHABLE, score=0), report("b")]
+    [finding] = findings(reports, Thresholds(), frozenset({"gpu1", "b", CLUSTER}))
     assert (finding.rule, finding.severity) == ("unreachable", Severity.CRITICAL)
     assert finding.text == "gpu1 is unreachable: login refused"
+
+
+def test_only_what_was_looked_at_is_judged() -> None:
+    reports = [report("a", status=Status.UNREACHABLE), report("b", score=10), report("c", status=Status.UNREACHABLE)]
+    for looked_at in ({"a"}, {"b"}, {CLUSTER}, {"a", CLUSTER}, set[str]()):
+        assert {one.node for one in findings(reports, Thresholds(), frozenset(looked_at))} == looked_at
 
 
 @dataclass
@@ -119,8 +138,9 @@ def test_it_clears_with_an_info_when_it_was_not_seen_twice() -> None:
     assert watch.look(10) == []
     assert watch.look(15, HOT) == []  # it was never over
     assert watch.look(20) == []
+    assert [alert.started_at for alert in watch.known.values()] == [5]
     [notice] = watch.notices(25)
-    assert (notice.kind, notice.severity, notice.started_at) == ("cleared", Severity.INFO, 5)
+    assert (notice.kind, notice.severity, notice.at) == ("cleared", Severity.INFO, 25)
     assert watch.known == {}
     assert [watch.look(30, HOT), watch.look(35, HOT)] == [[], ["started"]]
 
@@ -159,3 +179,32 @@ def test_a_change_of_status_is_an_info_with_its_reason() -> None:
     notice = status_change(report(), away, 1)
     assert notice is not None
     assert (notice.severity, notice.text) == (Severity.INFO, "gpu1 was healthy and is unreachable: login refused")
+
+
+@pytest.mark.parametrize("least", list(Severity))
+def test_who_heard_of_an_alert_hears_of_its_end(least: Severity) -> None:
+    watch = Watch()
+    watch.look(0, WARM)
+    [started] = watch.notices(5, WARM)
+    [worse] = watch.notices(10, HOT)
+    watch.look(15)
+    before = watch.known[HOT.key]
+    [cleared] = watch.notices(20)
+    assert cleared.severity is Severity.INFO
+    assert is_wanted(started, None, least) is (least is not Severity.CRITICAL)
+    assert is_wanted(worse, before, least)
+    assert is_wanted(cleared, before, least)
+    assert is_wanted(cleared, None, least) is (least is Severity.INFO)
+
+
+def test_the_worst_alert_is_first_then_the_oldest_and_what_was_seen_once_is_none_yet() -> None:
+    def alert(node: str, severity: Severity, started_at: float | None) -> Alert:
+        return Alert("score", node, severity, "", 0, started_at)
+
+    alerts = [
+        alert("a", Severity.WARNING, 1),
+        alert("b", Severity.CRITICAL, 9),
+        alert("c", Severity.CRITICAL, 3),
+        alert("d", Severity.CRITICAL, None),
+    ]
+    assert [one.node for one in worst_first(alerts)] == ["c", "b", "a"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import in_store
 from ugro.core.environment import Environment
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.database import Store
@@ -15,18 +14,6 @@ from ugro.store.jobs import About
 
 SPEC = JobSpec("train", ("true",), is_cached=True)
 KEYED = About(cache_key="k")
-
-
-def in_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
-    async def run() -> None:
-        store = Store(path / "state.db")
-        await store.open()
-        try:
-            await scenario(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
 
 
 async def done(store: Store, key: str, about: About = KEYED) -> Job:

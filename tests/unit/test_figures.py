@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import sqlite3
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import in_metric_store
 from ugro.core.experiment import Figure
 from ugro.telemetry.metricstore import Limits, MetricStore
 from ugro.telemetry.series import Points, SeriesKey
@@ -22,12 +22,6 @@ LOSS = SeriesKey("job/1", 1, 0, "loss")
 def points(values: Sequence[float], first: int = 0) -> Points:
     steps = list(range(first, first + len(values)))
     return Points(steps, [1_900_000_000_000 + step for step in steps], list(values))
-
-
-async def opened(folder: Path) -> MetricStore:
-    store = MetricStore(folder / "metrics.db")
-    await store.open()
-    return store
 
 
 def forget_bounds(folder: Path) -> None:
@@ -46,8 +40,7 @@ def test_last_least_and_largest_are_those_of_the_points(
     values = [chance.gauss(0, 1) for _ in range(count)]
     values[5], values[7] = math.nan, math.inf
 
-    async def work() -> None:
-        store = await opened(tmp_path)
+    async def work(store: MetricStore) -> None:
         for begin in range(0, count, count // 3):
             await store.append({LOSS: points(values[begin : begin + count // 3], begin)})
             if is_old and begin == 0:
@@ -57,14 +50,12 @@ def test_last_least_and_largest_are_those_of_the_points(
         finite = [value for value in values if math.isfinite(value)]
         assert await store.figures([1]) == {1: {"loss": Figure(values[-1], min(finite), max(finite), count - 1, count)}}
         assert await store.figures() == await store.figures([1])
-        await store.close()
 
-    asyncio.run(work())
+    in_metric_store(tmp_path, work)
 
 
 def test_the_newest_attempt_and_the_first_rank_count_and_steps_of_ranks_do_not(tmp_path: Path) -> None:
-    async def work() -> None:
-        store = await opened(tmp_path)
+    async def work(store: MetricStore) -> None:
         curves = {(1, 0): 9.0, (2, 1): 8.0, (2, 0): 7.0}
         await store.append({SeriesKey("job/1", *place, "loss"): points([value]) for place, value in curves.items()})
         await store.append({SeriesKey("job/1", 1, 0, "profile/step_s"): points([1.0])})
@@ -74,20 +65,17 @@ def test_the_newest_attempt_and_the_first_rank_count_and_steps_of_ranks_do_not(t
         assert {job: set(keys) for job, keys in found.items()} == {1: {"loss"}, 2: {"loss"}}
         assert found[1]["loss"].last == 7.0
         assert found[2]["loss"] == Figure(None, None, None, 0, 1)
-        await store.close()
 
-    asyncio.run(work())
+    in_metric_store(tmp_path, work)
 
 
 def test_who_lost_curves_is_told_as_who_got_more(tmp_path: Path) -> None:
-    async def work() -> None:
-        store = await opened(tmp_path)
+    async def work(store: MetricStore) -> None:
         told: list[frozenset[str]] = []
         store.listen(told.append)
         await store.append({LOSS: points([1.0])})
         await store.keep_within(Limits(), 4e9)
         assert told == [frozenset({"job/1"})] * 2
         assert await store.figures() == {}
-        await store.close()
 
-    asyncio.run(work())
+    in_metric_store(tmp_path, work)

@@ -89,9 +89,9 @@ def _line(**fields: object) -> bytes:
 
 def test_values_may_stand_in_a_map_or_beside_the_step() -> None:
     inner = records.read(_line(step=3, time=1700000000.25, rank=2, attempt=1, values={"loss": 0.5, "n": 7}))
-    assert inner == records.Record(3, 1700000000250, 2, 1, {"loss": 0.5, "n": 7.0})
+    assert inner == records.Record(3, 1700000000250, 2, {"loss": 0.5, "n": 7.0})
     flat = records.read(_line(step=3, time=1, loss=0.5, note="text", is_best=True, none=None))
-    assert flat == records.Record(3, 1000, 0, None, {"loss": 0.5})
+    assert flat == records.Record(3, 1000, 0, {"loss": 0.5})
 
 
 def test_records_of_a_kind_are_named_by_it_and_nested_numbers_by_their_path() -> None:
@@ -133,7 +133,7 @@ def test_a_bad_line_among_many_spoils_no_other_and_two_on_one_line_are_none() ->
         assert [record.step for record in records.read_all([good, bad, good])] == [1, 1]
 
 
-def test_a_senseless_time_rank_or_attempt_is_none() -> None:
+def test_a_senseless_time_or_rank_is_none_and_what_it_says_of_its_attempt_counts_for_nothing() -> None:
     found = records.read(b'{"step": 1, "time": "now", "rank": -3, "attempt": "x", "loss": 1}')
-    assert found == records.Record(1, 0, 0, None, {"loss": 1.0})
+    assert found == records.Record(1, 0, 0, {"loss": 1.0})
     assert records.read(b'{"step": 1, "time": 1e400, "loss": 1}') == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -11,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import in_metric_store
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Curve, Wanted
 from ugro.telemetry.metricstore import Limits, MetricStore, Source, job_owner, node_owner
@@ -24,18 +24,6 @@ from ugro.telemetry.series import CHUNK, Points, SeriesKey
 LOSS = SeriesKey("job/1", 1, 0, "loss")
 SOURCE = Source("job/1", 1, "output/metrics.jsonl")
 DAY_S = 86400
-
-
-def in_store(folder: Path, work: Callable[[MetricStore], Awaitable[None]]) -> None:
-    async def run() -> None:
-        store = MetricStore(folder / "metrics.db")
-        await store.open()
-        try:
-            await work(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
 
 
 def points(steps: Sequence[int], value: Callable[[int], float] = float) -> Points:
@@ -64,7 +52,7 @@ def test_every_point_comes_back_whatever_the_pieces_it_came_in(tmp_path: Path, s
             assert list(map(repr, found.values)) == list(map(repr, whole.values))
             await store.seal("job/1")
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_steps_in_any_order_and_repeated_ones_are_all_kept(tmp_path: Path) -> None:
@@ -78,7 +66,7 @@ def test_steps_in_any_order_and_repeated_ones_are_all_kept(tmp_path: Path) -> No
         assert sum(curve.counts) == len(steps)
         assert curve.steps == sorted(curve.steps)
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
@@ -109,7 +97,7 @@ def test_bins_are_those_of_the_points_at_every_zoom(
         assert curve.steps[0] <= low
         assert curve.steps[-1] + curve.width > high
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_what_is_not_finite_is_counted_and_spoils_no_bin(tmp_path: Path) -> None:
@@ -123,7 +111,7 @@ def test_what_is_not_finite_is_counted_and_spoils_no_bin(tmp_path: Path) -> None
         [key] = await store.keys(Wanted(("job/1",)))
         assert (key.count, key.last_step, key.last_value) == (6, 5, None)
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_attempts_ranks_and_keys_are_curves_of_their_own(tmp_path: Path) -> None:
@@ -140,7 +128,7 @@ def test_attempts_ranks_and_keys_are_curves_of_their_own(tmp_path: Path) -> None
         assert await found(attempt=2, rank=1) == {SeriesKey("job/1", 2, 1, "loss")}
         assert len(await store.keys(Wanted(("job/1",)))) == 8
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_curves_of_one_question_are_binned_alike(tmp_path: Path) -> None:
@@ -152,7 +140,7 @@ def test_curves_of_one_question_are_binned_alike(tmp_path: Path) -> None:
         assert {curve.width for curve in curves} == {512}
         assert [curve.counts for curve in curves if curve.owner != "job/2"] == [[100], [7]]
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
@@ -166,7 +154,7 @@ def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
         await store.seal("job/1")
         assert await store.size_bytes() / count < 10
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_a_node_keeps_its_last_day_and_a_job_is_forgotten_as_a_whole(tmp_path: Path) -> None:
@@ -189,7 +177,7 @@ def test_a_node_keeps_its_last_day_and_a_job_is_forgotten_as_a_whole(tmp_path: P
         assert await store.places("job/1") == {SOURCE: 70}  # its file is not read into here again
         assert len(await store.curves(Wanted(("job/2",)))) == 1
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_when_there_is_too_much_the_oldest_jobs_keep_only_their_summaries(tmp_path: Path) -> None:
@@ -211,7 +199,7 @@ def test_when_there_is_too_much_the_oldest_jobs_keep_only_their_summaries(tmp_pa
         assert zoomed.counts
         assert await store.keep_within(Limits(bytes=size // 2), 1_700_000_000) == []
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 # --- from the files ------------------------------------------------------------------------------------------------
@@ -251,7 +239,45 @@ def test_files_of_all_nodes_and_attempts_are_read_from_where_they_were(tmp_path:
         assert await steps_of(store, attempt=2) == [1]
         assert collector.jobs() == [7]
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
+
+
+def test_files_of_many_ranks_are_taken_in_together_and_only_those_that_have_grown(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs/7/attempt_1/output"
+
+    async def work(store: MetricStore) -> None:
+        told: list[frozenset[str]] = []
+        store.listen(told.append)
+        collector = Collector(tmp_path / "jobs", store)
+        for rank in range(64):
+            write(folder / f"metrics.{rank}.jsonl", [1, 2], rank=rank)
+        write(folder / "metrics.jsonl", [0], rank=5)  # of a curve that another file has more of
+        assert await collector.collect(7) == 129
+        assert len(told) == 1, "one transaction"
+        assert await collector.collect(7) == 0
+        write(folder / "metrics.5.jsonl", [3], rank=5)
+        assert await collector.collect(7) == 1
+        assert len(told) == 2
+        assert [await steps_of(store, rank=rank) for rank in (4, 5, 63)] == [[1, 2], [0, 1, 2, 3], [1, 2]]
+
+    in_metric_store(tmp_path, work)
+
+
+def test_a_large_file_among_small_ones_is_read_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs/7/attempt_1/output"
+    counts = [3, 90_000, 3]  # the second takes more than one transaction
+
+    async def work(store: MetricStore) -> None:
+        told: list[frozenset[str]] = []
+        store.listen(told.append)
+        for rank, count in enumerate(counts):
+            write(folder / f"metrics.{rank}.jsonl", range(count), rank=rank)
+        assert await Collector(tmp_path / "jobs", store).collect(7) == sum(counts)
+        assert len(told) > 1
+        for rank, count in enumerate(counts):
+            assert await steps_of(store, rank=rank) == list(range(count))
+
+    in_metric_store(tmp_path, work)
 
 
 def test_a_file_that_was_written_anew_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -268,7 +294,7 @@ def test_a_file_that_was_written_anew_takes_the_place_of_the_old_one(tmp_path: P
         assert await steps_of(store, rank=0) == [500]
         assert await steps_of(store, rank=1) == [1, 2]
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -282,7 +308,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     async def work(store: MetricStore) -> None:
         assert await Collector(tmp_path / "jobs", store).collect(7) == 0
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def test_a_damaged_store_is_put_aside_and_its_curves_are_made_anew(tmp_path: Path) -> None:
@@ -293,7 +319,7 @@ def test_a_damaged_store_is_put_aside_and_its_curves_are_made_anew(tmp_path: Pat
         await Collector(tmp_path / "jobs", store).finish(7)
         assert await steps_of(store) == [1, 2, 3]
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
     assert (tmp_path / "metrics.db.damaged").read_bytes().startswith(b"this is no database")
 
 
@@ -340,7 +366,7 @@ def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(tm
         [curve] = await store.curves(Wanted(("job/7",), ("loss",), bins=100))
         assert _total(curve) == (written, written)
 
-    in_store(tmp_path, work)
+    in_metric_store(tmp_path, work)
 
 
 def _total(curve: Curve) -> tuple[int, int]:

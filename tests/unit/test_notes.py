@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import in_store
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.job import JobSpec, JobState
 from ugro.core.note import LONGEST_TEXT, MOST_TAGS, Note, checked_tags, checked_text
 from ugro.store.database import Store
-
-
-def in_store(folder: Path, work: Callable[[Store], Awaitable[None]]) -> None:
-    async def run() -> None:
-        store = Store(folder / "state.db")
-        await store.open()
-        try:
-            await work(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
 
 
 def test_two_who_add_a_tag_at_once_both_have_it(tmp_path: Path) -> None:

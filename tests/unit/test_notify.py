@@ -237,7 +237,24 @@ def test_a_wrong_channel_is_one_clear_error(text: str, message: str) -> None:
 
 
 def test_a_channel_that_only_a_variable_names_must_be_there_as_well() -> None:
-    with pytest.raises(ConfigError, match="UGRO_ALERTS_CHANNELS"):
-        parse_config("nodes: [a]\n", Path("c.yaml"), {"UGRO_ALERTS_CHANNELS": "ops"})
+    for more, place in (({}, "channels in the cluster file"), ({"UGRO_CHANNELS": "{}"}, "UGRO_CHANNELS")):
+        with pytest.raises(ConfigError) as error:
+            parse_config("nodes: [a]\n", Path("c.yaml"), {"UGRO_ALERTS_CHANNELS": "ops", **more})
+        assert error.value.message == 'UGRO_ALERTS_CHANNELS: there is no channel "ops"'
+        assert error.value.hint == f"add it to {place}"
     given = {"UGRO_ALERTS_CHANNELS": "ops", "UGRO_CHANNELS": '{"ops": {"url": "http://127.0.0.1:1/"}}'}
     assert parse_config("nodes: [a]\n", Path("c.yaml"), given).alerts.channels == ("ops",)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"UGRO_ALERTS_CHANNELS": " "}], ids=["not set", "empty"])
+def test_a_variable_that_takes_away_a_channel_of_the_file_is_the_one_that_is_named(chosen: dict[str, str]) -> None:
+    text = "nodes: [a]\nchannels: {ops: {url: 'http://127.0.0.1:1/'}}\nalerts: {channels: [ops]}\n"
+    other = '{"phone": {"url": "http://127.0.0.1:1/"}}'
+    with pytest.raises(ConfigError) as error:
+        parse_config(text, Path("c.yaml"), {"UGRO_CHANNELS": other, **chosen})
+    assert error.value.message == (
+        'UGRO_CHANNELS: there is no channel "ops", which alerts.channels in the cluster file names'
+    )
+    assert error.value.hint == "add it to UGRO_CHANNELS, or say with UGRO_ALERTS_CHANNELS who is told"
+    both = {"UGRO_CHANNELS": other, "UGRO_ALERTS_CHANNELS": "phone"}
+    assert parse_config(text, Path("c.yaml"), both).alerts.channels == ("phone",)

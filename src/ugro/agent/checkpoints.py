@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +19,7 @@ from ugro.agent.checkpoint_home import Checkpoint, CheckpointHome
 from ugro.agent.threads import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
+from ugro.core.moment import unix_seconds
 from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
@@ -275,7 +275,7 @@ def _order(found: Found) -> tuple[int, int]:
 
 
 def _where(job: Job) -> Where:
-    since = datetime.fromisoformat(job.submitted_at).timestamp()
+    since = unix_seconds(job.submitted_at)
     return Where(job.id, job.spec.checkpoint.dir, job.spec.cwd, since)
 
 

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 
 from ugro.agent.conclusion import Conclusion
@@ -30,6 +29,7 @@ from ugro.agent.sweep import Sweep
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement
+from ugro.core.moment import unix_seconds
 from ugro.policy import attempt, decision
 from ugro.policy.attempt import AttemptView, NodeRun
 from ugro.policy.scheduler import actions
@@ -324,4 +324,4 @@ def _nodes(job: Job) -> tuple[str, ...]:
 def _is_over_time(job: Job) -> bool:
     if job.spec.time_limit_s is None or job.attempt_started_at is None:
         return False
-    return time.time() - datetime.fromisoformat(job.attempt_started_at).timestamp() > job.spec.time_limit_s
+    return time.time() - unix_seconds(job.attempt_started_at) > job.spec.time_limit_s

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import datetime
 
 from ugro.agent.watching import Watching
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
+from ugro.core.moment import unix_seconds
 from ugro.policy.parameters import parameters
 from ugro.store.database import Store
 
@@ -57,13 +57,10 @@ class Experiments:
 
 
 def _with_job(known: Experiment | None, job: Job) -> Experiment:
-    started_s, ended_s = _seconds(job.started_at), _seconds(job.ended_at)
+    started_s = unix_seconds(job.started_at) if job.started_at else None
+    ended_s = unix_seconds(job.ended_at) if job.ended_at else None
     if known is not None:
         return replace(known, state=job.state, started_s=started_s, ended_s=ended_s)
-    submitted_s = datetime.fromisoformat(job.submitted_at).timestamp()
+    submitted_s = unix_seconds(job.submitted_at)
     given = parameters(job.spec)
     return Experiment(job.id, job.spec.name, job.user, job.state, submitted_s, started_s, ended_s, given)
-
-
-def _seconds(when: str | None) -> float | None:
-    return None if when is None else datetime.fromisoformat(when).timestamp()

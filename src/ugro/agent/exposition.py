@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 
 import ugro
 from ugro.agent.monitor import Monitor
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.moment import unix_seconds
 from ugro.core.node import Gpu, NodeReport, Status
 from ugro.policy.breaker import BreakerState
 from ugro.store.database import Store
@@ -65,7 +65,7 @@ class Exposition:
                 for end in ends:
                     self._ended[end.state] += 1
                     if end.started_at and end.ended_at:
-                        self._durations[end.state].observe(_seconds(end.ended_at) - _seconds(end.started_at))
+                        self._durations[end.state].observe(unix_seconds(end.ended_at) - unix_seconds(end.started_at))
 
     def _of_all_jobs(self, live: Sequence[Job]) -> Iterator[Family]:
         states = Counter(job.state for job in live)
@@ -169,16 +169,17 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
 def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterator[Family]:
     elapsed = Family("ugro_job_elapsed_seconds", "gauge", "Since a job's attempt was started; while it holds devices.")
     gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
+    steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has told of.")
+    values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
+    of_attempts: dict[tuple[str, int], list[KeySummary]] = {}
+    for one in curves:
+        of_attempts.setdefault((one.owner, one.attempt), []).append(one)
     for job in running:
         labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
         if job.attempt_started_at:
-            elapsed.add(time.time() - _seconds(job.attempt_started_at), **labels)
+            elapsed.add(time.time() - unix_seconds(job.attempt_started_at), **labels)
         gpus.add(sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0, **labels)
-    steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has told of.")
-    values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
-    for job in running:
-        labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
-        own = [one for one in curves if one.owner == job_owner(job.id) and one.attempt == job.attempt]
+        own = of_attempts.get((job_owner(job.id), job.attempt), [])
         if own:
             steps.add(max(one.last_step for one in own), **labels)
         for one in own[:_MOST_METRICS_OF_A_JOB]:
@@ -190,7 +191,3 @@ def _single(name: str, words: str, value: float, **labels: object) -> Family:
     family = Family(name, "gauge", words)
     family.add(value, **labels)
     return family
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import datetime
 
 from ugro.agent.cluster import Cluster
 from ugro.agent.signal import Signal
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobState
+from ugro.core.moment import unix_seconds
 from ugro.core.quantity import format_duration
 from ugro.store.database import Store
 from ugro.store.ends import End
@@ -58,20 +58,16 @@ class Herald:
 def message_of(job: Job, end: End, cluster: str) -> Message:
     after = ""
     if end.ended_at and end.started_at:
-        after = f" after {format_duration(max(0.0, _seconds(end.ended_at) - _seconds(end.started_at)))}"
+        after = f" after {format_duration(max(0.0, unix_seconds(end.ended_at) - unix_seconds(end.started_at)))}"
     nodes = f"on {', '.join(job.placement.nodes)}; " if job.placement else ""
     return Message(
         title=f"job {job.id} {job.spec.name} {end.state}{after}",
         severity="warning" if end.state is JobState.FAILED else "info",
         kind="job",
-        at=_seconds(end.at),
+        at=unix_seconds(end.at),
         cluster=cluster,
         detail=f"{end.reason}\n{nodes}attempt {end.attempt}; see: ugro why {job.id}",
         state=end.state,
         job=job.id,
         attempt=end.attempt or None,
     )
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

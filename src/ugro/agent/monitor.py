@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ugro.agent.cluster import Cluster
 from ugro.agent.latest import LatestReports
 from ugro.agent.signal import Signal
+from ugro.config.channels import LOG
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.errors import UgroError
 from ugro.core.node import NodeReport, Status
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 _TIDY_S = 600.0
 _TIDY_FIRST_S = 60.0
 _MOST_WAITING = 10_000  # reports; more only if the disk hangs
-_RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,8 @@ class Monitor:
         latest.on_reports = self._note
 
     def alerts(self) -> list[Alert]:
-        """Those that are on, the worst first, of equal ones the oldest."""
-        found = [alert for alert in self._alerts.values() if alert.started_at is not None]
-        return sorted(found, key=lambda alert: (-_RANK[alert.severity], alert.started_at))
+        """Those that are on, the worst first."""
+        return rules.worst_first(self._alerts.values())
 
     def watched(self) -> list[Watched]:
         return [self._watched(node) for node in self._cluster.inventory]
@@ -160,13 +159,13 @@ class Monitor:
     async def _take_in(self, now: float, report: NodeReport) -> None:
         before, self.reports[report.name] = self.reports.get(report.name), report
         members = {node.spec.name for node in self._cluster.inventory}
-        looked_at = {report.name}
+        looked_at = frozenset({report.name})
         if time.monotonic() - self._cluster_at >= self._cluster.config.monitor.busy_interval * 0.9:
-            looked_at.add(CLUSTER)
+            looked_at |= {CLUSTER}
             self._cluster_at = time.monotonic()
         everyone = [known for name, known in self.reports.items() if name in members]
-        found = [one for one in rules.findings(everyone, self._thresholds) if one.node in looked_at]
-        review = rules.review(self._alerts, found, frozenset(looked_at), now, self._thresholds.repeat_s)
+        found = rules.findings(everyone, self._thresholds, looked_at)
+        review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
         change = rules.status_change(before, report, now)
         await self._decided(review.alerts, (*([change] if change else ()), *review.notices))
 
@@ -208,10 +207,9 @@ class Monitor:
             settings.unhealthy_nodes, settings.repeat,
         )  # fmt: skip
 
-    def _tell(self, notice: Notice, alert: Alert | None) -> None:
+    def _tell(self, notice: Notice, before: Alert | None) -> None:
         settings = self._cluster.config.alerts
-        weight = alert.worst if alert is not None and notice.kind == "cleared" else notice.severity
-        is_wanted = _RANK[weight] >= _RANK[Severity(settings.least)]
+        is_wanted = rules.is_wanted(notice, before, Severity(settings.least))
         message = Message(
             title=notice.text,
             severity=notice.severity,
@@ -223,7 +221,7 @@ class Monitor:
             rule=notice.rule,
             detail="see: ugro health" if notice.node == CLUSTER else f"see: ugro health {notice.node}",
         )
-        self._notifier.tell(("log", *(settings.channels if is_wanted else ())), message)
+        self._notifier.tell((LOG, *(settings.channels if is_wanted else ())), message)
 
 
 def _points(seen: list[tuple[float, NodeReport]]) -> dict[SeriesKey, Points]:

@@ -9,13 +9,13 @@ import ipaddress
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from weakref import WeakKeyDictionary
 
 from ugro.agent.cluster import Cluster
 from ugro.agent.health import HealthCheck
 from ugro.agent.latest import LatestReports, Seen
 from ugro.core.job import HOLDING_STATES, Job, JobSpec, JobState, Launcher, Resources
+from ugro.core.moment import unix_seconds
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.nodes.node import Node
 from ugro.policy.fit import Misfit, check_fits
@@ -199,7 +199,7 @@ def _waiting(job: Job) -> Waiting:
         id=job.id,
         user=job.user,
         spec=job.spec,
-        submitted_at=_seconds(job.submitted_at),
+        submitted_at=unix_seconds(job.submitted_at),
         state=job.state,
         attempt=job.attempt,
         not_before=job.tries.not_before,
@@ -214,13 +214,9 @@ def _holding(job: Job) -> Holding:
         user=job.user,
         priority=job.spec.priority,
         placement=job.placement,
-        submitted_at=_seconds(job.submitted_at),
-        started_at=_seconds(job.attempt_started_at) if job.attempt_started_at else None,
+        submitted_at=unix_seconds(job.submitted_at),
+        started_at=unix_seconds(job.attempt_started_at) if job.attempt_started_at else None,
         time_limit_s=job.spec.time_limit_s,
         is_preemptible=job.spec.is_preemptible,
         is_stopping=job.state is JobState.STOPPING,
     )
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

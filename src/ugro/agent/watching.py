@@ -128,8 +128,8 @@ class Watching:
                 lines += [{"cursor": event.seq, "event": event} for event in events]
             if news := _news_of_nodes(shown, monitor.reports):
                 lines.append({"cursor": after, **news})
-            if jobs := [job for job, count in self._grown.items() if count > seen_grown]:
-                seen_grown = self.grown.count
+            seen_grown, jobs = self.grown_since(seen_grown)
+            if jobs:
                 lines.append({"cursor": after, "metrics": sorted(jobs)})
             if lines:
                 yield lines

@@ -39,10 +39,13 @@ def with_environment(settings: Settings, env: Mapping[str, str]) -> Settings:
     known = variables()
     _refuse_misspelt(env, known)
     for name, variable in known.items():
-        text = env.get(name, "").strip()
-        if text:
-            settings = _override(settings, variable, text)
+        if is_set(name, env):
+            settings = _override(settings, variable, env[name].strip())
     return settings
+
+
+def is_set(name: str, env: Mapping[str, str]) -> bool:
+    return env.get(name, "").strip() != ""
 
 
 def _variable(section: type[Section], key: str, section_name: str | None) -> Variable:

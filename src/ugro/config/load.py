@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ugro.config.document import Document, read_document
-from ugro.config.environment import with_environment
+from ugro.config.environment import is_set, with_environment
 from ugro.config.kinds import NODE_NAME, BadValueError
 from ugro.config.problems import KeyPath, Problem, config_error
 from ugro.config.schema import Config, NodeEntry, Settings
@@ -24,13 +24,14 @@ from ugro.core.statedir import CLUSTER_FILE
 MAX_FILE_BYTES = 1024 * 1024
 
 _NODES_HINT = "for example: nodes: [gpu1, gpu2]"
+_KNOWN, _CHOSEN = "UGRO_CHANNELS", "UGRO_ALERTS_CHANNELS"
 _MAP_HINT = "a node with fields goes into the map form: gpu1: {ip: 192.168.1.11, user: ann}"
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
     if path is None:
         settings = with_environment(Settings(), env)
-        return _config(settings, (_this_machine(settings.remote_root),), None)
+        return _config(settings, (_this_machine(settings.remote_root),), None, env)
     return parse_config(read_text(path), path, env)
 
 
@@ -48,7 +49,8 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     if problems or settings is None:
         raise config_error(file, problems)
     settings = with_environment(settings, env)
-    return _config(settings, tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items()), path)
+    nodes = tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items())
+    return _config(settings, nodes, path, env)
 
 
 def read_text(path: Path) -> str:
@@ -76,14 +78,24 @@ def _cannot_read(path: Path, error: OSError | ValueError, hint: str | None = Non
     return ConfigError(f"{escaped(str(path))}: cannot be read: {(reason or 'not a path').lower()}", hint=hint)
 
 
-def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None) -> Config:
+def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None, env: Mapping[str, str]) -> Config:
     sections = {key: getattr(settings, key) for key in Settings.model_fields}
     try:
         return Config(**sections, nodes=nodes, path=path)
     except ValidationError as error:
-        # The file alone was right: a variable named a channel that is nowhere.
+        # The file alone was right: a variable has changed one of two keys that must agree.
         [found] = error.errors(include_url=False)
-        raise ConfigError(f"UGRO_ALERTS_CHANNELS: {found['msg']}", hint="the file's channels name them") from error
+        cause = found["ctx"]["error"]
+        assert isinstance(cause, BadValueError), cause
+        raise _disagreement(cause, env) from error
+
+
+def _disagreement(error: BadValueError, env: Mapping[str, str]) -> ConfigError:
+    if is_set(_CHOSEN, env):
+        place = _KNOWN if is_set(_KNOWN, env) else "channels in the cluster file"
+        return ConfigError(f"{_CHOSEN}: {error.message}", hint=f"add it to {place}")
+    message = f"{_KNOWN}: {error.message}, which alerts.channels in the cluster file names"
+    return ConfigError(message, hint=f"add it to {_KNOWN}, or say with {_CHOSEN} who is told")
 
 
 def _this_machine(remote_root: str) -> NodeSpec:

@@ -55,7 +55,6 @@ class Notice:
     node: str
     text: str
     at: float
-    started_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,10 @@ class Review:
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def findings(reports: Sequence[NodeReport], limits: Thresholds) -> list[Finding]:
-    found = [finding for report in reports for finding in _of_node(report, limits)]
-    return [*found, *_of_cluster(reports, limits)]
+def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: frozenset[str]) -> list[Finding]:
+    """Of the nodes that were looked at, and of all of them if CLUSTER is among those."""
+    found = [finding for report in reports if report.name in looked_at for finding in _of_node(report, limits)]
+    return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
 
 
 def status_change(before: NodeReport | None, after: NodeReport, now: float) -> Notice | None:
@@ -156,6 +156,18 @@ def forget_nodes(known: Iterable[Alert], members: frozenset[str], now: float) ->
     )
 
 
+def is_wanted(notice: Notice, before: Alert | None, least: Severity) -> bool:
+    """Whether it is worth telling people; whoever heard of an alert at its worst hears of its end, too."""
+    weight = before.worst if before is not None and notice.kind == "cleared" else notice.severity
+    return _RANK[weight] >= _RANK[least]
+
+
+def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """Those that are on; of equally bad ones the oldest first."""
+    found = [alert for alert in alerts if alert.started_at is not None]
+    return sorted(found, key=lambda alert: (-_RANK[alert.severity], alert.started_at))
+
+
 def _seen(old: Alert | None, finding: Finding, now: float, repeat_s: float) -> tuple[Alert, Notice | None]:
     before = old or Alert(finding.rule, finding.node, finding.severity, finding.text, now)
     alert = replace(before, severity=finding.severity, text=finding.text, seen=before.seen + 1, unseen=0)
@@ -186,4 +198,4 @@ def _unseen(old: Alert, now: float) -> tuple[Alert | None, Notice | None]:
 
 
 def _notice(kind: str, severity: Severity, alert: Alert, text: str, now: float) -> Notice:
-    return Notice(kind, severity, alert.rule, alert.node, text, now, alert.started_at)
+    return Notice(kind, severity, alert.rule, alert.node, text, now)

@@ -88,7 +88,7 @@ def known_columns(experiments: Iterable[Experiment]) -> list[Column]:
         metrics.update(one.figures.keys())
     names = [name for name, _ in parameters.most_common(_MOST_TOLD)]
     keys = [key for key, _ in metrics.most_common(_MOST_TOLD)]
-    measured = [Column(kind, key) for key in sorted(keys, key=_by_interest) for kind in METRICS]
+    measured = [Column(kind, key) for key in sorted(keys, key=metric_order) for kind in METRICS]
     return [*map(Column, FACTS), *(Column(PARAMETER, name) for name in names), *measured]
 
 
@@ -103,17 +103,13 @@ def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
     differing = [name for name, found in values.items() if len(found) > 1]
     # A seed says little about how a run was meant; it comes last of all.
     differing.sort(key=lambda name: (is_seed(name), name.startswith("env."), len(values[name])))
-    keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *_by_interest(key)))[:1]
+    keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *metric_order(key)))[:1]
     measured = [Column(kind, key) for key in keys for kind in ("best", "last")]
     chosen = [Column(PARAMETER, name) for name in differing[:_MOST_PARAMETERS_AT_FIRST]]
     return [Column("state"), *chosen, *measured, Column("duration"), Column("submitted"), Column("tags")]
 
 
 def metric_order(key: str) -> tuple[bool, bool, str]:
-    return _by_interest(key)
-
-
-def _by_interest(key: str) -> tuple[bool, bool, str]:
     return (not _LOSS.search(key), not _HELD_OUT.search(key), key)
 
 

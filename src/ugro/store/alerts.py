@@ -10,6 +10,7 @@ from ugro.core.alert import Alert, Key, Severity
 from ugro.core.event import Event
 from ugro.policy.alerts import Notice
 from ugro.store.engine import Database
+from ugro.store.events import event_of, newest_event
 
 # The kinds of events that are about alerts; a job's are its states.
 KINDS = ("alert-started", "alert-worse", "alert-repeated", "alert-cleared", "node-changed")
@@ -32,7 +33,7 @@ class AlertStore:
         """What happened, the newest first."""
         marks = ",".join("?" * len(KINDS))
         query = f"SELECT * FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?"
-        return await self._database.run(lambda db: [_event(row) for row in db.execute(query, (*KINDS, limit))])
+        return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, (*KINDS, limit))])
 
     async def told_until(self) -> int:
         """The last event that channels of jobs were told of; at first, the newest there is."""
@@ -79,13 +80,9 @@ def _read(db: sqlite3.Connection) -> dict[Key, Alert]:
 
 
 def _told_until(db: sqlite3.Connection) -> int:
-    newest = db.execute("SELECT COALESCE(MAX(seq), 0) AS seq FROM events").fetchone()["seq"]
-    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", (_CURSOR, str(newest)))
+    start = (_CURSOR, str(newest_event(db)))
+    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", start)
     return int(db.execute("SELECT value FROM meta WHERE key = ?", (_CURSOR,)).fetchone()["value"])
-
-
-def _event(row: sqlite3.Row) -> Event:
-    return Event(row["seq"], row["at"], row["kind"], row["text"], row["job"], row["attempt"], row["node"])
 
 
 def _time(unix_s: float) -> str:

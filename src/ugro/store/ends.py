@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.store.engine import Database
+from ugro.store.events import newest_event
 
 _FINAL = sorted(FINAL_STATES)
 
@@ -31,8 +32,7 @@ class EndStore:
 
     async def newest(self) -> int:
         """The number of the newest event of all."""
-        query = "SELECT COALESCE(MAX(seq), 0) AS seq FROM events"
-        return await self._database.run(lambda db: int(db.execute(query).fetchone()["seq"]))
+        return await self._database.run(newest_event)
 
     async def after(self, seq: int, limit: int = 5000) -> list[End]:
         return await self._database.run(lambda db: _after(db, seq, limit))

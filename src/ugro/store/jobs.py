@@ -33,6 +33,7 @@ from ugro.core.job import (
 )
 from ugro.core.plan import Plan
 from ugro.store.engine import Database, Work
+from ugro.store.events import event_of
 
 log = logging.getLogger(__name__)
 _LARGEST_ID = 2**63 - 1
@@ -188,20 +189,16 @@ class JobStore:
     async def events(self, *, after: int = 0, job: int | None = None, limit: int = 1000) -> list[Event]:
         clause, values = ("AND job = ?", [after, job, limit]) if job is not None else ("", [after, limit])
         query = f"SELECT * FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?"
-        return await self._database.run(lambda db: [_event(row) for row in db.execute(query, values)])
+        return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, values)])
 
     async def newest_events(self, limit: int, *, job: int | None = None) -> list[Event]:
         """The newest first."""
         clause, values = ("WHERE job = ?", [job, limit]) if job is not None else ("", [limit])
         query = f"SELECT * FROM events {clause} ORDER BY seq DESC LIMIT ?"
-        return await self._database.run(lambda db: [_event(row) for row in db.execute(query, values)])
+        return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, values)])
 
     async def _change(self, work: Work[Job]) -> Job:
         return await self._database.run(work, then=self._tell)
-
-
-def _event(row: sqlite3.Row) -> Event:
-    return Event(row["seq"], row["at"], row["kind"], row["text"], row["job"], row["attempt"], row["node"])
 
 
 def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:

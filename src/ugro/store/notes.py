@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from ugro.core.job import Job
 from ugro.core.note import Note
 from ugro.store.engine import Database
+from ugro.store.events import newest_event
 from ugro.store.jobs import readable_jobs
 
 _AT_ONCE = 500
@@ -62,7 +63,7 @@ def _change(db: sqlite3.Connection, job: int, change: Callable[[Note], Note]) ->
 
 
 def _changed(db: sqlite3.Connection, after: int, most: int) -> Changed:
-    seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) AS seq FROM events").fetchone()["seq"])
+    seq = newest_event(db)
     if seq == after:
         return Changed(seq, (), ())
     newest = db.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (most - 1,)).fetchone()

@@ -9,26 +9,33 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ugro.telemetry import records
 from ugro.telemetry.metricstore import MetricStore, Source, job_owner
 from ugro.telemetry.series import Points, SeriesKey
 
-_AT_ONCE = 4 << 20  # bytes of one file, which then are one transaction
+_AT_ONCE = 4 << 20  # bytes of one file; of many files about as much is one transaction
 _MOST_FILES = 10_000
 _LARGEST = 1 << 62
 _NAME = re.compile(r"metrics[\w.-]*\.jsonl")
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
 
 
+class _File(NamedTuple):
+    source: Source
+    path: Path
+    size: int
+
+
 @dataclass(slots=True)
 class _Batch:
-    source: Source
     points: dict[SeriesKey, Points] = field(default_factory=dict)
-    place: int = 0
+    places: dict[Source, int] = field(default_factory=dict)  # of the files that they are of
 
 
 class Collector:
@@ -43,12 +50,12 @@ class Collector:
             owner = job_owner(job)
             files = await asyncio.to_thread(lambda: list(self._files(job, owner)))
             places = await self._store.places(owner)
-            cut = [source for source, path in files if _size(path) < places.get(source, 0)]
+            cut = [file.source for file in files if file.size < places.get(file.source, 0)]
             for source in cut:
                 await self._store.start_again(source)
             if cut:
                 places = await self._store.places(owner)
-            return sum([await self._read(source, path, places.get(source, 0)) for source, path in files])
+            return await self._read([file for file in files if file.size > places.get(file.source, 0)], places)
 
     async def finish(self, job: int) -> int:
         """The last of it: its curves are put in order."""
@@ -67,17 +74,18 @@ class Collector:
         except FileNotFoundError:
             return []
 
-    async def _read(self, source: Source, path: Path, place: int) -> int:
+    async def _read(self, grown: Iterable[_File], places: Mapping[Source, int]) -> int:
         count = 0
-        while True:
-            batch = await asyncio.to_thread(_next_batch, source, path, place)
-            if batch.place == place:
-                return count
-            place = batch.place
-            await self._store.append(batch.points, {source: place})
-            count += sum(len(points) for points in batch.points.values())
+        unread, places = deque(grown), dict(places)
+        while unread:
+            batch = await asyncio.to_thread(_next_batch, unread, places)
+            if batch.places:
+                await self._store.append(batch.points, batch.places)
+                places |= batch.places
+                count += sum(len(points) for points in batch.points.values())
+        return count
 
-    def _files(self, job: int, owner: str) -> Iterator[tuple[Source, Path]]:
+    def _files(self, job: int, owner: str) -> Iterator[_File]:
         home = self._folder / str(job)
         found = 0
         for attempt in _folders(home):
@@ -89,7 +97,7 @@ class Collector:
                     found += 1
                     if found > _MOST_FILES:
                         return
-                    yield Source(owner, int(number[1]), str(file.relative_to(attempt))), file
+                    yield _File(Source(owner, int(number[1]), str(file.relative_to(attempt))), file, _size(file))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -117,26 +125,50 @@ def _size(path: Path) -> int:
         return _LARGEST
 
 
-def _next_batch(source: Source, path: Path, place: int) -> _Batch:
-    """Whole lines from ``place`` on; the last one may still be on its way."""
-    batch = _Batch(source, place=place)
+def _next_batch(unread: deque[_File], places: Mapping[Source, int]) -> _Batch:
+    """Of as many files as there is room for; one that has no more is taken off."""
+    batch, size = _Batch(), 0
+    while unread and size < _AT_ONCE:
+        source, path, _ = unread[0]
+        place = places.get(source, 0)
+        content = _content(path, place)
+        size += len(content)
+        if len(content) < _AT_ONCE:
+            unread.popleft()
+        if end := _end_of_lines(content):
+            batch.places[source] = place + end
+            _add_lines(batch.points, source, content[:end].splitlines())
+    return batch
+
+
+def _content(path: Path, place: int) -> bytes:
     try:
         # A name from a node: what it leads to elsewhere is none of our files.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return batch
+        return b""
     try:
-        content = os.pread(descriptor, _AT_ONCE, place)
+        return os.pread(descriptor, _AT_ONCE, place)
     finally:
         os.close(descriptor)
+
+
+def _end_of_lines(content: bytes) -> int:
+    """Whole lines only; the last one may still be on its way."""
     end = content.rfind(b"\n") + 1
     if not end and len(content) >= records.LONGEST_LINE:
-        end = len(content)  # no line of ours is as long
-    # Where it came home says which attempt it is of: what the rank says counts for nothing.
-    found = _points(content[:end].splitlines())
-    batch.points = {SeriesKey(source.owner, source.attempt, *which): points for which, points in found.items()}
-    batch.place = place + end
-    return batch
+        return len(content)  # no line of ours is as long
+    return end
+
+
+def _add_lines(points: dict[SeriesKey, Points], source: Source, lines: list[bytes]) -> None:
+    for which, some in _points(lines).items():
+        # Where it came home says which attempt it is of: what the rank says counts for nothing.
+        key = SeriesKey(source.owner, source.attempt, *which)
+        if key in points:  # of another file
+            points[key].extend(some)
+        else:
+            points[key] = some
 
 
 def _points(lines: list[bytes]) -> dict[tuple[int, str], Points]:

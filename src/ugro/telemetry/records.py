@@ -28,7 +28,6 @@ class Record(NamedTuple):
     step: int
     time_ms: int
     rank: int
-    attempt: int | None  # None: it does not say
     values: dict[str, float]
 
 
@@ -59,12 +58,11 @@ def of(found: Any) -> Record | None:
     if not values:
         return None
     is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # which NaN is not
-    rank, attempt = found.get("rank"), found.get("attempt")
+    rank = found.get("rank")
     return Record(
         step,
         int(moment * 1000) if is_timed else 0,
         rank if type(rank) is int and 0 <= rank < _LARGEST else 0,
-        attempt if type(attempt) is int and 0 < attempt < _LARGEST else None,
         values,
     )
 

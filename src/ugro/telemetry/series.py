@@ -40,11 +40,6 @@ class Points:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def add(self, step: int, time_ms: int, value: float) -> None:
-        self.steps.append(step)
-        self.times_ms.append(time_ms)
-        self.values.append(value)
-
     def cut(self, begin: int, end: int | None = None) -> Points:
         return Points(self.steps[begin:end], self.times_ms[begin:end], self.values[begin:end])
 
@@ -155,7 +150,7 @@ def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
     # Where older points were not counted in, nothing is: whoever asks then looks at the bins.
     db.execute(
         "UPDATE series SET count = count + :count, step_min = MIN(COALESCE(step_min, :low), :low), "
-        "step_max = MAX(COALESCE(step_max, :high), :high), first_time_ms = COALESCE(first_time_ms, :first), "
+        "step_max = MAX(COALESCE(step_max, :high), :high), "
         "last_time_ms = :last, last_step = :step, last_value = :value, "
         "value_min = CASE WHEN count = 0 THEN :least ELSE MIN(value_min, COALESCE(:least, value_min)) END, "
         "value_max = CASE WHEN count = 0 THEN :most ELSE MAX(value_max, COALESCE(:most, value_max)) END "
@@ -164,7 +159,6 @@ def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
             "count": len(points),
             "low": min(points.steps),
             "high": max(points.steps),
-            "first": points.times_ms[0],
             "last": points.times_ms[-1],
             "step": points.steps[-1],
             "value": points.values[-1],

@@ -7,6 +7,7 @@ import time
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -34,6 +35,7 @@ def create_web(agent: Agent, api: ASGIApp, doors: Doors) -> FastAPI:
     add_settings_pages(app, site)
     add_live(app, agent)
     app.mount("/v1", Passing(api))
+    app.router.routes.append(Route("/metrics", api, methods=["GET"]))  # Prometheus cannot ask a unix socket
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_middleware(Gate, doors=doors, stranger=site.stranger)
     return app
