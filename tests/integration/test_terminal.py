@@ -115,6 +115,12 @@ def test_no_colour_where_none_is_wanted(screen: Screen) -> None:
     assert "\x1b[" not in screen.text("-e")
 
 
+def test_a_channel_that_was_tried_is_told_of_in_plain_words(screen: Screen) -> None:
+    screen.type("clear; ugro alerts test; echo code=$?")
+    screen.wait_for("^code=0")
+    assert screen.rows()[0] == "log: sent"
+
+
 def test_a_narrow_terminal_gets_whole_rows_and_fewer_columns(screen: Screen, farm: SshdFarm) -> None:
     screen.resize(44, 20)
     screen.type("clear; ugro health; echo code=$?")
