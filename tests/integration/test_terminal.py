@@ -230,6 +230,13 @@ def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> Non
     screen.resize(100, 20)
 
 
+def test_ctrl_c_while_it_is_still_loading_ends_without_a_traceback(ugro: Ugro, tmp_path: Path) -> None:
+    # Found before the real one, and interrupted in the middle of it.
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = ugro("--version", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_top_without_a_terminal_prints_once(ugro: Ugro) -> None:
     shown = ugro("top")
     assert shown.returncode == 0

@@ -77,7 +77,8 @@ class Submitting:
         if snapshot is None:
             spec = self._with_cwd(request, submit.here)
         else:
-            spec = await asyncio.to_thread(_within, request.spec, snapshot)
+            spec = _within(request.spec, snapshot)
+            await asyncio.to_thread(self._expect_sent, spec, snapshot)
         return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
@@ -132,6 +133,15 @@ class Submitting:
             taken[folder] = await self._code.take(folder, force=submit.force)
         return taken[folder]
 
+    def _expect_sent(self, spec: JobSpec, snapshot: Snapshot) -> None:
+        _expect_script(spec, Path(snapshot.folder))
+        script = _script(spec)
+        if script is not None and self._code is not None and not self._code.holds(snapshot.id, script):
+            raise ConfigError(
+                f"{script} does not go along: a .gitignore, a .ugroignore or sync.exclude_patterns leaves it out",
+                hint=f"a .ugroignore with the line !{script} takes it along",
+            )
+
     async def _id(self, name: str) -> int | None:
         try:
             return (await self._jobs.find(name)).id
@@ -164,17 +174,20 @@ def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
     if spec.launcher is not Launcher.COMMAND and argv[0].startswith("/"):
         with contextlib.suppress(ValueError):
             argv = (str(Path(argv[0]).relative_to(snapshot.folder)), *argv[1:])
-    spec = replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
-    _expect_script(spec, Path(snapshot.folder))
-    return spec
+    return replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
+
+
+def _script(spec: JobSpec) -> str | None:
+    """None where it need not be here: a set-up may make it, and a whole path is one on the nodes."""
+    script = spec.argv[0]
+    if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
+        return None
+    return script
 
 
 def _expect_script(spec: JobSpec, folder: Path) -> None:
-    """Said now, and not after hours in the queue. A set-up may make the script; a whole path is one on the nodes."""
-    script = spec.argv[0]
-    if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
-        return
-    if not os.path.lexists(folder / script):
+    """Said now, and not after hours in the queue."""
+    if (script := _script(spec)) is not None and not os.path.lexists(folder / script):
         raise ConfigError(f"{script}: no such file in {folder}", hint=_similar(script, folder))
 
 
