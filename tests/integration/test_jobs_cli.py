@@ -108,8 +108,8 @@ def test_a_script_that_is_made_by_its_set_up_need_not_be_there(ugro: Ugro) -> No
 def test_a_node_that_has_done_its_part_of_a_job_lacks_nothing(ugro: Ugro, tmp_path: Path) -> None:
     go = tmp_path / "go"
     hold = f"while os.environ['RANK'] == '1' and not os.path.exists({str(go)!r}):\n    time.sleep(0.02)\n"
-    (ugro.home / "cwd" / "uneven.py").write_text(f"import os, time\n{hold}")
-    job = job_of(ugro, "launch", "uneven.py", "--nodes", "2", "--name", "uneven")
+    (tmp_path / "uneven.py").write_text(f"import os, time\n{hold}")
+    job = job_of(ugro, "launch", "uneven.py", "--workdir", str(tmp_path), "--nodes", "2", "--name", "uneven")
 
     reports: list[dict[str, Any]] = []
 

@@ -100,7 +100,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _make_if_own(folder: Path) -> None:
-    """The state directory: a file there counts for every folder. The first command makes it, and this may be the first."""
+    """The state directory, where a file counts for every folder: the first command makes it, and this may be it."""
     state = StateDir.find(os.environ)
     if Path(os.path.abspath(folder)) == state.path:
         try:
