@@ -25,6 +25,7 @@ wanted() {
         fish fish
         tcsh tcsh
         tmux tmux
+        openssl openssl
         promtool prometheus
         chromium chromium'
   [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pty
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -190,6 +191,7 @@ def test_two_agents_have_two_dashboards(dashboard: Dashboard) -> None:
         assert ask(other, "GET", _path_of(other.link())).status == 200
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate, and is not installed")
 def test_with_a_certificate_the_dashboard_is_https(tmp_path: Path, browser: Browser) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]

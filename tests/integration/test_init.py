@@ -190,6 +190,16 @@ def test_where_nothing_can_be_written_it_says_so(ugro: Ugro) -> None:
     assert not nowhere.exists(), "and no host was tried before"
 
 
+def test_a_file_for_all_folders_can_be_the_first_thing_that_is_written(ugro: Ugro, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    made = ugro("init", "--output", str(state / "cluster.yaml"), env={"UGRO_HOME": str(state)})
+    try:
+        assert made.returncode == 0, made.stderr
+        assert made.stderr.endswith("next: ugro health\n")
+    finally:
+        ugro("agent", "stop", env={"UGRO_HOME": str(state)})
+
+
 def test_the_environment_names_the_file_to_write(ugro: Ugro) -> None:
     target = ugro.home / "user" / "mine.yaml"
     assert ugro("init", env={"UGRO_CLUSTER": str(target)}).returncode == 0

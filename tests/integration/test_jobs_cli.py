@@ -100,6 +100,31 @@ def test_launch_divides_its_words_and_shows_rank_0(ugro: Ugro) -> None:
     assert {(one["rank"], one["node"], one["attempt"]) for one in found} == {(0, nodes[0], 1), (2, nodes[2], 1)}
 
 
+def test_a_script_that_is_made_by_its_set_up_need_not_be_there(ugro: Ugro) -> None:
+    done = ugro("launch", "made.py", "--setup", "echo 'print(42)' >made.py", "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_node_that_has_done_its_part_of_a_job_lacks_nothing(ugro: Ugro, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    hold = f"while os.environ['RANK'] == '1' and not os.path.exists({str(go)!r}):\n    time.sleep(0.02)\n"
+    (tmp_path / "uneven.py").write_text(f"import os, time\n{hold}")
+    job = job_of(ugro, "launch", "uneven.py", "--workdir", str(tmp_path), "--nodes", "2", "--name", "uneven")
+
+    reports: list[dict[str, Any]] = []
+
+    def is_half_done() -> bool:
+        nodes = job_of(ugro, "status", str(job["id"]))["nodes"] or []
+        found = {one["name"]: one for one in json.loads(ugro("health", "--json").stdout)["nodes"]}
+        reports[:] = [found[node["name"]] for node in nodes]
+        return [one["facts"] and one["facts"]["rank_processes"] for one in reports] == [0, 1]
+
+    wait_until(is_half_done, 30, "rank 0 to end, and rank 1 not to")
+    assert reports[0]["reasons"] == []
+    go.touch()
+    assert ugro("wait", "uneven").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -111,8 +136,10 @@ def test_launch_divides_its_words_and_shows_rank_0(ugro: Ugro) -> None:
         (["launch"], 2, "a script or a job file is needed"),
         (["launch", "--epochs", "3", "show.py"], 2, "--epochs"),
         (["launch", "show.py", "--nodes", "9"], 3, "with --nodes 3 it would fit"),
+        (["launch", "shwo.py"], 2, "did you mean show.py?"),
         (["run", "--time-limit", "soon", "true"], 2, "--time-limit: expected a duration"),
         (["run", "--after", "nobody", "true"], 2, "there is no job 'nobody'"),
+        (["run", "--after", "999999", "true"], 2, "there is no job 999999"),
         (["cancel"], 2, "say which jobs"),
         (["events", "--since", "now-ish"], 2, "such as 10m"),
     ],

@@ -50,6 +50,17 @@ def test_jobs_run_the_code_they_were_submitted_with_whatever_is_edited_later(ugr
     assert again.stdout.strip() == "one", again.stderr
 
 
+def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "train.py").write_text("print('trained')\n")
+    (here / ".ugroignore").write_text("/sub/train.py\n")
+    refused = ugro("launch", "sub/train.py")
+    assert (refused.returncode, "sub/train.py does not go along" in refused.stderr) == (2, True), refused.stderr
+    (here / ".ugroignore").unlink()
+    done = ugro("launch", "sub/train.py", "--nodes", "1")
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+
+
 def test_every_attempt_has_a_folder_of_its_own_and_harms_no_other(ugro: Ugro, here: Path) -> None:
     (here / "data").write_text("as submitted\n")
     (here / "data").chmod(0o644)

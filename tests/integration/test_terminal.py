@@ -115,6 +115,12 @@ def test_no_colour_where_none_is_wanted(screen: Screen) -> None:
     assert "\x1b[" not in screen.text("-e")
 
 
+def test_a_channel_that_was_tried_is_told_of_in_plain_words(screen: Screen) -> None:
+    screen.type("clear; ugro alerts test; echo code=$?")
+    screen.wait_for("^code=0")
+    assert screen.rows()[0] == "log: sent"
+
+
 def test_a_narrow_terminal_gets_whole_rows_and_fewer_columns(screen: Screen, farm: SshdFarm) -> None:
     screen.resize(44, 20)
     screen.type("clear; ugro health; echo code=$?")
@@ -222,6 +228,13 @@ def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> Non
     screen.press("C-c")
     screen.wait_for("^code=0")
     screen.resize(100, 20)
+
+
+def test_ctrl_c_while_it_is_still_loading_ends_without_a_traceback(ugro: Ugro, tmp_path: Path) -> None:
+    # Found before the real one, and interrupted in the middle of it.
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = ugro("--version", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_top_without_a_terminal_prints_once(ugro: Ugro) -> None:

@@ -96,6 +96,10 @@ class Code:
         """Whether a job with this code could be started anew."""
         return self._home.has(snapshot)
 
+    def holds(self, snapshot: str, path: str) -> bool:
+        """Whether a file is in it. Blocks."""
+        return self._home.holds(snapshot, path)
+
     async def difference(self, old: str, new: str) -> CodeDiff:
         return await asyncio.to_thread(code_diff, self._home.store, old, new)
 

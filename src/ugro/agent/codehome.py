@@ -6,6 +6,7 @@ bounded: no file is held whole that is larger than a chunk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ugro.agent.memo import Memo, now_ns
 from ugro.agent.scanning import Changed, Choices, FoundFile, FoundFolder, Remembered, Scan, largest, scan, shown
@@ -95,6 +96,18 @@ class CodeHome:
 
     def has(self, root: str) -> bool:
         return self.store.has_root(trees.parse_id(root))
+
+    def holds(self, root: str, path: str) -> bool:
+        """Whether that path is in it; what a link leads to is the nodes' business."""
+        tree = trees.parse_id(root)
+        # One that was tidied away meanwhile says nothing: whoever sends it does.
+        with self.store.using(), contextlib.suppress(Lacking):
+            for name in map(os.fsencode, PurePosixPath(path).parts):
+                entry = next((one for one in self.store.entries(tree) if one.name == name), None)
+                if entry is None or entry.kind != trees.FOLDER:
+                    return entry is not None
+                tree = entry.body
+        return True
 
     def candidates(self, root: str, base: str | None) -> list[bytes]:
         """What a node may lack of a tree that has, or had, another one."""

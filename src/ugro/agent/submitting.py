@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from ugro.agent.codehome import EMPTY
 from ugro.agent.snapshot import Snapshots
 from ugro.config.channels import LOG
 from ugro.config.jobfile import Draft, Request, draft_job
+from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
-from ugro.core.job import Job, JobSpec, Launcher
+from ugro.core.job import After, Job, JobSpec, Launcher
 from ugro.core.node import NodeSpec
 from ugro.store.jobs import About, JobStore
 
@@ -70,8 +72,13 @@ class Submitting:
         ids = {name: await self._id(name) for name in draft.named_jobs}
         request = draft.request(submit.env or {}, lambda name: _found(ids, name))
         self._check_channels(request.spec.notify)
+        await self._check_jobs(request.spec.after)
         snapshot = await self._snapshot(request, submit, {} if taken is None else taken)
-        spec = self._with_cwd(request, submit.here) if snapshot is None else _within(request.spec, snapshot)
+        if snapshot is None:
+            spec = self._with_cwd(request, submit.here)
+        else:
+            spec = _within(request.spec, snapshot)
+            await asyncio.to_thread(self._expect_sent, spec, snapshot)
         return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
@@ -109,6 +116,12 @@ class Submitting:
                 hint = f"there is: {', '.join(known)}; the cluster file's channels name them"
                 raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
 
+    async def _check_jobs(self, after: After) -> None:
+        """An id that nobody has yet would be that of a stranger's job, some day."""
+        for number in (*after.ok, *after.any):
+            if await self._id(str(number)) is None:
+                raise ConfigError(f"after: there is no job {number}", hint="see: ugro status")
+
     async def _snapshot(self, request: Request, submit: Submit, taken: Taken) -> Snapshot | None:
         """None when no code goes along."""
         if self._code is None or not request.sends_code or request.spec.cwd is not None:
@@ -119,6 +132,15 @@ class Submitting:
         if folder not in taken:
             taken[folder] = await self._code.take(folder, force=submit.force)
         return taken[folder]
+
+    def _expect_sent(self, spec: JobSpec, snapshot: Snapshot) -> None:
+        _expect_script(spec, Path(snapshot.folder))
+        script = _script(spec)
+        if script is not None and self._code is not None and not self._code.holds(snapshot.id, script):
+            raise ConfigError(
+                f"{script} does not go along: a .gitignore, a .ugroignore or sync.exclude_patterns leaves it out",
+                hint=f"a .ugroignore with the line !{script} takes it along",
+            )
 
     async def _id(self, name: str) -> int | None:
         try:
@@ -134,6 +156,7 @@ class Submitting:
             folder = here / request.workdir
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
+            _expect_script(spec, folder)
             return replace(spec, cwd=str(folder))
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
@@ -152,6 +175,29 @@ def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
         with contextlib.suppress(ValueError):
             argv = (str(Path(argv[0]).relative_to(snapshot.folder)), *argv[1:])
     return replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
+
+
+def _script(spec: JobSpec) -> str | None:
+    """None where it need not be here: a set-up may make it, and a whole path is one on the nodes."""
+    script = spec.argv[0]
+    if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
+        return None
+    return script
+
+
+def _expect_script(spec: JobSpec, folder: Path) -> None:
+    """Said now, and not after hours in the queue."""
+    if (script := _script(spec)) is not None and not os.path.lexists(folder / script):
+        raise ConfigError(f"{script}: no such file in {folder}", hint=_similar(script, folder))
+
+
+def _similar(script: str, folder: Path) -> str:
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder / Path(script).parent)
+    if (near := nearest(Path(script).name, names)) is not None:
+        return f"did you mean {Path(script).with_name(near)}?"
+    return "name it as seen from there; --workdir DIR names another folder"
 
 
 def _draft(submit: Submit) -> Draft:

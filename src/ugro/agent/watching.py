@@ -195,5 +195,7 @@ def ranks_by(engine: Engine, watch: RunWatch, node: str) -> Ranks:
     """What the engine's running jobs should have on a node, and what the node says is there."""
     jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
     here = [job for job in jobs if job.placement and node in job.placement.nodes]
-    alive = sum(watch.state(node, job.id, job.attempt).state in _ALIVE for job in here)
-    return Ranks(len(here), alive)
+    states = [watch.state(node, job.id, job.attempt).state for job in here]
+    # A node that has done its part waits for the others of its job: nothing is missing there.
+    expected = [state for state in states if state is not RunState.DONE]
+    return Ranks(len(expected), sum(state in _ALIVE for state in expected))

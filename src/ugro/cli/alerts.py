@@ -57,9 +57,7 @@ def test(session: Session, channels: tuple[str, ...]) -> int:
         session.output.document({"channels": tried})
     else:
         for one in tried:
-            style: Style = "bad" if one.error else "good"
-            word = session.output.styled("failed" if one.error else "sent", style)
-            session.output.text(f"{one.channel}: {word}")
+            session.output.text(f"{one.channel}: {'failed' if one.error else 'sent'}")
             if one.error:
                 session.output.warn(one.error, one.hint)
     return 1 if any(one.error for one in tried) else 0

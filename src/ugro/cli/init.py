@@ -84,8 +84,10 @@ def _existing(ssh_config: str) -> str:
 def _check_writable(path: Path) -> None:
     """Before hosts are tried: that takes its time."""
     folder = path.parent
+    _make_if_own(folder)
+    hint = None
     if not os.path.exists(folder):
-        problem = errno.ENOENT
+        problem, hint = errno.ENOENT, f"make its folder first: mkdir -p {shlex.quote(str(folder))}"
     elif not os.path.isdir(folder):
         problem = errno.ENOTDIR
     elif os.path.isdir(path):
@@ -94,11 +96,21 @@ def _check_writable(path: Path) -> None:
         problem = errno.EACCES
     else:
         return
-    raise _unwritable(path, os.strerror(problem))
+    raise _unwritable(path, os.strerror(problem), hint)
 
 
-def _unwritable(path: Path, problem: str) -> UgroError:
-    return UgroError(f"{path} cannot be written: {problem.lower()}")
+def _make_if_own(folder: Path) -> None:
+    """The state directory, where a file counts for every folder: the first command makes it, and this may be it."""
+    state = StateDir.find(os.environ)
+    if Path(os.path.abspath(folder)) == state.path:
+        try:
+            state.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise state.unusable(error) from error
+
+
+def _unwritable(path: Path, problem: str, hint: str | None = None) -> UgroError:
+    return UgroError(f"{path} cannot be written: {problem.lower()}", hint=hint)
 
 
 def _examine(session: Session, hosts: tuple[str, ...], ssh_config: str | None) -> list[NodeReport]:

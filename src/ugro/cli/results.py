@@ -91,7 +91,8 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
     except Conflict as error:
         raise UgroError(str(error), hint="--force writes over them, or choose another directory") from error
     except OSError as error:
-        raise UgroError(f"cannot copy to {target}: {error}", hint="what was copied is whole; try again") from error
+        reason = (error.strerror or str(error)).lower()
+        raise UgroError(f"cannot copy to {target}: {reason}", hint="what was copied is whole; try again") from error
     output.end_progress()
     if output.is_json:
         copied = {"copied": pulled.files, "same": pulled.same, "bytes": pulled.bytes, "to": str(target.absolute())}
