@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import Ugro
+from tests.rig.agent import holder
 from tests.rig.sshd import SshdFarm
-from tests.rig.waiting import wait_until
+from tests.rig.waiting import wait_until, wait_until_dead
 from ugro.client import Client
 
 HELD = "import os, time\nwhile not os.path.exists({go!r}):\n    time.sleep(0.02)\nprint(open('version').read())\n"
@@ -136,6 +139,28 @@ def test_nothing_goes_along_from_a_home_and_no_folder_is_made_up(ugro: Ugro, her
     wrong = ugro("run", "--workdir", "nowhere", "--", "true")
     assert wrong.returncode == 2
     assert "nowhere: no such directory" in wrong.stderr
+
+
+def test_an_agent_that_is_stopped_while_it_takes_a_folder_ends_and_says_so(ugro: Ugro, here: Path) -> None:
+    assert ugro("agent", "start").returncode == 0
+    agent = holder(ugro.home)
+    assert agent is not None
+    for number in range(10_000):
+        (here / "many" / str(number)).mkdir(parents=True)
+    with ugro.start("run", "--", "true") as command:
+        wait_until(lambda: _reads(agent, here), 60, "the agent to look at the folder")
+        os.kill(agent, signal.SIGTERM)
+        said = command.communicate(timeout=60)[1].decode()
+    wait_until_dead([agent])
+    assert "the agent is being stopped" in said
+    assert ugro("status", "--json").stdout.count('"id"') == 0
+
+
+def _reads(process: int, folder: Path) -> bool:
+    links = Path(f"/proc/{process}/fd").iterdir()
+    with contextlib.suppress(FileNotFoundError):
+        return any(os.readlink(link).startswith(str(folder)) for link in links)
+    return False
 
 
 def test_tidying_up_takes_nothing_from_a_job_that_runs_or_waits(ugro: Ugro, here: Path, tmp_path: Path) -> None:

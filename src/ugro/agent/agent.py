@@ -215,6 +215,8 @@ class Agent:
 
     def cancel_all(self) -> None:
         self.watching.is_ending = True
+        if self._code is not None:
+            self._code.end()
         if self._job_service is not None:
             self._job_service.end_streams()
         for execution in self._executions.values():

@@ -144,6 +144,10 @@ class Code:
     def totals(self) -> SyncTotals:
         return self._sending.totals
 
+    def end(self) -> None:
+        """Nothing more is taken."""
+        self._home.end()
+
     async def close(self) -> None:
         await self._sending.close()
 

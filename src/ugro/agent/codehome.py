@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from ugro.agent.memo import Memo, now_ns
 from ugro.agent.scanning import Changed, Choices, FoundFile, FoundFolder, Remembered, Scan, largest, scan, shown
-from ugro.core.errors import NotFound, UgroError, UsageError
+from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.quantity import format_size
 from ugro.remote import settling, tidying, trees
 from ugro.remote.packs import ContentStore, Lacking, PackWriter
@@ -76,6 +76,15 @@ class CodeHome:
         self._memo = Memo(folder / "memo.db")
         self._one_at_a_time = threading.Lock()
         self._remembered: dict[str, Remembered] = {}
+        self._is_ending = False
+
+    def end(self) -> None:
+        """What is being taken is given up: a thread cannot be cancelled, and may have a million files before it."""
+        self._is_ending = True
+
+    def _check(self) -> None:
+        if self._is_ending:
+            raise NotAllowed("the agent is being stopped, and takes no more code", hint="try again: it starts anew")
 
     def take(self, wish: Wish) -> Taken:
         with self._one_at_a_time:
@@ -136,12 +145,12 @@ class CodeHome:
 
     def _take(self, wish: Wish) -> Taken:
         began = time.monotonic()
-        found = scan(wish.folder, wish.choices, self._remembered.pop(wish.folder, None))
+        found = scan(wish.folder, wish.choices, self._remembered.pop(wish.folder, None), self._check)
         if found.bytes > wish.max_bytes and not wish.is_forced:
             raise _too_large(found, wish)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.store.using():
-            taking = _Taking(self.store, self._memo, wish)
+            taking = _Taking(self.store, self._memo, wish, self._check)
             try:
                 root = taking.take(found)
             finally:
@@ -159,7 +168,8 @@ class CodeHome:
 class _Taking:
     """One pass over a folder that was scanned."""
 
-    def __init__(self, store: ContentStore, memo: Memo, wish: Wish) -> None:
+    def __init__(self, store: ContentStore, memo: Memo, wish: Wish, check: Callable[[], None]) -> None:
+        self._check = check
         self._store = store
         self._memo = memo
         self._wish = wish
@@ -201,6 +211,7 @@ class _Taking:
             pending: deque[Future[Contents]] = deque()
             try:
                 for task in self._tasks(files):
+                    self._check()
                     pending.append(pool.submit(task))
                     if len(pending) > 2 * _THREADS:
                         self._keep(pending.popleft().result())

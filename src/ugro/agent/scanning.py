@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -94,19 +94,22 @@ class _Place:
     within: tuple[tuple[int, int], ...]  # the folders that lead here
 
 
-def scan(folder: str, choices: Choices, before: Remembered | None = None) -> Scan:
-    """``before``: the folders of the last scan."""
+def scan(
+    folder: str, choices: Choices, before: Remembered | None = None, check: Callable[[], None] = lambda: None
+) -> Scan:
+    """``before``: the folders of the last scan. ``check`` is called now and then, and raises what is to end it."""
     try:
         fd = os.open(folder, _FOLDER)
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such directory" if is_missing else (error.strerror or str(error)).lower()
         raise UsageError(f"{folder}: {why}", hint="--workdir names where its code is") from error
-    return _Scanner(os.path.realpath(folder), choices, before or {}).scan(fd)
+    return _Scanner(os.path.realpath(folder), choices, before or {}, check).scan(fd)
 
 
 class _Scanner:
-    def __init__(self, root: str, choices: Choices, before: Remembered) -> None:
+    def __init__(self, root: str, choices: Choices, before: Remembered, check: Callable[[], None]) -> None:
+        self._check = check
         self._root = os.fsencode(root)
         self._choices = choices
         self._before = before
@@ -127,6 +130,7 @@ class _Scanner:
     def _look(self, path: bytes, fd: int, rules: Ignoring, within: tuple[tuple[int, int], ...]) -> FoundFolder:
         """Closes the descriptor."""
         try:
+            self._check()
             status = os.fstat(fd)
             here = (status.st_dev, status.st_ino)
             if here in within or len(within) > trees.MOST_DEPTH:

@@ -139,7 +139,7 @@ def _keys_at_once() -> Iterator[bool]:
         return
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed already counts
         yield True
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
