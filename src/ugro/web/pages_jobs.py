@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from ugro.agent.responses import Body
 from ugro.config.jobexport import job_file
 from ugro.core.errors import NotFound
-from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
 from ugro.store.listing import Listed
 from ugro.web import jobview
 from ugro.web.pages_log import add_log_pages
@@ -70,7 +70,7 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
     counts = await listing.counts()
     waiting = running = list[Job]()
     if wanted.is_plain and is_first:
-        oldest = Listed(states=jobview.WAITING, after=0, limit=_STARTS_WITH)
+        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_STARTS_WITH)
         waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
         running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_STARTS_WITH))
     states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
