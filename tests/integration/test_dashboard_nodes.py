@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
+from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
 
 COUNT = 120
 HERE = ("gpu7", "gpu70")  # the others never answer
@@ -59,7 +59,7 @@ def test_the_other_nodes_are_on_other_pages_and_the_healthy_ones_come_last(dashb
 
 def test_order_and_filter_stand_in_the_address_and_begin_at_the_first_page(dashboard: Dashboard, page: Page) -> None:
     page.goto(f"{dashboard.url}/?page=2")
-    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    is_live(page)
     page.get_by_label("Order").select_option("by name")
     expect(page).to_have_url(f"{dashboard.url}/?sort=name")
     expect(page.locator("tr[data-row] th").nth(6)).to_have_text(HERE[0])
@@ -77,7 +77,7 @@ def test_order_and_filter_stand_in_the_address_and_begin_at_the_first_page(dashb
 
 def test_the_map_is_one_stop_of_the_tab_key_and_arrows_lead_to_a_node(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url)
-    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    is_live(page)
     page.get_by_label("Order").focus()
     page.keyboard.press("Tab")
     square = page.locator("[data-squares] a")
@@ -104,6 +104,6 @@ def test_the_map_is_one_stop_of_the_tab_key_and_arrows_lead_to_a_node(dashboard:
 def test_everybody_can_read_the_map(dashboard: Dashboard, browser: Browser, theme: str, width: int) -> None:
     with contexts(browser, color_scheme=theme, viewport={"width": width, "height": 900}) as context:
         page = dashboard.sign_in(context)
-        expect(page.locator("#live")).to_have_attribute("data-state", "live")
+        is_live(page)
         assert accessibility_problems(page) == []
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
