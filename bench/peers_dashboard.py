@@ -142,7 +142,7 @@ def _mlflow(task: _Task) -> Iterator[Callable[[], int]]:
     url = f"http://127.0.0.1:{port}/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval"
 
     def ask() -> int:
-        seen = set()
+        seen: set[str] = set()
         for begin in range(0, task.runs, _AT_ONCE):
             some = [("run_ids", name) for name in names[begin : begin + _AT_ONCE]]
             query = urlencode([*some, ("metric_key", "loss"), ("max_results", "320")])
