@@ -3,26 +3,25 @@
     python -m bench dashboard
 
 A comparison of 1,000 runs is ready when its first chart is drawn. TensorBoard and MLflow are asked for as many curves
-in the same run where they are installed (``BENCH_PEERS`` names the Python that has them, else this one).
+in the same run where they are installed (``BENCH_PEERS`` names the Python that has them, else this one):
+
+    python -m venv peers && peers/bin/pip install mlflow tensorboard
+    BENCH_PEERS=peers/bin/python python -m bench dashboard --rounds 2
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.rig.browser import Dashboard, browsers
+from tests.rig.browser import Dashboard, browsers, dashboards, is_live
 from tests.rig.experiments import make_experiments
-from tests.rig.waiting import end_all_with_variable
 
 from bench.bars import Bar, Row, print_rows
 
@@ -49,7 +48,7 @@ _DRAWN = """least => {
 
 
 def measure(rounds: int) -> list[Bar]:
-    with _agent() as dashboard, browsers() as browser:
+    with dashboards(before=_fill) as dashboard, browsers() as browser:
         pages = {
             "cluster": ("/", _settled),
             "jobs": ("/jobs", _settled),
@@ -75,25 +74,20 @@ def measure(rounds: int) -> list[Bar]:
     ]
 
 
-@contextmanager
-def _agent() -> Iterator[Dashboard]:
-    home = Path(tempfile.mkdtemp(prefix="d"))
-    dashboard: Dashboard | None = None
-    try:
-        make_experiments(home, _RUNS, _POINTS, is_sealed=True)
-        dashboard = Dashboard(home)
-        yield dashboard
-    finally:
-        if dashboard is not None:
-            dashboard.close()
-        end_all_with_variable("UGRO_HOME", [str(home)])
-        shutil.rmtree(home, ignore_errors=True)
+def _fill(home: Path) -> None:
+    _say(f"{_RUNS:,} runs of {_POINTS:,} points are written")
+    make_experiments(home, _RUNS, _POINTS, is_sealed=True)
+
+
+def _say(what: str) -> None:
+    print(f"{what} …", file=sys.stderr, flush=True)
 
 
 def _visit(
     dashboard: Dashboard, browser: Any, name: str, path: str, is_ready: Callable[[Any], None], rounds: int
 ) -> tuple[Row, int]:
     """Each time with an empty cache; the first visit, which warms the agent up, does not count."""
+    _say(f"page: {name}")
     row, transferred = Row(name), 0
     for turn in range(rounds + 1):
         context = browser.new_context(viewport={"width": 1360, "height": 900})
@@ -124,20 +118,26 @@ def _drawn(page: Any, least: int) -> None:
 
 def _costs(dashboard: Dashboard, browser: Any) -> tuple[float, float]:
     """The agent's share of a core, without and with tabs, while a job records twenty times a second."""
-    fields = {"name": "recording", "command": [sys.executable, "-c", _WRITER], "sync": False, "cpus": 0}
-    job = dashboard.client.jobs.submit(fields=fields, env={})
+    _say(f"what {_TABS} tabs cost")
+    job = dashboard.submit("recording", sys.executable, "-c", _WRITER, cpus=0)
     pid = dashboard.agent.process.pid
-    time.sleep(5)
-    idle = _share_of_a_core(pid)
     context = browser.new_context()
-    pages = [dashboard.sign_in(context), *(context.new_page() for _ in range(_TABS - 1))]
-    paths = ("/", f"/jobs/{job.id}", "/jobs", "/experiments", f"/compare?jobs={job.id},1")
+    page = dashboard.sign_in(context)
+    page.goto(f"{dashboard.url}/jobs/{job}")
+    _drawn(page, 1)  # by then it runs, and its numbers come home
+    page.goto("about:blank")
+    idle = _share_of_a_core(pid)
+    pages = [page, *(context.new_page() for _ in range(_TABS - 1))]
+    paths = ("/", f"/jobs/{job}", "/jobs", "/experiments", f"/compare?jobs={job},1")
     for page, path in zip(pages, paths, strict=True):
         page.goto(dashboard.url + path)
-    time.sleep(3)
+        is_live(page)
+    for page in (pages[1], pages[4]):
+        page.bring_to_front()
+        _drawn(page, 1)
     watched = _share_of_a_core(pid)
     context.close()
-    dashboard.client.jobs.cancel(job.id)
+    dashboard.client.jobs.cancel(job)
     return idle, watched
 
 
@@ -156,12 +156,12 @@ def _answer(dashboard: Dashboard, rounds: int) -> Row:
     """The curves of all runs, as the page of a comparison asks for them."""
     row = Row("UGRO")
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    opener.open(dashboard.link()).close()
+    opener.open(dashboard.link(), timeout=60).close()
     jobs = [("job", number) for number in range(1, _RUNS + 1)]
     wanted = [("key", "loss"), ("rank", 0), ("bins", 100), ("digits", 5), ("column", "steps"), ("column", "means")]
     for _ in range(rounds):
         begun = time.perf_counter()
-        with opener.open(f"{dashboard.url}/v1/metrics?{urlencode([*jobs, *wanted])}") as answer:
+        with opener.open(f"{dashboard.url}/v1/metrics?{urlencode([*jobs, *wanted])}", timeout=60) as answer:
             answer.read()
         row.seconds.append(time.perf_counter() - begun)
     return row

@@ -7,7 +7,6 @@ What only some calls need is imported by them: the import of this module is most
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +154,9 @@ class Client:
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
         """Probes the nodes now, all at once; ordered by name."""
-        return sorted(self.iter_health(nodes), key=by_name)
+        from ugro.core.node import by_name
+
+        return sorted(self.iter_health(nodes), key=lambda report: by_name(report.name))
 
     def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
         """Each node's report as soon as it is there."""
@@ -375,11 +376,6 @@ class Client:
     def _wait(self, what: str) -> None:
         if self._on_wait:
             self._on_wait(what)
-
-
-def by_name(report: NodeReport) -> list[tuple[int, int, str]]:
-    """gpu2 before gpu10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", report.name) if part]
 
 
 def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:

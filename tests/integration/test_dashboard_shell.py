@@ -10,19 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
+from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
 from tests.rig.waiting import wait_until
 
 PAGES = ("/", "/nodes/here", "/settings", "/about", "/no-such-page")
-
-
-def submit(dashboard: Dashboard, name: str, *argv: str) -> int:
-    fields = {"name": name, "command": list(argv) or ["true"], "sync": False}
-    return dashboard.client.jobs.submit(fields=fields, env={}).id
-
-
-def is_live(page: Page) -> None:
-    expect(page.locator("#live")).to_have_attribute("data-state", "live")
 
 
 def test_a_link_lets_a_browser_in_and_shows_the_cluster(dashboard: Dashboard, page: Page) -> None:
@@ -36,7 +27,7 @@ def test_a_job_appears_and_ends_on_an_open_page(dashboard: Dashboard, page: Page
     is_live(page)
     page.evaluate("window.isTheSamePage = true")
     gate = tmp_path / "gate"
-    job = submit(dashboard, "seen-live", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done")
+    job = dashboard.submit("seen-live", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done")
     running = page.locator("[data-part=running]").get_by_role("row", name=f"{job} seen-live")
     expect(running).to_contain_text("running")
     expect(page.locator("[data-part=nodes]").get_by_role("link", name=str(job), exact=True)).to_be_visible()
@@ -47,9 +38,8 @@ def test_a_job_appears_and_ends_on_an_open_page(dashboard: Dashboard, page: Page
 
 
 def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> None:
-    first = submit(dashboard, "first", "sleep", "600")
-    fields = {"name": "second", "command": ["true"], "sync": False, "after": str(first)}
-    second = dashboard.client.jobs.submit(fields=fields, env={}).id
+    first = dashboard.submit("first", "sleep", "600")
+    second = dashboard.submit("second", after=str(first))
     queue = page.locator("[data-part=queue]")
     expect(queue).to_contain_text(f"{second} second")
     expect(queue).to_contain_text(f"job {first}")
@@ -106,7 +96,7 @@ def test_what_is_typed_and_focused_survives_an_update(dashboard: Dashboard, page
     is_live(page)
     link = page.locator("[data-part=nodes]").get_by_role("link", name="here")
     link.focus()
-    job = submit(dashboard, "while-focused")
+    job = dashboard.submit("while-focused")
     expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
     expect(link).to_be_focused()
 
@@ -189,7 +179,7 @@ def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserCo
         page.goto(dashboard.url)
     for page in pages:
         is_live(page)
-    job = submit(dashboard, "for-twelve")
+    job = dashboard.submit("for-twelve")
     for page in pages:
         page.bring_to_front()
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
@@ -202,7 +192,7 @@ def test_what_happens_before_a_page_listens_is_not_missed(dashboard: Dashboard, 
     jobs: list[int] = []
 
     def hold(route: Route) -> None:
-        jobs.append(submit(dashboard, "in-between"))
+        jobs.append(dashboard.submit("in-between"))
         expect(first.locator("[data-part=events]")).to_contain_text(f"job {jobs[0]}")
         route.continue_()
 
@@ -219,7 +209,7 @@ def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashbo
         context.add_init_script("delete window.SharedWorker")
         page = dashboard.sign_in(context)
         is_live(page)
-        job = submit(dashboard, "without-sharing")
+        job = dashboard.submit("without-sharing")
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
 
 
@@ -236,7 +226,7 @@ def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser
         expect(page.get_by_role("alert")).to_contain_text("does not answer")
         dashboard.client.close()
         dashboard.start()
-        job = submit(dashboard, "after-restart")
+        job = dashboard.submit("after-restart")
         is_live(page)
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
         expect(page.locator("#offline")).to_be_hidden()
@@ -251,10 +241,10 @@ def test_the_stream_goes_on_where_it_was_cut_and_loses_nothing(dashboard: Dashbo
         await reader.cancel();
         return text;
     }"""
-    first = submit(dashboard, "before")
+    first = dashboard.submit("before")
     dashboard.client.jobs.wait(first)
     cursor = int(re.findall(r"^id: (\d+)$", page.evaluate(read, None), re.MULTILINE)[-1])
-    missed = [submit(dashboard, f"missed-{number}") for number in range(5)]
+    missed = [dashboard.submit(f"missed-{number}") for number in range(5)]
     for job in missed:
         dashboard.client.jobs.wait(job)
     lines = re.findall(r"^data: (.*)$", page.evaluate(read, cursor), re.MULTILINE)

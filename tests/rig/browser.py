@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ ONE_NODE = "nodes: {here: {transport: local, remote_root: %(home)s/root}}\n"
 class Dashboard:
     """An agent with a home of its own, and the way to its pages."""
 
-    def __init__(self, home: Path, cluster_text: str = ONE_NODE) -> None:
+    def __init__(self, home: Path, cluster_text: str) -> None:
         self.home = home
         self.cluster = home / "cluster.yaml"
         self.cluster.write_text(cluster_text % {"home": home})
@@ -69,16 +69,25 @@ class Dashboard:
         page.wait_for_url(self.url + "/")
         return page
 
+    def submit(self, name: str, *argv: str, **fields: Any) -> int:
+        """A job's number; of one that does nothing, where nothing is said."""
+        given = {"name": name, "command": list(argv) or ["true"], "sync": False} | fields
+        return self.client.jobs.submit(fields=given, env={}).id
+
     def close(self) -> None:
         self.client.close()
         self.agent.stop()
 
 
 @contextmanager
-def dashboards(cluster_text: str = ONE_NODE) -> Iterator[Dashboard]:
+def dashboards(
+    cluster_text: str = ONE_NODE, *, before: Callable[[Path], None] = lambda home: None
+) -> Iterator[Dashboard]:
+    """``before`` the agent starts, its home may be filled."""
     home = Path(tempfile.mkdtemp(prefix="d"))
     found: Dashboard | None = None
     try:
+        before(home)
         found = Dashboard(home, cluster_text)
         yield found
     finally:
@@ -117,6 +126,13 @@ def contexts(browser: Browser, **options: Any) -> Iterator[BrowserContext]:
     finally:
         context.close()
     assert not problems, problems
+
+
+def is_live(page: Page) -> None:
+    """Waits until its scripts run, and hear what happens."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
 
 
 def accessibility_problems(page: Page) -> list[str]:

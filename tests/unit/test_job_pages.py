@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.core.failure import Cause, Failure, RankExit
+from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share, places, ranges
 from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.profile import RankProfile
-from ugro.web.jobview import JobPage, bar, places, plan_text, ranges
+from ugro.nodes.runs import RankRecord, RunStatus
+from ugro.policy.attempt import NodeRun, RunState
+from ugro.telemetry.curves import KeySummary
+from ugro.web.jobview import JobPage, bar, plan_text
+from ugro.web.rankview import Known, last_steps, rank_rows
 
 SPEC = JobSpec(
     "train",
@@ -50,9 +55,7 @@ def test_what_all_ranks_of_a_node_share_stands_once_in_a_plan() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 5), "0–2, 5"), ((4, 3, 1), "1, 3–4")]
-)
+@pytest.mark.parametrize(("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 5), "0–2, 5"), ((4, 3, 1), "1, 3–4")])
 def test_many_numbers_are_said_by_their_ends(numbers: tuple[int, ...], text: str) -> None:
     assert ranges(numbers) == text
 
@@ -72,3 +75,67 @@ def test_the_parts_of_a_step_stand_side_by_side_and_never_beyond_it() -> None:
     assert all(at + length <= 1000 for _, at, length in pieces)
     assert pieces[1] == ("forward", 100.0, 100.0)
     assert bar(rank, 0.0)[0] == ("data", 0.0, 0.0)
+
+
+NODES = {0: "gpu1", 1: "gpu1", 2: "gpu2"}
+
+
+def _job(state: JobState, launcher: Launcher = Launcher.DDP) -> Job:
+    placement = Placement((Share("gpu1", (2, 5)), Share("gpu2", (0,))))
+    spec = JobSpec("train", ("python",), launcher)
+    return Job(7, spec, "ann", state, "", "2026-01-01T00:00:00+00:00", attempt=1, placement=placement)
+
+
+def _said(job: Job, known: Known) -> list[tuple[str, str]]:
+    return [(row.state, row.words) for row in rank_rows(job, NODES, known)]
+
+
+def _run(
+    node: str, state: RunState, status: str, *records: RankRecord, is_reachable: bool = True
+) -> dict[str, tuple[NodeRun, RunStatus | None]]:
+    ranks = tuple(rank for rank, where in NODES.items() if where == node)
+    told = RunStatus("7", 1, status, is_claimed=True, ranks=records, started_ranks=ranks)
+    return {node: (NodeRun(node, state, is_reachable=is_reachable), told)}
+
+
+def test_of_ranks_under_way_only_what_their_nodes_told_is_said() -> None:
+    running = _run("gpu1", RunState.RUNNING, "running") | _run("gpu2", RunState.RUNNING, "running")
+    assert _said(_job(JobState.RUNNING), Known(running)) == [
+        ("running", "started"), ("running", "started"), ("running", "running"),
+    ]  # fmt: skip
+    silent = _run("gpu1", RunState.RUNNING, "running", is_reachable=False)
+    ended = _run("gpu2", RunState.FAILED, "exited", RankRecord(2, signal=9))
+    assert _said(_job(JobState.UNREACHABLE), Known(silent | ended)) == [
+        ("unknown", "unknown: its node is silent"), ("unknown", "unknown: its node is silent"),
+        ("ended", "ended by SIGKILL"),
+    ]  # fmt: skip
+    dead = _run("gpu1", RunState.DEAD, "dead") | {"gpu2": (NodeRun("gpu2", RunState.ABSENT), None)}
+    assert [words for _, words in _said(_job(JobState.STARTING), Known(dead))] == [
+        "unknown", "unknown", "not started yet",
+    ]  # fmt: skip
+
+
+def test_of_ranks_that_have_ended_the_code_or_the_signal_is_said_where_it_was_recorded() -> None:
+    assert set(_said(_job(JobState.SUCCEEDED), Known())) == {("succeeded", "exit code 0")}
+    exits = (RankExit(0, 0), RankExit(1, 3), RankExit(2))
+    failure = Failure(Cause.RANK_FAILED, "rank 1 failed", 1, "gpu1", 3, exits=exits)
+    assert _said(_job(JobState.FAILED), Known(failure=failure)) == [
+        ("succeeded", "exit code 0"), ("failed", "exit code 3"), ("ended", "ended"),
+    ]  # fmt: skip
+    assert set(_said(_job(JobState.CANCELLED), Known())) == {("ended", "ended")}, "how is not known"
+
+
+def test_a_failure_that_was_written_down_without_exits_still_tells_the_culprits() -> None:
+    failure = Failure(Cause.RANK_FAILED, "rank 1 failed", 1, "gpu1", 3)
+    assert _said(_job(JobState.FAILED), Known(failure=failure))[1] == ("failed", "exit code 3")
+
+
+def test_the_newest_step_of_each_rank_is_said_but_not_of_torchruns_launchers() -> None:
+    steps = last_steps(
+        KeySummary("job/7", 1, rank, key, 2, 0, step, 0.0, None)
+        for rank, key, step in ((0, "loss", 5), (0, "speed", 4), (2, "loss", 9))
+    )
+    assert [row.last_step for row in rank_rows(_job(JobState.RUNNING), NODES, Known(last_steps=steps))] == [5, None, 9]
+    torchrun = rank_rows(_job(JobState.RUNNING, Launcher.TORCHRUN), NODES, Known(last_steps=steps))
+    assert [row.last_step for row in torchrun] == [None] * 3
+    assert [row.gpus for row in torchrun] == ["2, 5", "2, 5", "0"]

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.config.schema import Dashboard
-from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status
-from ugro.web import words
+from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
+from ugro.web import nodetable, words
 from ugro.web.access import COOKIE_S, ONCE_S, Tokens
-from ugro.web.overview import NodeRow, _without_small_gaps, chosen, natural, totals
+from ugro.web.nodetable import NodesQuery, node_table
+from ugro.web.overview import NodeRow, _without_small_gaps, chosen, totals
 from ugro.web.passing import may_pass
 from ugro.web.serve import Place
 
@@ -178,9 +179,37 @@ def test_nodes_are_found_by_words_and_by_status() -> None:
 
 
 def test_gpu2_stands_before_gpu10() -> None:
-    assert sorted(["gpu10", "gpu2", "a"], key=natural) == ["a", "gpu2", "gpu10"]
-
+    assert sorted(["gpu10", "gpu2", "a"], key=by_name) == ["a", "gpu2", "gpu10"]
 
 
 def test_a_curve_has_gaps_only_where_nothing_was_heard_for_long() -> None:
     assert _without_small_gaps([None, 1, None, 2, None, None, 3, None]) == [None, 1, 1, 2, None, None, 3, None]
+
+
+def test_few_nodes_are_one_table_by_name_without_a_map() -> None:
+    rows = [_row("a"), _row("b", Status.UNREACHABLE)]
+    found = node_table(rows, NodesQuery())
+    assert (found.rows, found.squares, found.before, found.after) == (rows, [], None, None)
+
+
+def test_of_many_nodes_the_worst_come_first_and_the_map_keeps_its_order() -> None:
+    statuses = {3: Status.DEGRADED, 9: Status.UNREACHABLE, 20: Status.UNHEALTHY, 30: Status.UNREACHABLE}
+    drained = {11: "fan"}
+    rows = [_row(f"gpu{at}", statuses.get(at, Status.HEALTHY), drained=drained.get(at)) for at in range(60)]
+    found = node_table(rows, NodesQuery())
+    assert [row.name for row in found.rows[:6]] == ["gpu9", "gpu30", "gpu20", "gpu3", "gpu11", "gpu0"]
+    assert found.squares == rows
+    assert found.counts == {"unreachable": 2, "unhealthy": 1, "degraded": 1, "drained": 1, "healthy": 55}
+    assert (len(found.rows), found.after) == (50, "/?page=2")
+    rest = node_table(rows, NodesQuery(page=2, q="gpu"))
+    assert (rest.first, len(rest.rows), rest.before) == (51, 10, "/?q=gpu")
+
+
+def test_nodes_are_sorted_by_use_and_those_of_which_it_is_not_known_come_last() -> None:
+    rows = [_row("a", gpus=(_gpu(0, 0.2),)), _row("b", Status.UNREACHABLE), _row("c", gpus=(_gpu(0, 0.9),))]
+    assert [row.name for row in node_table(rows, NodesQuery(sort="use")).rows] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(("use", "level"), [(None, 0), (0.0, 0), (0.1, 1), (0.5, 3), (0.99, 5), (1.0, 5)])
+def test_a_square_is_darker_the_more_is_in_use(use: float | None, level: int) -> None:
+    assert nodetable.level(_row("a", gpus=(_gpu(0, use),))) == level

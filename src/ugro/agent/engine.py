@@ -30,6 +30,7 @@ from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement
 from ugro.core.moment import unix_seconds
+from ugro.nodes.runs import RunStatus
 from ugro.policy import attempt, decision
 from ugro.policy.attempt import AttemptView, NodeRun
 from ugro.policy.scheduler import actions
@@ -103,6 +104,14 @@ class Engine:
         await self._leases.close()
         await self._watch.close()
         await self._home.close()
+
+    def told(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
+        """What each node of the newest attempt says of it now, and its last word."""
+        nodes = job.placement.nodes if job.placement else ()
+        return {
+            node: (self._watch.state(node, job.id, job.attempt), self._watch.status(node, job.id, job.attempt))
+            for node in nodes
+        }
 
     async def _look(self) -> float:
         """Returns after how long it has to look again, whatever happens."""

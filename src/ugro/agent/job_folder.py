@@ -26,6 +26,10 @@ def attempt_folder(folder: Path, attempt: int) -> Path:
     return folder / f"attempt_{attempt}"
 
 
+def rank_log(folder: Path, attempt: int, rank: int) -> Path:
+    return attempt_folder(folder, attempt) / "logs" / f"rank_{rank}.log"
+
+
 def link_view(folder: Path, attempt: int) -> None:
     """Shows this attempt, which is the newest. Blocks."""
     newest = attempt_folder(folder, attempt)

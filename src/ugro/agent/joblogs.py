@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from ugro.agent.logmirror import LogMirror
 from ugro.agent.signal import Signal, wait_for_any
 from ugro.core.codec import dumps
 from ugro.core.errors import NotFound, Unreachable
-from ugro.core.job import Job, Launcher
+from ugro.core.job import Attempt, Job, Launcher
+from ugro.core.plan import Plan
 from ugro.remote import wire
 from ugro.store.jobs import JobStore
 
@@ -89,10 +90,16 @@ class JobLogs:
 
 async def ranks_of(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
     """The node of each; none before it is decided what runs where."""
+    tried = replace(job, attempt=attempt)
+    if job.spec.launcher is Launcher.COMMAND:
+        return rank_nodes(tried, await jobs.attempts(job.id), None)
+    return rank_nodes(tried, (), await jobs.plan(tried))
+
+
+def rank_nodes(job: Job, attempts: Iterable[Attempt], plan: Plan | None) -> dict[int, str]:
+    """As ``ranks_of``, of what was read already."""
     if job.spec.launcher is Launcher.COMMAND:  # one process, whose plan is nowhere written down
-        tries = {one.number: one for one in await jobs.attempts(job.id)}
-        return {0: tries[attempt].placement.nodes[0]} if attempt in tries else {}
-    plan = await jobs.plan(replace(job, attempt=attempt))
+        return next(({0: one.placement.nodes[0]} for one in attempts if one.number == job.attempt), {})
     return {rank.rank: node.node for node in plan.nodes for rank in node.ranks} if plan else {}
 
 

@@ -17,7 +17,7 @@ from ugro.agent.snapshot import Snapshots
 from ugro.agent.submitting import Needs, Submit, Submitting, Taken
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
-from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.job import WAITING_STATES, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
 from ugro.policy.decision import Wait
 from ugro.policy.scheduler import schedule
@@ -27,7 +27,6 @@ from ugro.store.jobs import About, JobStore
 _LOOK_S = 0.5  # without a signal
 _REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
 _NAMED_JOBS = 1000
-_WAITING = frozenset({JobState.QUEUED, JobState.RECOVERING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class JobService:
 
     async def why(self, word: str) -> Why:
         job = await self.find(word)
-        waiting = await self._jobs.in_states(_WAITING)
+        waiting = await self._jobs.in_states(WAITING_STATES)
         snapshot = await self._snapshots.take(waiting)
         return why(replace(snapshot, ended={**snapshot.ended, job.id: job.state}), job.id)
 

@@ -19,7 +19,7 @@ class LogIndexWriter:
     """For one log, while it comes home. Made again after a restart, it only adds."""
 
     def __init__(self, log: Path) -> None:
-        self._path = _path(log)
+        self._path = index_path(log)
         self._noted_at = float("-inf")
 
     def note(self, size: int, offset: int) -> None:
@@ -41,7 +41,7 @@ class LogIndex:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._path = _path(log)
+        self._path = index_path(log)
         self._read = 0
         self._times: list[tuple[float, int]] = []
         self._gaps: dict[int, int] = {}  # the first byte of each, and the one after its last
@@ -115,6 +115,6 @@ def last_lines(log: Path, size: int, lines: int, least: int) -> int:
     return least
 
 
-def _path(log: Path) -> Path:
+def index_path(log: Path) -> Path:
     return log.with_suffix(".times")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from ugro.agent.job_folder import rank_log
 from ugro.agent.logindex import LogIndexWriter
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.signal import Signal
@@ -32,7 +33,7 @@ class LogMirror:
         self._tasks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
     def path(self, job: int, attempt: int, rank: int) -> Path:
-        return self._folder / str(job) / f"attempt_{attempt}" / "logs" / f"rank_{rank}.log"
+        return rank_log(self._folder / str(job), attempt, rank)
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         """Begins, or goes on after a restart; once per rank."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from ugro.core.failure import Cause, Failure
+from ugro.core.failure import Cause, Failure, RankExit
 from ugro.core.job import Ending, Job
 from ugro.nodes.runs import RunStatus
 from ugro.policy.postmortem import Lost, RankEnd, classify
@@ -13,8 +14,17 @@ _STOPPED_FOR = {Ending.TIME_LIMIT: Cause.TIME_LIMIT, Ending.PREEMPTED: Cause.PRE
 _LOST = frozenset({"lost", "lease-expired", "interrupted"})
 
 
-def failure_of(job: Job, told: Iterable[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
+def failure_of(job: Job, told: Sequence[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
     """``told``: each node and its last word; None for one whose part is over without any."""
+    return replace(_judged(job, told, offset_s), exits=exits_of(status for _, status in told))
+
+
+def exits_of(told: Iterable[RunStatus | None]) -> tuple[RankExit, ...]:
+    records = [rank for status in told if status is not None for rank in status.ranks]
+    return tuple(RankExit(one.rank, one.code, one.signal) for one in sorted(records, key=lambda one: one.rank))
+
+
+def _judged(job: Job, told: Iterable[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
     ends: list[RankEnd] = []
     lost: list[Lost] = []
     for node, status in told:

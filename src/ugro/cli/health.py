@@ -10,9 +10,8 @@ import click
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client
-from ugro.client import by_name as by_name
 from ugro.core.errors import UsageError
-from ugro.core.node import Gpu, NodeReport, Status
+from ugro.core.node import Gpu, NodeReport, Status, by_name
 from ugro.core.quantity import format_duration, format_size
 
 SIGNS: dict[Status, tuple[str, Style]] = {
@@ -93,7 +92,7 @@ def _check(output: Output, client: Client, nodes: Sequence[str]) -> tuple[list[N
     for report in client.iter_health(nodes):
         reports.append(report)
         output.progress(f"{len(reports)}{total} nodes have answered")
-    return sorted(reports, key=by_name), time.monotonic() - started
+    return sorted(reports, key=lambda report: by_name(report.name)), time.monotonic() - started
 
 
 def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: float) -> int:

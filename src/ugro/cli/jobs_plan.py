@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ugro.cli.jobs_text import command, places, variables
+from ugro.cli.jobs_text import command, variables
 from ugro.cli.output import Output
+from ugro.core.job import places
 from ugro.core.plan import DryRun, Plan
 from ugro.core.quantity import format_size
 

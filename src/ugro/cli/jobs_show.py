@@ -11,7 +11,7 @@ from ugro.cli import jobs_text as words
 from ugro.cli.jobs_document import job_document
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.job import Attempt, Job, JobSpec, JobState
+from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, places
 from ugro.core.quantity import format_duration
 from ugro.jobs import Details
 
@@ -71,7 +71,7 @@ def why(session: Session, job: str) -> None:
     jobs = session.client().jobs
     details = jobs.details(job)
     found = details.job
-    answer = jobs.why(found.id) if found.state in words.WAITING else None
+    answer = jobs.why(found.id) if found.state in WAITING_STATES else None
     if session.output.is_json:
         session.output.document({"job": job_document(found, details.attempts), "why": answer})
         return
@@ -89,7 +89,7 @@ def _story(details: Details) -> Iterator[str]:
     job = details.job
     yield words.sentence(job)
     if job.placement is not None and not job.is_final:
-        yield f"on {words.places(job.placement)}, for {format_duration(words.duration_s(job))}"
+        yield f"on {places(job.placement)}, for {format_duration(words.duration_s(job))}"
     failure = details.attempts[-1].failure if details.attempts else None
     if failure is not None:
         yield from list(words.story(failure))[int(failure.reason in job.reason) :]
@@ -151,7 +151,7 @@ def _facts(job: Job) -> Iterator[tuple[str, str]]:
     yield "launcher", f"{spec.launcher}, {words.ranks(job)} ranks" if words.ranks(job) > 1 else ""
     yield "in", spec.cwd or ""
     yield "env", " ".join(words.variables(spec.env))
-    yield "on", words.places(job.placement)
+    yield "on", places(job.placement)
     yield "priority", str(spec.priority) if spec.priority != JobSpec("", ()).priority else ""
     yield "submitted", f"{words.local_time(job.submitted_at)} by {job.user}"
     yield "started", words.local_time(job.started_at) if job.started_at else ""
@@ -163,13 +163,13 @@ def _facts(job: Job) -> Iterator[tuple[str, str]]:
 def _what_time_is(job: Job) -> str:
     if job.is_final:
         return "took"
-    return "waits for" if job.state in words.WAITING else "runs for"
+    return "waits for" if job.state in WAITING_STATES else "runs for"
 
 
 def _attempt(attempt: Attempt, job: Job) -> Iterator[str]:
     took = words.attempt_duration(attempt)
     state = attempt.outcome or (f"{job.state} now" if attempt.number == job.attempt else "")
-    yield f"attempt {attempt.number}  {words.places(attempt.placement)}, {took}: {state}"
+    yield f"attempt {attempt.number}  {places(attempt.placement)}, {took}: {state}"
     if attempt.failure is not None:
         lines = list(words.story(attempt.failure))
         yield from lines[int(attempt.failure.reason in (attempt.outcome or "")) :]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ugro.cli.output import Style
 from ugro.core.failure import Failure
-from ugro.core.job import Attempt, Job, JobState, Launcher, Placement, Share
+from ugro.core.job import Attempt, Job, JobState, Launcher
 from ugro.core.quantity import format_duration
 from ugro.core.secret import HIDDEN, looks_secret
 
@@ -23,7 +23,6 @@ SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.FAILED: ("✗", "bad"),
     JobState.CANCELLED: ("-", "dim"),
 }
-WAITING = (JobState.QUEUED, JobState.RECOVERING)
 
 
 def sentence(job: Job) -> str:
@@ -48,15 +47,8 @@ def gpus(job: Job) -> int:
     return sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0
 
 
-def places(placement: Placement | None) -> str:
-    return ", ".join(_place(share) for share in placement.shares) if placement else ""
-
-
 def duration_s(job: Job, now: datetime | None = None) -> float:
-    """How long it has waited, has run, or took."""
-    begin = job.submitted_at if job.state in WAITING or not job.started_at else job.started_at
-    end = datetime.fromisoformat(job.ended_at) if job.ended_at else now or datetime.now(UTC)
-    return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())
+    return job.lasts_s(now or datetime.now(UTC))
 
 
 def attempt_duration(attempt: Attempt) -> str:
@@ -97,9 +89,3 @@ def next_commands(job: Job, failure: Failure | None = None) -> str:
     rank = f" --rank {failure.rank}" if failure and failure.rank is not None and ranks(job) > 1 else ""
     again = "" if job.state is JobState.SUCCEEDED else f" · ugro retry {job.id}"
     return f"ugro logs {job.id}{rank} · ugro events {job.id}{again}"
-
-
-def _place(share: Share) -> str:
-    if not share.gpus:
-        return share.node
-    return f"{share.node} GPU {','.join(map(str, share.gpus))}"

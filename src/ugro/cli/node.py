@@ -11,7 +11,7 @@ from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.hostkey import HostKey
-from ugro.core.node import NodeReport, Status
+from ugro.core.node import NodeReport, Status, by_name
 from ugro.core.quantity import format_duration, format_size
 
 
@@ -25,7 +25,7 @@ def node() -> None:
 @pass_session
 def ls(session: Session) -> int:
     """List the nodes: how each is reached, what it is, whether it takes work."""
-    reports = sorted(session.client().iter_health(), key=health.by_name)
+    reports = sorted(session.client().iter_health(), key=lambda report: by_name(report.name))
     if session.output.is_json:
         session.output.document({"nodes": reports})
     else:

@@ -13,13 +13,12 @@ import click
 
 from ugro.cli.health import check_interval
 from ugro.cli.jobs_document import job_document
-from ugro.cli.jobs_text import WAITING
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.cli.top_view import SORTS, Curve, Seen, headline, lines
 from ugro.client import Client
 from ugro.core.errors import Unreachable
-from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.job import FINAL_STATES, WAITING_STATES, Job, JobState
 
 _MOST_JOBS = 200
 _MOST_CURVES = 8  # of the newest trainings
@@ -63,7 +62,7 @@ def look(client: Client) -> Seen:
 
 def _place(job: Job) -> tuple[bool, int]:
     """What runs stands above what waits; the oldest first."""
-    return job.state in WAITING, job.id
+    return job.state in WAITING_STATES, job.id
 
 
 class _Screen:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from ugro.cli import jobs_text as words
 from ugro.cli.health import SIGNS, note
 from ugro.cli.output import Cell, Output, Style
-from ugro.client import by_name
 from ugro.core.alert import Alert
-from ugro.core.job import Job, JobState
-from ugro.core.node import Facts, Gpu, NodeReport, Status
+from ugro.core.job import WAITING_STATES, Job, JobState
+from ugro.core.node import Facts, Gpu, NodeReport, Status, by_name
 from ugro.core.quantity import format_duration, format_size
 
 SORTS = ("name", "use", "memory", "temperature")
@@ -50,7 +49,7 @@ class Seen:
 def headline(seen: Seen) -> str:
     up = sum(report.status is not Status.UNREACHABLE for report in seen.nodes)
     parts = [f"{seen.cluster}", f"{up} of {len(seen.nodes)} nodes", *_gpu_totals(seen.nodes)]
-    running = sum(job.state not in words.WAITING for job in seen.jobs)
+    running = sum(job.state not in WAITING_STATES for job in seen.jobs)
     parts.append(f"{running} running, {len(seen.jobs) - running} waiting")
     if seen.alerts:
         parts.append(f"{len(seen.alerts)} alert{'s' if len(seen.alerts) > 1 else ''}")
@@ -86,7 +85,7 @@ def lines(output: Output, seen: Seen, sort: str) -> list[str]:
 
 
 def _node_rows(seen: Seen, sort: str) -> list[list[Cell]]:
-    nodes = sorted(seen.nodes, key=by_name)
+    nodes = sorted(seen.nodes, key=lambda report: by_name(report.name))
     if sort != "name":
         nodes.sort(key=lambda report: -_most(report, sort))  # those that are alike stay by name
     return [row for report in nodes for row in _rows_of(report, _jobs_on(report.name, seen.jobs))]

@@ -28,6 +28,15 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RankExit:
+    """How the process of one rank ended, as its node recorded it: with a code or by a signal; neither: not known."""
+
+    rank: int
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     cause: Cause
     reason: str
@@ -37,3 +46,4 @@ class Failure:
     line: str | None = None  # what its log says about it
     hint: str | None = None
     last_lines: tuple[str, ...] = ()  # of the culprit's log
+    exits: tuple[RankExit, ...] = ()  # of all ranks whose nodes told of their end

@@ -6,7 +6,9 @@ asked has not failed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from ugro.core.environment import Origin
@@ -29,6 +31,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.RECOVERING})
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 # The states in which a job holds its devices: released only when every rank is proven dead.
 HOLDING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
@@ -264,3 +267,26 @@ class Job:
     @property
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
+
+    def lasts_s(self, now: datetime) -> float:
+        """How long it has waited, has run, or took."""
+        begin = self.submitted_at if self.state in WAITING_STATES or not self.started_at else self.started_at
+        end = datetime.fromisoformat(self.ended_at) if self.ended_at else now
+        return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())
+
+
+def places(placement: Placement | None) -> str:
+    """``gpu1 GPU 0–1, gpu2``"""
+    shares = placement.shares if placement else ()
+    return ", ".join(share.node + (f" GPU {ranges(share.gpus)}" if share.gpus else "") for share in shares)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0–7, 9``"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)

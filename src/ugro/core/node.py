@@ -5,6 +5,7 @@ Names carry their units; ``None`` means "not known", never zero.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -175,3 +176,8 @@ class NodeReport:
     machine: Machine | None = None
     facts: Facts | None = None
     link: LinkQuality = field(default_factory=LinkQuality)
+
+
+def by_name(name: str) -> list[tuple[int, int, str]]:
+    """To sort by: gpu2 before gpu10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

@@ -13,6 +13,7 @@ from ugro.core.node import Facts, Gpu, LinkQuality, Reason, Status
 PART_POINTS = {"gpu": 40.0, "system": 30.0, "network": 20.0, "processes": 10.0}
 HEALTHY_SCORE = 80
 DEGRADED_SCORE = 60
+NEARLY_FULL, FULL = 0.90, 0.95  # of memory and disks: above the first points are lost, above the second more
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,9 @@ _RULES = (
     _Rule("gpu", ((_ALWAYS, 1.0),), _unreadable_gpus),
     _Rule("gpu", ((_ALWAYS, 0.5),), _gpu_detection),
     _Rule("gpu", ((85, 1.0), (80, 0.4)), _gpu_temperatures),
-    _Rule("gpu", ((0.95, 0.4), (0.90, 0.2)), _gpu_memory),
-    _Rule("system", ((0.95, 1.0), (0.90, 0.4)), _memory),
-    _Rule("system", ((0.95, 1.0), (0.90, 0.4)), _disks),
+    _Rule("gpu", ((FULL, 0.4), (NEARLY_FULL, 0.2)), _gpu_memory),
+    _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _memory),
+    _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _disks),
     _Rule("network", ((0.100, 1.0), (0.050, 0.5)), _latency),
     _Rule("network", ((0.20, 1.0), (0.05, 0.5)), _loss),
     _Rule("processes", ((_ALWAYS, 1.0),), _missing_ranks),

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 
 from ugro.agent.agent import Agent
-from ugro.agent.joblogs import ranks_of
+from ugro.agent.joblogs import rank_nodes
 from ugro.config.jobexport import job_file
 from ugro.core.event import Event
 from ugro.core.failure import Failure
-from ugro.core.job import Attempt, Job, JobState, Launcher, Placement
+from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
+from ugro.core.job import places as places  # templates have it as one of these words
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.secret import masked
 from ugro.policy.why import Why
-from ugro.web.words import seconds
+from ugro.telemetry.curves import Wanted
+from ugro.telemetry.metricstore import job_owner
+from ugro.web.rankview import Known, RankRow, last_steps, rank_rows
 
-WAITING = (JobState.QUEUED, JobState.RECOVERING)
 MOST_EVENTS = 200
 # The parts of a step in the order of their bar; "compute" is what the table sums up.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "waiting")
-
-
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    rank: int
-    node: str
-    gpus: str
-    is_culprit: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,60 +68,32 @@ async def job_page(agent: Agent, word: str) -> JobPage:
     details = await agent.jobs.details(word)
     job, attempts = details.job, details.attempts
     failure = attempts[-1].failure if attempts else None
-    ranks = await ranks_of(agent.store.jobs, job, job.attempt) if job.attempt else {}
     plan = await agent.store.jobs.plan(job) if job.attempt else None
     events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
     return JobPage(
         job=job,
         attempts=attempts,
-        why=await agent.jobs.why(str(job.id)) if job.state in WAITING else None,
+        why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
         failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
-        ranks=list(_rank_rows(job, ranks, failure)),
+        ranks=rank_rows(job, rank_nodes(job, attempts, plan), await _known(agent, job, failure)),
         events=events[:MOST_EVENTS],
         has_more_events=len(events) > MOST_EVENTS,
         plan=plan,
     )
 
 
-def _rank_rows(job: Job, ranks: Mapping[int, str], failure: Failure | None) -> Iterator[RankRow]:
-    """A rank of DDP has one of its node's GPUs, in their order; other launchers share them out themselves."""
-    shares = {share.node: share.gpus for share in job.placement.shares} if job.placement else {}
-    seen: dict[str, int] = {}
-    for rank, node in ranks.items():
-        local, gpus = seen.get(node, 0), shares.get(node, ())
-        seen[node] = local + 1
-        if job.spec.launcher is Launcher.DDP:
-            gpus = gpus[local : local + 1]
-        is_culprit = failure is not None and failure.rank == rank
-        yield RankRow(rank, node, ranges(gpus), is_culprit)
+async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
+    """What nodes say now counts only while the attempt is under way; then what was written down of it."""
+    told = agent.watching.parts.engine.told(job) if job.state in HOLDING_STATES else {}
+    summaries = await agent.watching.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
+    return Known(told, failure, last_steps(summaries))
 
 
 # --- in words and figures -----------------------------------------------------------------------------------------
 
 
 def duration_s(job: Job) -> float:
-    """How long it has waited, has run, or took."""
-    begin = seconds(job.submitted_at if job.state in WAITING or not job.started_at else job.started_at)
-    end = seconds(job.ended_at) if job.ended_at else time.time()
-    return max(0.0, (end or 0.0) - (begin or 0.0))
-
-
-def places(placement: Placement | None) -> str:
-    return ", ".join(
-        share.node + (f" GPU {ranges(share.gpus)}" if share.gpus else "")
-        for share in (placement.shares if placement else ())
-    )
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0–7, 9``"""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)
+    return job.lasts_s(datetime.now(UTC))
 
 
 def as_yaml(document: Mapping[str, Any]) -> str:

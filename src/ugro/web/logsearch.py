@@ -10,7 +10,7 @@ from ugro.web.logpages import Logs, sizes_of
 
 STEP_BYTES = 48 * 1024 * 1024
 _BLOCK = 1024 * 1024
-_END = 1 << 62
+END = 1 << 62  # behind everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def find(logs: Logs, text: str, start: Place, *, is_backwards: bool, limit_bytes
     searched = 0
     for rank in _ranks(logs, start.rank, is_backwards=is_backwards):
         size = sizes_of({rank: logs[rank]})[rank]
-        offset = start.offset if rank == start.rank else (_END if is_backwards else 0)
+        offset = start.offset if rank == start.rank else (END if is_backwards else 0)
         blocks = _backwards(offset, size) if is_backwards else _onwards(offset, size)
         for begin, end in blocks:
             at = _in_block(logs, rank, (begin, end), wanted, is_backwards=is_backwards)

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from ugro.agent.logindex import written_at
+from ugro.agent.logindex import index_path, written_at
 
 _BLOCK = 16 * 1024
 _BEFORE = 512  # bytes: the lines just before hold the gap and the time that are still valid
@@ -79,7 +79,7 @@ def offset_at(log: Path, seconds: float) -> int:
 @contextmanager
 def _opened(log: Path) -> Iterator[BinaryIO | None]:
     try:
-        file = log.with_suffix(".times").open("rb", buffering=_BLOCK)
+        file = index_path(log).open("rb", buffering=_BLOCK)
     except FileNotFoundError:
         yield None
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from ugro.agent.agent import Agent
 from ugro.agent.monitor import Watched
 from ugro.core.job import Job
-from ugro.core.node import Facts, Gpu, NodeReport, NodeSpec, Status
+from ugro.core.node import Facts, Gpu, NodeReport, NodeSpec, Status, by_name
 from ugro.telemetry.curves import Curve, Wanted
 from ugro.telemetry.metricstore import node_owner
 from ugro.web.words import seconds
@@ -50,6 +49,11 @@ class NodeRow:
     @property
     def use(self) -> float | None:
         return mean(gpu.use_ratio for gpu in self.gpus)
+
+    @property
+    def load(self) -> float | None:
+        """The use of its GPUs; of a node without any, of its processors."""
+        return self.use if self.gpus or not self.facts else self.facts.cpu_use_ratio
 
     @property
     def memory(self) -> tuple[int, int] | None:
@@ -102,7 +106,7 @@ class Overview:
         sparks = await self._refreshed([spec.name for spec in specs])
         jobs = jobs_by_node(self._agent.watching.parts.engine.live.holding())
         rows = [self._row(spec, drained, watched, jobs) for spec in specs]
-        return [_with_spark(row, sparks) for row in sorted(rows, key=lambda row: natural(row.name))]
+        return [_with_spark(row, sparks) for row in sorted(rows, key=lambda row: by_name(row.name))]
 
     def _row(
         self, spec: NodeSpec, drained: Mapping[str, str], watched: Mapping[str, Watched], jobs: Mapping[str, list[int]]
@@ -197,8 +201,3 @@ def jobs_by_node(jobs: Iterable[Job]) -> dict[str, list[int]]:
 def mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """gpu2 before gpu10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

@@ -8,12 +8,15 @@ from fastapi import FastAPI, Query, Request, Response
 
 from ugro.agent.agent import Agent
 from ugro.core.job import Job
-from ugro.web.overview import NodeRow, Overview, chosen, totals
+from ugro.web import nodetable
+from ugro.web.nodetable import NodesQuery, node_table
+from ugro.web.overview import NodeRow, Overview, totals
 from ugro.web.site import Site
 
 _MOST_WAITING = 12
 _MOST_RUNNING = 30
 _MOST_EVENTS = 12
+_MOST_ALERTS = 12
 HOURS = (1, 6, 24)
 
 
@@ -21,22 +24,24 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
     overview = Overview(site.agent)
 
     @app.get("/")
-    async def cluster(request: Request, q: str = "", status: str = "") -> Response:
+    async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
         rows = await overview.rows()
         live = site.agent.watching.parts.engine.live
-        waiting, running = live.waiting(), live.holding()
+        waiting, running, alerts = live.waiting(), live.holding(), site.agent.watching.monitor.alerts()
         return await site.render(
             request,
             "cluster.html",
             cli="ugro health",
-            rows=chosen(rows, q, status),
+            nodes=node_table(rows, wanted),
             totals=totals(rows),
-            filter={"q": q, "status": status},
+            wanted=wanted,
+            words=nodetable,
             waiting=await site.agent.jobs.with_reasons(waiting[:_MOST_WAITING]),
             waiting_count=len(waiting),
             running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],
             running_count=len(running),
-            alerts=site.agent.watching.monitor.alerts(),
+            alerts=alerts[:_MOST_ALERTS],
+            alert_count=len(alerts),
             events=await site.agent.store.jobs.newest_events(_MOST_EVENTS),
             limits=site.agent.cluster.config.alerts,
         )

@@ -73,18 +73,19 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
         if wanted.q and not numbers:
             numbers = await asyncio.to_thread(experiments_view.comparable, wanted.q, everything, time.time())
         runs = _found(numbers, everything)
-        few = len(runs) <= compare_view.MOST_SIDE_BY_SIDE
-        jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if few else []
+        are_few = len(runs) <= compare_view.MOST_SIDE_BY_SIDE
+        jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if are_few else []
         rows = compare_view.facts(runs, await site.agent.results.compare(jobs)) if len(jobs) > 1 else ()
         return await site.render(
             request,
             "compare.html",
-            cli="ugro compare " + (" ".join(str(one.id) for one in runs) if few and runs else "JOB JOB…"),
+            cli="ugro compare " + (" ".join(str(one.id) for one in runs) if are_few and runs else "JOB JOB…"),
             runs=runs,
+            few=compare_view.MOST_SIDE_BY_SIDE,
             newest=[one for one in reversed(everything) if one.figures][:10] if not runs else [],
             document=await asyncio.to_thread(compare_view.runs_document, runs),
             sections=compare_view.sections(rows, is_all=wanted.all),
-            varied=await asyncio.to_thread(compare_view.varied, runs) if not few else [],
+            varied=await asyncio.to_thread(compare_view.varied, runs) if not are_few else [],
             is_all=wanted.all,
             code=_differing_code(jobs),
             link=partial(_link, ",".join(map(str, numbers))),

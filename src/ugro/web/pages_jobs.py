@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from ugro.agent.responses import Body
 from ugro.config.jobexport import job_file
 from ugro.core.errors import NotFound
-from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
 from ugro.store.listing import Listed
 from ugro.web import jobview
 from ugro.web.pages_log import add_log_pages
@@ -30,6 +30,10 @@ class JobsQuery(Body):
     @property
     def is_plain(self) -> bool:
         return not self.q and self.state is None
+
+    @property
+    def is_first(self) -> bool:
+        return self.before is None and self.after is None
 
     def link(self, **cursor: int) -> str:
         given = {"q": self.q, "state": self.state or ""}
@@ -66,11 +70,10 @@ def _add_lists(app: FastAPI, site: Site) -> None:
 
 async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
     listing = site.agent.store.listing
-    is_first = wanted.before is None and wanted.after is None
     counts = await listing.counts()
     waiting = running = list[Job]()
-    if wanted.is_plain and is_first:
-        oldest = Listed(states=jobview.WAITING, after=0, limit=_STARTS_WITH)
+    if wanted.is_plain and wanted.is_first:
+        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_STARTS_WITH)
         waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
         running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_STARTS_WITH))
     states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
@@ -83,7 +86,7 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
         "running": running,
         "found": await site.agent.jobs.with_reasons(some),
         "older": wanted.link(before=some[-1].id) if some and (is_more or wanted.after is not None) else None,
-        "newer": wanted.link(after=some[0].id) if some and not is_first and (is_more or wanted.before) else None,
+        "newer": wanted.link(after=some[0].id) if some and not wanted.is_first and (is_more or wanted.before) else None,
     }
 
 

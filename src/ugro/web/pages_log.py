@@ -12,14 +12,14 @@ from fastapi.responses import FileResponse
 
 from ugro.agent.agent import Agent
 from ugro.agent.api import http_status
-from ugro.agent.job_folder import attempt_folder
+from ugro.agent.job_folder import rank_log
 from ugro.agent.joblogs import ranks_of
 from ugro.agent.responses import Body, json_response
 from ugro.core.codec import dumps
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.web.logpages import Logs, cursor_at, page_after, page_before
-from ugro.web.logsearch import Place, find, line_after
+from ugro.web.logsearch import END, Place, find, line_after
 from ugro.web.site import Site
 
 _LONGEST_SEARCH = 200
@@ -84,8 +84,9 @@ async def _logs(agent: Agent, number: int, attempt: int | None, wanted: tuple[in
     known = await ranks_of(agent.store.jobs, job, chosen) if chosen else {}
     if known and (missing := sorted(set(wanted) - set(known))):
         raise NotFound(f"job {number} has no rank {missing[0]}", hint=f"its ranks are 0 to {max(known)}")
-    folder = attempt_folder(agent.home.jobs / str(number), chosen) / "logs"
-    return _Found(job, chosen, {rank: folder / f"rank_{rank}.log" for rank in known if not wanted or rank in wanted})
+    folder = agent.home.jobs / str(number)
+    logs = {rank: rank_log(folder, chosen, rank) for rank in known if not wanted or rank in wanted}
+    return _Found(job, chosen, logs)
 
 
 async def _page(agent: Agent, number: int, wanted: PageQuery) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _look(logs: Logs, wanted: SearchQuery) -> dict[str, Any]:
 
 
 def _edge(logs: Logs, *, is_backwards: bool) -> Place:
-    return Place(max(logs), 1 << 62) if is_backwards else Place(min(logs), 0)
+    return Place(max(logs), END) if is_backwards else Place(min(logs), 0)
 
 
 async def _answer(work: Awaitable[dict[str, Any]]) -> Response:

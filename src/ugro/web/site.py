@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse
 import ugro
 from ugro.agent.agent import Agent
 from ugro.core.errors import UgroError
+from ugro.policy import health
 from ugro.web import words
 
 _HERE = Path(__file__).parent
@@ -42,7 +43,8 @@ class Site:
             "number": words.number,
             "percent": words.percent,
         }
-        # For all templates and without an import.
+        # For all templates and without an import; what macros need comes before them.
+        self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
         self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": _user()}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:

@@ -1,6 +1,6 @@
 // @ts-check
 // Buttons that do something: <button data-post="/v1/…" data-body='{…}' data-confirm="Sure?" data-cli="ugro …">.
-// It asks first, shows what a terminal would do, and says what came of it. "$key" in the body becomes a fresh key;
+// It asks first, shows what a terminal would do, and says what came of it.
 // data-ask="reason: Why?" asks for a text that becomes the body's "reason". Also: [data-copy], and say() for others.
 import { refresh } from "/static/parts.js";
 
@@ -53,7 +53,7 @@ function element(name, properties, ...children) {
 }
 
 /** Whether to go on, and what was written; null: no. */
-export function ask(title, text, command, question = "") {
+function ask(title, text, command, question = "") {
   const field = element("input", { type: "text", name: "text", autocomplete: "off" });
   const form = element("form", { method: "dialog" });
   form.append(element("h2", { id: "ask-title" }, title), element("p", {}, text));
@@ -81,15 +81,8 @@ export function ask(title, text, command, question = "") {
   });
 }
 
-function withKey(body) {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
-  const key = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return Object.fromEntries(Object.entries(body).map(([name, value]) => [name, value === "$key" ? key : value]));
-}
-
 async function act(button) {
-  const method = button.dataset.post ? "POST" : "PUT";
-  const body = withKey(JSON.parse(button.dataset.body ?? "{}"));
+  const body = JSON.parse(button.dataset.body ?? "{}");
   const [field, question] = (button.dataset.ask ?? "").split(/:\s*/, 2);
   const title = button.textContent.trim();
   if (button.dataset.confirm || field) {
@@ -98,7 +91,7 @@ async function act(button) {
     if (field) body[field] = answer.text;
   }
   button.disabled = true;
-  const answer = await send(method, button.dataset.post ?? button.dataset.put, body);
+  const answer = await send("POST", button.dataset.post, body);
   button.disabled = false;
   if (answer === null) return;
   say(`${title}: done.`, "good", button.dataset.cli ? `The same at a terminal: ${button.dataset.cli}` : "");
@@ -127,5 +120,5 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest?.("button");
   if (!button) return;
   if (button.dataset.copy !== undefined) copy(button);
-  else if (button.dataset.post || button.dataset.put) act(button);
+  else if (button.dataset.post) act(button);
 });

@@ -2,7 +2,7 @@
 // <time datetime="…" data-age>: its age in words, kept up to date; in the title the time here.
 
 /** As words.age does on the server. */
-export function ageWords(seconds) {
+function ageWords(seconds) {
   const passed = Math.abs(seconds);
   if (passed < 1) return "now";
   const words = lengthWords(passed);

@@ -9,7 +9,7 @@ const SEQUENCES = /(?:\x1b\[|\x9b)(?![0-9;]*m)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-Z\
 const CONTROLS = /[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
 
 /** @param {string} text one line; of a progress bar, only what it shows at last stays */
-export function cleaned(text) {
+function cleaned(text) {
   const shown = text.replace(/\r+$/, "").replace(STRINGS, "");
   return shown.slice(shown.lastIndexOf("\r") + 1).replace(SEQUENCES, "").replace(CONTROLS, "");
 }

@@ -16,7 +16,7 @@ export function written(value) {
 }
 
 /** Seconds as people say them: 42 s, 3 m 20 s, 2 h 5 m. @param {number} seconds */
-export function duration(seconds) {
+function duration(seconds) {
   const whole = Math.round(Math.abs(seconds));
   const sign = seconds < 0 ? MINUS : "";
   if (Math.abs(seconds) < 10 && seconds % 1 !== 0) return `${sign}${Number(Math.abs(seconds).toFixed(2))} s`;

@@ -9,7 +9,6 @@ import { build, fillLegend } from "/static/chart-parts.js";
 import { extent, nearest, placeWritten, smoothed, widened, written } from "/static/chart-scale.js";
 import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
 import { csvOf, leftOut, sentence, tableOf } from "/static/chart-words.js";
-import "/static/spark.js";
 
 const LEAST_DRAG = 6;
 const MOST_READ = 8;

@@ -82,9 +82,9 @@ function heard(change) {
 function follow() {
   const facts = document.getElementById("log-facts");
   if (!facts) return;
-  for (const name of ["nodes", "attempt", "attempts", "rank"]) {
+  for (const name of ["nodes", "attempt", "attempts"]) {
     const value = facts.dataset[name] ?? "";
-    if (name !== "rank" && log.getAttribute(name) !== value) log.setAttribute(name, value);
+    if (log.getAttribute(name) !== value) log.setAttribute(name, value);
   }
 }
 

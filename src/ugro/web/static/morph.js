@@ -2,7 +2,7 @@
 // Makes one element like another with as few changes as possible. Children are matched by id or data-key, else in order.
 // What is the user's stays: what is typed, what is open, and everything inside [data-keep] and inside custom elements.
 
-const KEPT_ATTRIBUTES = new Set(["open", "data-local", "aria-busy", "disabled"]);
+const KEPT_ATTRIBUTES = new Set(["open", "data-local", "aria-busy", "disabled", "tabindex"]);
 
 export function morph(from, to) {
   if (from.hasAttribute("data-keep")) return;

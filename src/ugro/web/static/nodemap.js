@@ -1,0 +1,53 @@
+// @ts-check
+// The map of many nodes: one stop of the Tab key, arrows go along it, and a line below says which node is meant.
+
+const ROWS = { ArrowDown: 1, ArrowUp: -1 };
+const STEPS = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+
+const STOPS = '[data-squares] a:not([tabindex="-1"])';
+
+const squareOf = (event) => event.target.closest?.("[data-squares] a") ?? null;
+
+/** How many stand side by side. */
+function width(squares) {
+  const second = squares.findIndex((one) => one.offsetTop > squares[0].offsetTop);
+  return second < 0 ? squares.length : second;
+}
+
+function moved(squares, here, key) {
+  const to = here + (STEPS[key] ?? ROWS[key] * width(squares));
+  if (key in ROWS && (to < 0 || to >= squares.length)) return here;
+  return Math.min(Math.max(to, 0), squares.length - 1);
+}
+
+function tell(square) {
+  const line = document.querySelector("[data-square-words]");
+  if (line) line.textContent = square.getAttribute("aria-label");
+}
+
+document.addEventListener("keydown", (event) => {
+  const square = squareOf(event);
+  if (!square || !(event.key in STEPS || event.key in ROWS) || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  const squares = [...square.closest("[data-squares]").querySelectorAll("a")];
+  squares[moved(squares, squares.indexOf(square), event.key)].focus();
+});
+
+/** The next Tab into the map comes to it. */
+function stopAt(square) {
+  for (const other of document.querySelectorAll(STOPS)) if (other !== square) other.tabIndex = -1;
+  if (square) square.tabIndex = 0;
+}
+
+document.addEventListener("focusin", (event) => {
+  const square = squareOf(event);
+  if (!square) return;
+  stopAt(square);
+  tell(square);
+});
+// The one it would have come to may be filtered away.
+document.addEventListener("ugro-parts", () => stopAt(document.querySelector(STOPS) ?? document.querySelector("[data-squares] a")));
+document.addEventListener("mouseover", (event) => {
+  const square = squareOf(event);
+  if (square) tell(square);
+});
