@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
 
-# Files of few tests that take long: begun first, they do not keep one of two processes waiting at the end.
-_LONG = ("test_demo.py", "test_crash_points.py", "test_readme.py", "test_chaos.py", "test_training.py")
+# Files that take minutes: begun first, they keep no process waiting at the end. The others follow by name, and so the
+# quick ones of tests/unit come last and fill the gaps.
+_LONG = ("test_demo.py", "test_crash_points.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

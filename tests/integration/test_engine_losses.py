@@ -14,7 +14,7 @@ import pytest
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
 from tests.rig.waiting import wait_until
 from ugro.core.failure import Cause
-from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, Launcher, OnLost, Resources, Stop
+from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources
 
 
 @pytest.fixture
@@ -54,46 +54,6 @@ def test_a_job_goes_on_while_its_node_is_away_and_its_end_is_read_when_it_is_bac
 
     in_loop(work())
     assert ledger.read_text().count("begun") == 1
-
-
-def test_a_job_with_a_lease_is_restarted_elsewhere_and_never_runs_twice(place: EngineRig, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
-    script = f"echo begin $UGRO_ATTEMPT $(date +%s.%N) >> {ledger}; sleep 600; echo never"
-    spec = JobSpec(
-        "leased",
-        ("sh", "-c", script),
-        disconnect=Disconnect(lost_after_s=2.0, on_lost=OnLost.RESTART),
-        stop=Stop(grace_s=0.5),
-    )
-
-    async def work() -> None:
-        async with place.agent() as (store, engine):
-            job = (await store.jobs.submit(spec, "ann", "k")).job
-            job = await until(store, job, lambda seen: seen.state is JobState.RUNNING)
-            assert job.placement is not None
-            node = job.placement.nodes[0]
-            await asyncio.sleep(4)  # longer than the lease: it is renewed
-            assert (await store.jobs.get(job.id)).attempt == 1
-            assert place.processes()
-            place.cut(node)
-            again = await until(store, job, lambda seen: seen.attempt == 2 and seen.state is JobState.RUNNING)
-            assert again.placement is not None
-            assert again.placement.nodes != (node,)
-            assert not place.processes(attempt=1), "the first attempt still runs"
-            (attempt, _) = await store.jobs.attempts(job.id)
-            assert attempt.failure is not None
-            assert attempt.failure.cause is Cause.NODE_LOST
-            place.heal(node)
-            wait_until_async = asyncio.to_thread(
-                wait_until, lambda: not place.run_folders(node), 20, "what is left of the first attempt to go"
-            )
-            await wait_until_async
-            assert (await store.jobs.get(job.id)).attempt == 2
-            await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
-            engine.wake()
-            assert (await until(store, job, is_final)).state is JobState.CANCELLED
-
-    in_loop(work())
 
 
 def test_a_cancelled_job_is_not_over_before_its_silent_node_is_asked(place: EngineRig, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from tests.rig import ranks
 EXAMPLES = ranks.ROOT / "examples"
 LIMIT_S = 150
 
-pytestmark = pytest.mark.timeout(300)
-pytest.importorskip("torch")
+# Looked for and not imported: every process that collects tests would load it.
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("torch") is None, reason="the examples are PyTorch trainings"),
+]
 
 
 def alone(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:

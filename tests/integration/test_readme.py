@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ _FAILS = {"ugro run -- python3 -c 'print(1 / 0)'": 1}
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("torch") is None, reason="the example is a PyTorch training")
 def test_every_step_of_the_tour_works_and_says_what_is_printed(ugro: Ugro) -> None:
-    pytest.importorskip("torch", reason="the example is a PyTorch training")
     for command, printed in tour():
         done = ugro(*shlex.split(command)[1:], cwd=_ROOT, timeout=200)
         assert done.returncode == _FAILS.get(command, 0), f"{command}\n{done.stdout}{done.stderr}"

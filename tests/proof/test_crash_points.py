@@ -45,7 +45,7 @@ TAKEN_OVER_AT = (
     "start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun",
     "many.asked", "many.answered", "many.ended", "many.logged",
 )  # fmt: skip
-_AT_ONCE = 6
+_AT_ONCE = 4
 _REACHED_S = 30
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.rig.engine import EngineRig, until
 from tests.rig.judge import Ledger, Task
 from tests.rig.waiting import wait_until
+from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Ending, JobSpec, JobState, OnLost, Stop
 
 # Longer than the silence by which a node counts as unreachable: who takes that for death restarts too soon.
@@ -42,13 +43,27 @@ def test_no_second_attempt_begins_while_the_first_may_live(place: EngineRig, tmp
             place.cut(job.placement.nodes[0])
             await until(store, job, lambda seen: seen.state is JobState.RECOVERING)
             assert ledger.alive() == [], "its devices were given back while it ran"
-            await until(store, job, lambda seen: seen.attempt == 2 and seen.state is JobState.RUNNING)
+            again = await until(store, job, lambda seen: seen.attempt == 2 and seen.state is JobState.RUNNING)
+            assert again.placement is not None
+            assert again.placement.nodes != job.placement.nodes
+            assert not place.processes(attempt=1), "the first attempt still runs"
+            (first, _) = await store.jobs.attempts(job.id)
+            assert first.failure is not None
+            assert first.failure.cause is Cause.NODE_LOST
             await asyncio.to_thread(wait_until, lambda: len(ledger.entries()) == 2, 20, "the second to have begun")
-            place.heal(job.placement.nodes[0])
+            await expect_first_cleared(place, job.placement.nodes[0])
+            assert (await store.jobs.get(job.id)).attempt == 2
             await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
             engine.wake()
-            await until(store, job, lambda seen: seen.is_final)
+            assert (await until(store, job, lambda seen: seen.is_final)).state is JobState.CANCELLED
 
     asyncio.run(work())
     begun = [(entry.attempt, entry.event) for entry in ledger.entries()]
     assert begun == [(1, "begin"), (2, "begin")], ledger.path.read_text()
+
+
+async def expect_first_cleared(place: EngineRig, node: str) -> None:
+    """It is back, and nothing of what ran there stays."""
+    assert place.run_folders(node)
+    place.heal(node)
+    await asyncio.to_thread(wait_until, lambda: not place.run_folders(node), 20, "what is left of the first to go")

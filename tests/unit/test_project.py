@@ -1,6 +1,7 @@
 """What the project promises of its own text: sizes, what the node program may import, what is in the docs.
 
-Each check is a function from text to complaints, and has a sample that it must complain about.
+Each check is a function from text to complaints, and has a sample that it must complain about. Parsing all of the tree
+takes long: a file is parsed only for a check that its text gives cause for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_THE_ARCHITECTURE = 120
 OLDEST_PYTHON_ON_A_NODE = (3, 9)
 NEWER_THAN_A_NODE = {"tomllib", "annotationlib", "compression"}
+RUNS_WHAT_IT_LOADS = ("pickle", "marshal", "shelve", "dill", "cloudpickle")
 THE_PRINTER = "src/ugro/cli/output.py"
 
 # The files with one handler that catches everything, and why nothing less would do.
@@ -61,6 +63,8 @@ def too_long(module: Module) -> Iterator[str]:
 
 
 def large_classes(module: Module) -> Iterator[str]:
+    if module.text.count("\n") < MOST_LINES_OF_A_CLASS:
+        return
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ClassDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -69,6 +73,8 @@ def large_classes(module: Module) -> Iterator[str]:
 
 
 def shells(module: Module) -> Iterator[str]:
+    if not re.search("shell|system|popen", module.text):
+        return
     for call in _calls(module):
         name = ast.unparse(call.func)
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
@@ -85,13 +91,15 @@ def broad_excepts(module: Module) -> Iterator[str]:
 
 
 def unsafe_loading(module: Module) -> Iterator[str]:
+    if not re.search("|".join(RUNS_WHAT_IT_LOADS), module.text):
+        return
     for line, name in _imports(module):
-        if name.partition(".")[0] in {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
+        if name.partition(".")[0] in RUNS_WHAT_IT_LOADS:
             yield f"{module.path}:{line}: {name} runs what it loads"
 
 
 def prints(module: Module) -> Iterator[str]:
-    if module.path == THE_PRINTER:
+    if module.path == THE_PRINTER or "print" not in module.text:
         return
     for call in _calls(module):
         if ast.unparse(call.func) == "print":

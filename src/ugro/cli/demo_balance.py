@@ -62,7 +62,7 @@ class Comparison:
         self._output = output
         self._client = client
         self._nodes = nodes
-        self._halves: dict[int, str] = {}  # what the first run told, by step
+        self._telling = Telling(output)
         self.trials: dict[str, Trial] = {}
 
     def run(self) -> dict[str, Trial]:
@@ -83,14 +83,20 @@ class Comparison:
             elif seen.rank == 0:
                 *lines, written = (written + seen.content).split(b"\n")
                 for line in lines:
-                    result = self._read(mode, line.decode(errors="replace")) or result
+                    result = self._telling.read(mode, line.decode(errors="replace")) or result
         if job.state is not JobState.SUCCEEDED or result is None:
             raise UgroError(sentence(job), hint="try it again; ugro demo --keep leaves the nodes up to look at")
         return Trial(job, result)
 
-    # --- what rank 0 tells --------------------------------------------------------------------------------------
 
-    def _read(self, mode: str, line: str) -> Result | None:
+class Telling:
+    """What rank 0 tells, line by line: for people, the steps of both runs beside each other; at the end, its result."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._halves: dict[int, str] = {}  # what the first run told, by step
+
+    def read(self, mode: str, line: str) -> Result | None:
         if found := _STEP.fullmatch(line):
             self._show_steps(mode, *found.groups())
         elif found := _PLAN.fullmatch(line):
