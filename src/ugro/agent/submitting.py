@@ -78,7 +78,8 @@ class Submitting:
             spec = self._with_cwd(request, submit.here)
         else:
             spec = _within(request.spec, snapshot)
-            await asyncio.to_thread(self._expect_sent, spec, snapshot)
+            if (script := _script(spec)) is not None:
+                await asyncio.to_thread(self._expect_sent, script, snapshot)
         return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
@@ -133,10 +134,9 @@ class Submitting:
             taken[folder] = await self._code.take(folder, force=submit.force)
         return taken[folder]
 
-    def _expect_sent(self, spec: JobSpec, snapshot: Snapshot) -> None:
-        _expect_script(spec, Path(snapshot.folder))
-        script = _script(spec)
-        if script is not None and self._code is not None and not self._code.holds(snapshot.id, script):
+    def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
+        _expect_script(script, Path(snapshot.folder))
+        if self._code is not None and not self._code.holds(snapshot.id, script):
             raise ConfigError(
                 f"{script} does not go along: a .gitignore, a .ugroignore or sync.exclude_patterns leaves it out",
                 hint=f"a .ugroignore with the line !{script} takes it along",
@@ -156,7 +156,8 @@ class Submitting:
             folder = here / request.workdir
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
-            _expect_script(spec, folder)
+            if (script := _script(spec)) is not None:
+                _expect_script(script, folder)
             return replace(spec, cwd=str(folder))
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
@@ -185,9 +186,9 @@ def _script(spec: JobSpec) -> str | None:
     return script
 
 
-def _expect_script(spec: JobSpec, folder: Path) -> None:
+def _expect_script(script: str, folder: Path) -> None:
     """Said now, and not after hours in the queue."""
-    if (script := _script(spec)) is not None and not os.path.lexists(folder / script):
+    if not os.path.lexists(folder / script):
         raise ConfigError(f"{script}: no such file in {folder}", hint=_similar(script, folder))
 
 
