@@ -333,6 +333,7 @@ def test_each_node_has_pretend_gpus_of_another_kind(ugro: Ugro, lab: Lab) -> Non
 
 def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2", "--gpus", "1").returncode == 0
+    (ugro.home / "cwd" / "train.py").touch()
     done = ugro("launch", "train.py", "--nodes", "2", "--balance", "static", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["plan"]

@@ -270,7 +270,7 @@ def test_where_no_holes_can_be_punched_a_log_is_emptied_and_offsets_go_on(folder
         for node in closing(LocalNode(folder / "root")):
             link = node.link()
             cap = LEAST_LOG_CAP_BYTES * 4
-            start(node, link, ledger.rank(0, "write_lines", 6000, 0.0002), log_cap_bytes=cap)
+            start(node, link, ledger.rank(0, "write_lines", 6000, 0.0002, cap), log_cap_bytes=cap)
             ended(node)
             assert flood.read_cut(str(log_of(node))).base > 0
             assert log_of(node).stat().st_size <= 4 * cap

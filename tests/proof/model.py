@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -290,10 +290,10 @@ class ModelWatch:
     def status(self, node: str, job: int, attempt: int) -> RunStatus | None:
         return self.known[node].seen.get((job, attempt))
 
-    def all(self) -> Iterator[tuple[str, RunStatus]]:
-        for name, known in self.known.items():
-            if known.is_open:
-                yield from ((name, status) for status in list(known.seen.values()))
+    def others(self, known: Set[tuple[int, int]]) -> Iterator[tuple[str, RunStatus]]:
+        for name, node in self.known.items():
+            if node.is_open:
+                yield from [(name, node.seen[key]) for key in node.seen.keys() - known]
 
     def state(self, node: str, job: int, attempt: int) -> NodeRun:
         return NodeRun(node, self._state(self.known[node], (job, attempt)), is_reachable=self.known[node].is_open)
