@@ -131,7 +131,9 @@ class Run:
         devices = [self.device.index] if self.device.type == "cuda" else None
         # Buffers would be sent before every forward: one more moment in which all wait for the slowest.
         buffers = _name_of_buffer_option(DistributedDataParallel)
-        model = DistributedDataParallel(model, **{"device_ids": devices, buffers: False, **options})
+        # Gradients that lie where they are exchanged need no copy: less memory, and less work for the slowest.
+        defaults = {"device_ids": devices, buffers: False, "gradient_as_bucket_view": True}
+        model = DistributedDataParallel(model, **{**defaults, **options})
         reduce = comm_hook or allreduce_hook
         model.register_comm_hook(None, lambda state, bucket: self._stepping.bucket(bucket, reduce))
         return model
