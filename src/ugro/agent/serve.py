@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     ServeFront = Callable[[Agent, FastAPI], Coroutine[Any, Any, None]]
 
 log = logging.getLogger(__name__)
+
+# What comes from a node while the API is being loaded must not wait for Python's usual 5 ms, each time.
+_SWITCH_S = 0.0003
 
 
 async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: ServeFront | None = None) -> None:
@@ -51,7 +55,7 @@ async def _serve_until_stopped(
             group.create_task(agent.cluster.watch(), name="watch the cluster file"),
             group.create_task(agent.watching.run(), name="watch nodes and jobs"),
         ]
-        # Meanwhile: links are being opened, which is mostly others' work.
+        # Meanwhile links are being opened, which is mostly others' work.
         server, api = await asyncio.to_thread(_load, agent)
         log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
         ready.say({"state": "ready", "pid": os.getpid()})
@@ -66,9 +70,12 @@ async def _serve_until_stopped(
 
 
 def _load(agent: Agent) -> tuple[Server, FastAPI]:
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     from ugro.agent.server import make_server
 
     made = make_server(agent)
+    sys.setswitchinterval(usual_s)
     # Nothing of what was loaded is ever garbage: to look for some would be a tenth of a start, and slow each search.
     gc.freeze()
     gc.enable()
