@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.bars import Bar, Row, fastest, print_rows
 from bench.peers_jobs import CLOCK, Peer, check, peers
 from ugro.client import Client
-from ugro.core.job import Job, JobState
+from ugro.core.job import HOLDING_STATES, WAITING_STATES, Job, JobState
 
 _STARTS = 5  # single jobs in each round
 _LIMIT_S = 600.0
@@ -122,16 +122,15 @@ class _UgroQueue:
         return self._until_all_ended(jobs, started)
 
     def _until_all_ended(self, jobs: Sequence[Job], started: float) -> float:
-        ids = {job.id for job in jobs}
-        ended: dict[int, Job] = {}
-        while len(ended) < len(ids):
-            self._client.jobs.wait(max(ids - ended.keys()), timeout_s=_LIMIT_S)
-            newest = self._client.jobs.newest(len(ids))
-            ended = {job.id: job for job in newest if job.id in ids and job.is_final}
+        left = ids = {job.id for job in jobs}
+        while left:
+            self._client.jobs.wait(max(left), timeout_s=_LIMIT_S)
+            alive = self._client.jobs.newest(None, states=WAITING_STATES | HOLDING_STATES)
+            left = ids & {job.id for job in alive}
             if time.perf_counter() - started > _LIMIT_S:
-                raise RuntimeError(f"ugro: only {len(ended)} of {len(ids)} jobs have ended")
+                raise RuntimeError(f"ugro: {len(left)} of {len(ids)} jobs have not ended")
         seconds = time.perf_counter() - started
-        if wrong := [job for job in ended.values() if job.state is not JobState.SUCCEEDED]:
+        if wrong := [job for job in self._client.jobs.newest(len(ids)) if job.state is not JobState.SUCCEEDED]:
             raise RuntimeError(f"ugro: {len(wrong)} jobs did not succeed: {wrong[0]}")
         check(_OURS, len(ids), [output_of(self._client, number) for number in ids])
         return seconds
