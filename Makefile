@@ -24,8 +24,8 @@ check: setup  ## Lint, types, direction of imports, sizes, docs
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
 
-test: setup   ## Run all tests, four files at a time: most of them wait
-	$(PYTHON_HERE) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+test: setup   ## Run all tests, three files at a time: most of them wait
+	$(PYTHON_HERE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-remote:  ## Load the node program with an old Python: OLD_PYTHON=python3.9
 	$(OLD_PYTHON) scripts/remote_on_old_python.py
