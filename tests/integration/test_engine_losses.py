@@ -126,8 +126,8 @@ def test_when_one_rank_of_a_gang_fails_the_others_end_and_it_is_named(place: Eng
             job: Job = (await store.jobs.submit(spec, "ann", "k")).job
             job = await until(store, job, is_final)
             assert (job.state, job.exit_code) == (JobState.FAILED, 1)
-            assert "rank 1 on n2" in job.reason
             (attempt,) = await store.jobs.attempts(job.id)
+            assert f"rank 1 on {attempt.placement.nodes[1]} " in job.reason  # which one that is depends on the load
             assert attempt.failure is not None
             assert attempt.failure.last_lines == ("about to fail", "ValueError: bad batch")
             assert not place.processes()
