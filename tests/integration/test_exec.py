@@ -243,9 +243,11 @@ def test_one_nodes_exit_code_is_its_own(ugro: Ugro, farm: SshdFarm) -> None:
 
 def test_several_nodes_are_zero_one_or_unreachable(ugro: Ugro, farm: SshdFarm) -> None:
     assert ugro("exec", "@all", "--", "true").returncode == 0
-    some = ugro("exec", "@all", "--", "sh", "-c", "case $HOME in *n003/*) exit 9;; *n004/*) kill -9 $$;; esac")
+    script = "case $HOME in *n003/*) exit 9;; *n004/*) kill -9 $$;; *n005/*) kill -40 $$;; esac"
+    some = ugro("exec", "@all", "--", "sh", "-c", script)
     assert some.returncode == 1
-    assert some.stderr.splitlines()[-1] == "3 ok · n003 exit 9 · n004 ended by SIGKILL"
+    ends = "2 ok · n003 exit 9 · n004 ended by SIGKILL · n005 ended by signal 40"  # which has no name
+    assert some.stderr.splitlines()[-1] == ends
     farm["n005"].stop()
     alone = ("exec", "n005", "--", "true")
     wait_until(lambda: "connection refused" in ugro(*alone).stderr, 20, "the node to be known as gone")

@@ -107,10 +107,9 @@ class Engine:
 
     def told(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
         """What each node of the newest attempt says of it now, and its last word."""
-        nodes = job.placement.nodes if job.placement else ()
         return {
             node: (self._watch.state(node, job.id, job.attempt), self._watch.status(node, job.id, job.attempt))
-            for node in nodes
+            for node in _nodes(job)
         }
 
     async def _look(self) -> float:

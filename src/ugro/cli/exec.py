@@ -17,6 +17,7 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client import Client, Ended
 from ugro.client import Output as Piece
 from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
+from ugro.core.signals import signal_name
 
 _LONGEST_LINE = 64 * 1024  # that is kept until its end is there
 _MOST_HELD = 1024 * 1024
@@ -277,7 +278,7 @@ def _counts(done: int, errors: list[UgroError]) -> list[str]:
 
 def _outcomes(failed: list[Ended]) -> list[str]:
     return [
-        f"{end.node} ended by {signal.Signals(end.signal).name}" if end.signal else f"{end.node} exit {end.code}"
+        f"{end.node} ended by {signal_name(end.signal)}" if end.signal else f"{end.node} exit {end.code}"
         for end in failed
         if end.error is None
     ]

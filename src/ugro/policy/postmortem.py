@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugro.core.failure import Cause, Failure
+from ugro.core.signals import KNOWN, signal_name
 from ugro.policy import lastwords
 from ugro.policy.lastwords import LastWords
 from ugro.policy.words import in_words
@@ -39,7 +40,7 @@ class RankEnd:
     @property
     def death_signal(self) -> int | None:
         """Also of a shell that reports its child's death as 128 and the signal."""
-        if self.signal is None and self.exit_code is not None and self.exit_code - 128 in _SIGNALS:
+        if self.signal is None and self.exit_code is not None and self.exit_code - 128 in KNOWN:
             return self.exit_code - 128
         return self.signal
 
@@ -151,12 +152,12 @@ def _lost(lost: Sequence[Lost]) -> Failure:
 
 def _ending(end: RankEnd, cause: Cause) -> str:
     if end.signal is not None:
-        name = _signal_name(end.signal)
+        name = signal_name(end.signal)
         why = " (out of memory)" if cause is Cause.OOM and end.signal == signal.SIGKILL else ""
         return f"was killed by {name}{why}" if end.signal in _KILLERS else f"crashed with {name}{why}"
     meaning = _EXIT_CODES.get(end.exit_code or 0)
     if end.death_signal is not None:
-        meaning = f"a child was killed by {_signal_name(end.death_signal)}"
+        meaning = f"a child was killed by {signal_name(end.death_signal)}"
     told = f" ({meaning})" if meaning else ""
     return f"ended with exit code {end.exit_code}{told}" if end.exit_code is not None else "ended, nobody knows how"
 
@@ -165,12 +166,7 @@ def _exit_code(end: RankEnd) -> int | None:
     return end.exit_code if end.signal is None else 128 + end.signal
 
 
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in _SIGNALS else f"signal {number}"
-
-
 _TIMEOUT = re.compile(r"time(d )?[ -]?out", re.IGNORECASE)
-_SIGNALS = frozenset(int(one) for one in signal.Signals)
 _KILLERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXIT_CODES = {126: "it cannot be executed", 127: "command not found"}
 _STOPPED = {

@@ -6,7 +6,6 @@ it is not known meanwhile whether one has ended already.
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from ugro.agent.story import exits_of
 from ugro.core.failure import Failure, RankExit
 from ugro.core.job import HOLDING_STATES, Job, JobState, Launcher, ranges
+from ugro.core.signals import signal_name
 from ugro.nodes.runs import RunStatus
 from ugro.policy.attempt import NodeRun, RunState
 from ugro.telemetry.curves import KeySummary
@@ -66,7 +66,7 @@ def rank_rows(job: Job, nodes: Mapping[int, str], known: Known) -> list[RankRow]
 
 def exit_words(end: RankExit) -> str:
     if end.signal is not None:
-        return f"ended by {_signal_name(end.signal)}"
+        return f"ended by {signal_name(end.signal)}"
     return "ended" if end.code is None else f"exit code {end.code}"
 
 
@@ -107,10 +107,3 @@ def _gpus(job: Job, node: str, local: int) -> str:
     shares = job.placement.shares if job.placement else ()
     gpus: tuple[int, ...] = next((share.gpus for share in shares if share.node == node), ())
     return ranges(gpus[local : local + 1] if job.spec.launcher is Launcher.DDP else gpus)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

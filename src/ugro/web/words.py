@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
+from ugro.core.moment import unix_seconds
 from ugro.core.quantity import format_duration, format_size
 
 UNKNOWN = "–"
@@ -18,7 +19,7 @@ def seconds(when: When) -> float | None:
     """Unix seconds of what the API gives: RFC 3339, or seconds already."""
     if when is None or when == "":
         return None
-    return datetime.fromisoformat(when).timestamp() if isinstance(when, str) else float(when)
+    return unix_seconds(when) if isinstance(when, str) else float(when)
 
 
 def age(when: When, now: float | None = None) -> str:
