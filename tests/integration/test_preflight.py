@@ -19,6 +19,7 @@ from tests.integration.conftest import in_loop
 from tests.rig import netns
 from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
+from ugro.agent import mesh
 from ugro.agent.cluster import Cluster
 from ugro.agent.launching import Launching
 from ugro.agent.preflight import LaunchRefused, Preflight
@@ -26,6 +27,7 @@ from ugro.agent.runwatch import RunWatch
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
+from ugro.policy.meeting import Apart, Crossing, Meeting, Place, meet
 from ugro.remote.main import RUN_METHODS
 from ugro.store.database import Store
 
@@ -108,7 +110,7 @@ async def test_the_port_that_the_user_names_is_taken_while_it_is_free(tmp_path: 
 
 
 @in_loop
-async def test_a_port_that_was_taken_meanwhile_is_found_out_before_ranks_start(tmp_path: Path) -> None:
+async def test_a_port_that_was_taken_meanwhile_is_replaced_before_ranks_start(tmp_path: Path) -> None:
     where = placement("n1", "n2")
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
         port = (await preflight.rendezvous(job(where), where)).port
@@ -116,10 +118,30 @@ async def test_a_port_that_was_taken_meanwhile_is_found_out_before_ranks_start(t
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             stranger.bind(("0.0.0.0", port))
             stranger.listen()
-            with pytest.raises(LaunchRefused) as refused:
-                await preflight.rendezvous(job(where), where)
-        assert refused.value.failure_cause is Cause.PORT_IN_USE
-        assert str(refused.value) == f"n1: port {port} is in use"
+            found = await preflight.rendezvous(job(where), where)
+            assert found.port != port
+            assert (await preflight.rendezvous(job(where), where)).port == found.port
+
+
+@in_loop
+async def test_nodes_that_are_slow_are_not_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine: what answers is not heard in time at first."""
+    where = placement("n1", "n2", "n3")
+    seen: list[Meeting | Apart] = []
+
+    def deaf_at_first(places: Sequence[Place], port: int, crossings: Mapping[str, Crossing]) -> Meeting | Apart:
+        if not seen:
+            crossings = {**crossings, "n3": Crossing(crossings["n3"].reached[:1])}
+        seen.append(meet(places, port, crossings))
+        return seen[-1]
+
+    monkeypatch.setattr(mesh, "meet", deaf_at_first)
+    async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
+        found = await preflight.rendezvous(job(where), where)
+        assert [type(one) for one in seen] == [Apart, Meeting]
+        assert found.address == "127.0.0.1"
+        with socket.socket() as rank:
+            rank.bind(("0.0.0.0", found.port))
 
 
 # --- environments -----------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(
 
     ended = ugro("wait", job, "--json", timeout=_LIMIT_S)
     assert ended.returncode == 0, ugro("status", job).stdout + ugro("logs", job).stdout[-3000:]
-    first, second = _attempts(ugro, job)
+    attempts = _attempts(ugro, job)
+    assert len(attempts) == 2, ugro("status", job).stdout
+    first, second = attempts
     assert first["failure"]["cause"] == "killed"
     assert (first["failure"]["rank"], second["failure"]) == (_NODES - 1, None)
     log = ugro("logs", job, "--rank", "0").stdout

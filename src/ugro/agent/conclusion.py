@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from ugro.agent.crashpoint import point
@@ -14,6 +15,8 @@ from ugro.core.job import Ending, Job, JobState, Tries
 from ugro.nodes.runs import RunStatus
 from ugro.policy.recovery import JobView, Retry, after_failure
 from ugro.store.jobs import JobStore
+
+log = logging.getLogger(__name__)
 
 
 class Conclusion:
@@ -51,6 +54,7 @@ class Conclusion:
         await self._home.bring_checkpoints(job)
         verdict = after_failure(await self._view(job), failure, time.time())
         if isinstance(verdict, Retry):
+            log.info("%s", verdict.reason, extra={"job": job.id, "attempt": job.attempt})
             tries = Tries(verdict.charged, verdict.free, verdict.not_before, verdict.avoid)
             await self._jobs.move(job, JobState.RECOVERING, verdict.reason, ending=None, tries=tries, failure=failure)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,16 @@ from ugro.nodes.link import Link
 from ugro.policy.meeting import Apart, Crossing, Meeting, Place, addresses_to_try, meet, pairs
 from ugro.remote import wire
 
+log = logging.getLogger(__name__)
+
 # A first packet that got lost is sent again after 1 s, and once more after 3 s.
 _CONNECT_S = 3.5
 _LISTEN_S = 15.0
 _STOP_S = 5.0
-# How long an address may take longer than another one of the same node.
+# How long an address may take longer than another one of the same node. On busy machines that is not enough to tell
+# slow from unreachable: those that seem to be apart are given all the time there is.
 _SETTLE_S = 0.25
+_PATIENT_S = _CONNECT_S
 _ANY_PORT = 0
 T = TypeVar("T")
 
@@ -58,11 +63,17 @@ async def find_meeting(links: Sequence[Link], places: Sequence[Place], port: int
         by_name = {listener.place.node: listener for listener in listeners}
         wanted = pairs(list(by_name))
         targets = {name: [by_name[other] for one, other in wanted if one == name] for name in by_name}
-        crossings = await together(
-            _cross(link, by_name[place.node], targets[place.node]) for link, place in zip(links, places, strict=True)
-        )
+        for settle_s in (_SETTLE_S, _PATIENT_S):
+            crossings = await together(
+                _cross(link, by_name[place.node], targets[place.node], settle_s)
+                for link, place in zip(links, places, strict=True)
+            )
+            found = meet([one.place for one in listeners], port, dict(zip(by_name, crossings, strict=True)))
+            if isinstance(found, Meeting):
+                break
+            log.info("nodes do not reach each other within %g s: %s", settle_s, found.text)
         await together(_stop(listener) for listener in listeners)
-    return meet([one.place for one in listeners], port, dict(zip(by_name, crossings, strict=True)))
+    return found
 
 
 async def _listen(link: Link, place: Place, ports: Sequence[int], stack: contextlib.ExitStack) -> _Open:
@@ -95,12 +106,12 @@ async def _stop(listener: _Open) -> None:
             await listener.stream.result()
 
 
-async def _cross(link: Link, connector: _Open, targets: Sequence[_Open]) -> Crossing:
+async def _cross(link: Link, connector: _Open, targets: Sequence[_Open], settle_s: float) -> Crossing:
     params = {
         "what": "mesh_connect",
         "timeout_s": _LISTEN_S,
         "connect_s": _CONNECT_S,
-        "settle_s": _SETTLE_S,
+        "settle_s": settle_s,
         "targets": [
             {
                 "node": target.place.node,

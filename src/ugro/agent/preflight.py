@@ -36,6 +36,7 @@ LOOPBACK_INTERFACE = "lo"
 _PACKAGES_AGE_S = 300.0
 _PACKAGES_S = 20.0
 _RESOLVE_S = 3.0
+_PORTS_TRIED = 3
 _SETUP_S = 3600.0
 
 
@@ -140,11 +141,17 @@ class Preflight:
         if not others:
             # Not by its own name, which many machines resolve to an address that they do not have.
             return Rendezvous(LOOPBACK, port, ((first, LOOPBACK_INTERFACE),))
-        try:
-            found = await self._meeting(placement.nodes, port)
-        except PortTaken as error:
-            hint = "somebody took it just now; another attempt gets another one"
-            raise LaunchRefused(Failure(Cause.PORT_IN_USE, str(error), node=first, hint=hint)) from error
+        for _ in range(_PORTS_TRIED):
+            try:
+                found = await self._meeting(placement.nodes, port)
+            except PortTaken as error:
+                log.info("somebody took it just now; another one is tried: %s", error, extra={"job": job.id})
+                port = await self._another_port(job, first)
+            else:
+                break
+        else:
+            reason = f"{first}: {_PORTS_TRIED} ports were free and then taken, one after the other"
+            raise LaunchRefused(Failure(Cause.PORT_IN_USE, reason, node=first, hint="who listens there? ss -ltnp"))
         if isinstance(found, Apart):
             raise LaunchRefused(Failure(Cause.START_FAILED, found.text, node=found.node, hint=found.hint))
         return Rendezvous(found.address, port, found.interfaces)
@@ -181,6 +188,11 @@ class Preflight:
             if error.cause != "no-port":
                 raise
             raise LaunchRefused(Failure(Cause.PORT_IN_USE, str(error), node=node)) from error
+
+    async def _another_port(self, job: Job, node: str) -> int:
+        link = await self._link(node)
+        await link.call("runs.free_port", self._params(node, job), timeout_s=self._watch.runs(node).answer_s)
+        return await self._reserve_port(job, node)
 
     async def _wanted(self, first: str) -> str | None:
         """The address that the user wants ranks to meet at, if it can be the first node's."""

@@ -202,6 +202,7 @@ class _Trial:
 
 def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
     """Until all are over. Those that nothing answers are given up soon after every target was reached somehow."""
+    began = time.monotonic()
     selector = selectors.DefaultSelector()
     for trial in trials:
         trial.begin()
@@ -209,8 +210,10 @@ def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
             selector.register(trial.socket, selectors.EVENT_WRITE, trial)
     wanted = {trial.key for trial in trials}
     reached: set[Tuple[str, int]] = set()
-    while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-        for key, _ in selector.select(left_s):
+    left_s = deadline - began
+    while selector.get_map() and left_s >= 0:
+        left_s = deadline - time.monotonic()  # may be over: what has come by then is still taken
+        for key, _ in selector.select(max(0.0, left_s)):
             trial = key.data
             events = trial.go_on()
             if trial.is_over:
@@ -221,4 +224,5 @@ def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
             if trial.success is not None and trial.key not in reached:
                 reached.add(trial.key)
                 if reached == wanted:
-                    deadline = min(deadline, time.monotonic() + settle_s)
+                    now = time.monotonic()
+                    deadline = min(deadline, now + max(settle_s, now - began))
