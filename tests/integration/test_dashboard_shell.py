@@ -204,6 +204,44 @@ def test_what_happens_before_a_page_listens_is_not_missed(dashboard: Dashboard, 
     wait_until(lambda: jobs[0] in late.evaluate("window.seen ?? []"), 30, "the event")
 
 
+def test_a_stream_that_is_taken_and_never_answered_is_asked_for_anew(dashboard: Dashboard, browser: Browser) -> None:
+    asked: list[str] = []
+
+    def hang_at_first(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) > 1:
+            route.continue_()
+
+    def hurry(route: Route) -> None:
+        body = route.fetch().text()
+        assert body.count("SILENT_MS = 15000") == 1
+        route.fulfill(content_type="text/javascript", body=body.replace("SILENT_MS = 15000", "SILENT_MS = 1000"))
+
+    with contexts(browser) as context:
+        context.add_init_script("delete window.SharedWorker")  # what those ask for cannot be held back
+        context.route("**/static/live-worker.js", hurry)
+        context.route(re.compile(r"/live(\?|$)"), hang_at_first)
+        is_live(dashboard.sign_in(context))
+        assert len(asked) == 2
+
+
+def test_a_worker_that_never_answers_is_replaced(dashboard: Dashboard, browser: Browser) -> None:
+    """As one may be that is being ended, because its last tab has gone."""
+    with contexts(browser) as context:
+        context.add_init_script("""
+            const Real = window.SharedWorker;
+            window.made = 0;
+            window.SharedWorker = function (...given) {
+              return window.made++ ? new Real(...given) : { port: new MessageChannel().port1 };
+            };
+        """)
+        page = dashboard.sign_in(context)
+        is_live(page)
+        assert page.evaluate("window.made") == 2
+        job = dashboard.submit("heard-once")
+        expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
+
+
 def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashboard, browser: Browser) -> None:
     with contexts(browser) as context:
         context.add_init_script("delete window.SharedWorker")

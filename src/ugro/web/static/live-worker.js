@@ -13,8 +13,9 @@ let completeFrom = null; // after this cursor, kept has everything
 let cursor = null;
 let source = null;
 let state = "connecting";
-let heardAt = 0;
+let heardAt = Date.now();
 let failures = 0;
+let openedAt = 0;
 
 function tell(message) {
   for (const port of ports) port.postMessage(message);
@@ -35,6 +36,7 @@ function hear() {
 function open() {
   const after = cursor === null ? "" : `?after=${cursor}`;
   let hasOpened = false;
+  openedAt = Date.now();
   source = new EventSource(`/live${after}`);
   source.onopen = () => {
     // The stream repeats events that were missed; of curves it says only that they grow.
@@ -81,12 +83,12 @@ function take(change) {
 
 function welcome(port, seen) {
   ports.add(port);
+  port.postMessage({ state, heardAt });
   if (source === null) {
     cursor = completeFrom = seen;
     open();
     return;
   }
-  port.postMessage({ state, heardAt });
   if (seen === null || cursor === null) return;
   if (completeFrom === null || seen < completeFrom) port.postMessage({ change: { cursor, again: true } });
   for (const change of kept) if (change.cursor > seen) port.postMessage({ change });
@@ -101,9 +103,10 @@ function listen(port) {
 }
 
 setInterval(() => {
-  if (state !== "live" || Date.now() - heardAt < SILENT_MS) return;
-  // A cable that was cut says nothing: only another connection can tell.
-  become("stale");
+  if (source === null || source.readyState === EventSource.CLOSED) return;
+  if (Date.now() - Math.max(heardAt, openedAt) < SILENT_MS) return;
+  // A cable that was cut says nothing, and neither does a server that took the call and hangs: only another one can tell.
+  if (state === "live") become("stale");
   failures += 1;
   source.close();
   open();

@@ -16,14 +16,39 @@ function seenByPage() {
   return meta ? Number(meta.getAttribute("content")) : null;
 }
 
+let patienceMs = 5000;
+let impatience = 0;
+let port = connect();
+
 function connect() {
   const script = "/static/live-worker.js";
   if ("SharedWorker" in window) return new SharedWorker(script, { name: "ugro live" }).port;
   return new Worker(script);
 }
 
-const port = connect();
-port.onmessage = ({ data }) => {
+function sayHello() {
+  port.onmessage = hear;
+  port.postMessage({ hello: cursor });
+  clearTimeout(impatience);
+  impatience = setTimeout(startAnew, patienceMs);
+}
+
+// A worker answers every hello. One that was being ended when we came, because its last tab had gone, may never do so.
+function startAnew() {
+  port.onmessage = null;
+  leave();
+  if ("terminate" in port) port.terminate();
+  patienceMs *= 2;
+  port = connect();
+  sayHello();
+}
+
+function leave() {
+  port.postMessage({ bye: true });
+}
+
+function hear({ data }) {
+  clearTimeout(impatience);
   if (data.state) {
     ({ state, heardAt } = data);
     for (const watch of watchers) watch(state, heardAt);
@@ -32,12 +57,13 @@ port.onmessage = ({ data }) => {
     cursor = data.change.cursor ?? cursor;
     for (const listen of listeners) listen(data.change);
   }
-};
+}
+
 // After the modules of the page have said what they listen to.
-setTimeout(() => port.postMessage({ hello: cursor }));
-window.addEventListener("pagehide", () => port.postMessage({ bye: true }));
+setTimeout(sayHello);
+window.addEventListener("pagehide", leave);
 window.addEventListener("pageshow", (event) => {
-  if (event.persisted) port.postMessage({ hello: cursor });
+  if (event.persisted) sayHello();
 });
 
 export const live = {
