@@ -25,6 +25,7 @@ from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab
 
 _LIMIT_S = 330
+_EPOCHS = 1  # of the GPT's
 _EPOCH = re.compile(rf"epoch ( \d) of {train.EPOCHS}  (loss .*)")
 
 pytestmark = pytest.mark.timeout(500)
@@ -62,7 +63,7 @@ def expect_no_trace(ugro: Ugro, scratch: Path) -> None:
 def test_the_same_training_is_shown_with_equal_and_with_measured_shares(ugro: Ugro) -> None:
     lab = Lab(StateDir(ugro.home))
     try:
-        done = ugro("demo", "--keep", timeout=_LIMIT_S)
+        done = ugro("demo", "--keep", "--epochs", str(_EPOCHS), timeout=_LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "until: ugro lab down" in done.stderr
         expect_balanced(done)
@@ -74,10 +75,13 @@ def test_the_same_training_is_shown_with_equal_and_with_measured_shares(ugro: Ug
 
         assert [node["name"] for node in document(ugro, "health")["nodes"]] == ["lab1", "lab2", "lab3"]
         commands = re.findall(r"^\$ ugro (launch .*)$", done.stderr, re.MULTILINE)
-        assert [command.split()[-1] for command in commands] == ["off", "adaptive"]
+        assert [command.split()[-4:] for command in commands] == [
+            [mode, "--", "--epochs", str(_EPOCHS)] for mode in ("off", "adaptive")
+        ]
         for number, command in enumerate(commands, start=1):
             spec = document(ugro, "status", str(number))["job"]["spec"]
-            assert document(ugro, *shlex.split(command), "--dry-run")["spec"] == spec
+            planned = ugro("launch", "--dry-run", "--json", *shlex.split(command)[1:])
+            assert json.loads(planned.stdout)["spec"] == spec
     finally:
         assert ugro("lab", "down").returncode == 0
     assert lab.processes() == {}
@@ -99,7 +103,7 @@ def expect_balanced(done: subprocess.CompletedProcess[str]) -> None:
     at = lines.index("run\tshares\tsamples/s\twaiting\tloss\tgain")
     equal, balanced = (line.split("\t") for line in lines[at + 1 :])
     assert (equal[0], equal[1], balanced[0]) == ("equal shares", "32 / 32 / 32", "balanced")
-    assert "every sample was seen once per epoch, 3 times in all" in done.stderr
+    assert f"every sample was seen once per epoch, {_EPOCHS} times in all" in done.stderr
     assert "Both learn the same" in done.stderr
 
 
@@ -107,8 +111,8 @@ def expect_same_training(equal: dict[str, Any], balanced: dict[str, Any]) -> Non
     for run in (equal, balanced):
         assert sorted(run["nodes"]) == ["lab1", "lab2", "lab3"]
         assert sum(run["shares"]) == 96
-        assert run["seen"] == [3, 3]
-        assert 0 < run["measured_steps"] < run["steps"] == 48
+        assert run["seen"] == [_EPOCHS, _EPOCHS]
+        assert 0 < run["measured_steps"] < run["steps"] == _EPOCHS * 16
         assert 0 <= run["waiting_ratio"] < 1
     assert equal["shares"] == [32, 32, 32]
     assert balanced["final_loss"] == pytest.approx(equal["final_loss"], abs=0.01)

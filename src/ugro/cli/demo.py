@@ -41,10 +41,11 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.option("--accident", is_flag=True, help="Another one: a rank is killed on the way, and the job goes on.")
 @click.option("--keep", is_flag=True, help="Leave the nodes up, in your own UGRO_HOME, to go on with.")
+@click.option("--epochs", type=click.IntRange(1), help="How long the GPT is trained; 3 by default.")
 @click.option("--gentle", is_flag=True, help="Do not go before the other programs of this machine.")
 @json_option
 @pass_session
-def demo(session: Session, accident: bool, keep: bool, gentle: bool) -> None:
+def demo(session: Session, accident: bool, keep: bool, epochs: int | None, gentle: bool) -> None:
     """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
 
     A small GPT is trained twice, with equal shares for all nodes and with shares that follow what is measured; it ends
@@ -61,7 +62,7 @@ def demo(session: Session, accident: bool, keep: bool, gentle: bool) -> None:
         client = stack.enter_context(lab.client())
         _show_health(output, client)
         is_balanced = not accident and _has_torch(output)
-        shown = _balance(output, lab, client) if is_balanced else _train(session, lab, client)
+        shown = _balance(output, lab, client, epochs) if is_balanced else _train(session, lab, client)
     elapsed_s = time.monotonic() - started
     if output.is_json:
         output.document({"demo": {**shown, "seconds": round(elapsed_s, 3), "kept": keep}})
@@ -101,13 +102,13 @@ def _has_torch(output: Output) -> bool:
     return False
 
 
-def _balance(output: Output, lab: Lab, client: Client) -> dict[str, object]:
+def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> dict[str, object]:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
         output.note(f"\nThis machine is busy (a load of {busy:.0f} on {cores} cores): figures are less steady.")
     output.note("\nOne command trains a small GPT on all three at once. First each gets as many samples as the others;")
     output.note("then as many as it can do in the same time, which is measured while it trains.")
-    trials = Comparison(output, client, len(_SPEEDS)).run()
+    trials = Comparison(output, client, len(_SPEEDS), epochs).run()
     if not output.is_json:
         output.note("\nWhere the time of a step goes, on average: █ computing, ░ waiting for slower nodes.\n")
         show_results(output, trials, _speeds(lab))

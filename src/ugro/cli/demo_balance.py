@@ -58,10 +58,11 @@ def has_torch() -> bool:
 
 
 class Comparison:
-    def __init__(self, output: Output, client: Client, nodes: int) -> None:
+    def __init__(self, output: Output, client: Client, nodes: int, epochs: int | None = None) -> None:
         self._output = output
         self._client = client
         self._nodes = nodes
+        self._args = [] if epochs is None else ["--epochs", str(epochs)]
         self._telling = Telling(output)
         self.trials: dict[str, Trial] = {}
 
@@ -72,8 +73,10 @@ class Comparison:
 
     def _train(self, mode: str) -> Trial:
         file = script(_SCRIPT)
-        show_command(self._output, f"ugro launch {shlex.quote(file)} --nodes {self._nodes} --balance {mode}")
-        job = self._client.jobs.submit(fields={"script": file, "nodes": str(self._nodes), "balance": mode})
+        words = ["ugro", "launch", file, "--nodes", str(self._nodes), "--balance", mode]
+        show_command(self._output, shlex.join([*words, *(["--", *self._args] if self._args else [])]))
+        fields = {"script": file, "args": self._args, "nodes": str(self._nodes), "balance": mode}
+        job = self._client.jobs.submit(fields=fields)
         self._output.progress("the ranks start: slow nodes take their time to load PyTorch")
         written = b""
         result: Result | None = None
