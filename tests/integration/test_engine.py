@@ -37,10 +37,10 @@ def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Rig) -> None:
             bad = (await store.jobs.submit(command("sh", "-c", "echo bye; exit 7"), "ann", "k2")).job
             good, bad = await until(store, good, is_final), await until(store, bad, is_final)
             assert (good.state, good.exit_code) == (JobState.SUCCEEDED, 0)
-            assert place.log(good) == "hello\noops\n"
+            assert await place.log(good) == "hello\noops\n"
             assert (bad.state, bad.exit_code) == (JobState.FAILED, 7)
             assert "rank 0 on n1" in bad.reason
-            assert place.log(bad) == "bye\n"
+            assert await place.log(bad) == "bye\n"
 
     in_loop(work())
 
@@ -74,7 +74,7 @@ def test_every_rank_of_a_gang_gets_torchruns_environment(rig: Rig, tmp_path: Pat
             job = await until(store, (await store.jobs.submit(spec, "ann", "k")).job, is_final)
             assert job.state is JobState.SUCCEEDED, job.reason
             for rank in range(3):
-                assert place.log(job, rank) == f"{rank} 3 0 127.0.0.1\nTrue {job.id} True\n"
+                assert await place.log(job, rank) == f"{rank} 3 0 127.0.0.1\nTrue {job.id} True\n"
 
     in_loop(work())
 
@@ -113,7 +113,7 @@ def test_jobs_never_notice_that_their_agent_was_gone(rig: Rig, tmp_path: Path) -
             gate.touch()
             ended = await until(store, job, is_final)
             assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)
-            assert place.log(ended) == "end\n"
+            assert await place.log(ended) == "end\n"
 
     job = asyncio.run(before())
     in_loop(after(job))

@@ -50,7 +50,7 @@ def test_a_job_goes_on_while_its_node_is_away_and_its_end_is_read_when_it_is_bac
             place.heal(node)
             ended = await until(store, job, is_final)
             assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)
-            assert place.log(ended).split() == [str(number) for number in range(1, 1001)]
+            assert (await place.log(ended)).split() == [str(number) for number in range(1, 1001)]
 
     in_loop(work())
     assert ledger.read_text().count("begun") == 1

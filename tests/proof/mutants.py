@@ -307,8 +307,8 @@ MUTANTS = (
     Mutant(
         "the logs of small commands are not kept before they are removed",
         (
-            Edit(_LIGHT, "        await self._home.keep_logs(told)\n", ""),
-            Edit(_LIGHT, "        await self._home.make_logs_last(node, told)\n", ""),
+            Edit("src/ugro/store/jobs.py", "    freshlogs.put(db, log)\n", ""),
+            Edit(_LIGHT, "            await self._home.settle_logs(node, told)\n", ""),
         ),
         CRASHES,
     ),

@@ -66,7 +66,7 @@ class EngineRig:
         checkpoints = Checkpoints(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
         results = Results(self.folder / "jobs", cluster.inventory.get, identity)
-        home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
+        home = self._home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
         engine = Engine(store.jobs, watch, launching, snapshots, home)
         task = asyncio.create_task(engine.run())
         try:
@@ -78,7 +78,9 @@ class EngineRig:
             await cluster.inventory.close()
             await store.close()
 
-    def log(self, job: Job, rank: int = 0) -> str:
+    async def log(self, job: Job, rank: int = 0) -> str:
+        """As somebody reads it while the agent runs."""
+        await self._home.fresh.show(job.id)
         return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
 
     def processes(self, attempt: int | None = None) -> list[int]:

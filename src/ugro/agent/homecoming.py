@@ -9,12 +9,13 @@ from functools import partial
 
 from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.environments import Environments
+from ugro.agent.freshlogs import FreshLogs
 from ugro.agent.launching import ExtraEnv
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.results import Results, Run
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.threads import to_the_end
-from ugro.core.errors import NotFound
+from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
@@ -50,6 +51,7 @@ class Homecoming:
         self._jobs = jobs
         self._watch = watch
         self._logs = logs
+        self.fresh = FreshLogs(jobs, logs)
         self.checkpoints = checkpoints
         self.results = results
         self._environments = environments
@@ -127,6 +129,11 @@ class Homecoming:
 
     async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
+        try:
+            await self.fresh.show(job)
+        except UgroError as error:
+            log.error("%s", error, extra={"job": job, "node": node, "attempt": attempt})
+            return False
         ranks = status.known_ranks or await self._planned_ranks(node, status)
         for rank in ranks:
             self._logs.follow(node, job, attempt, rank)
@@ -139,27 +146,9 @@ class Homecoming:
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
-    async def keep_logs(self, told: Sequence[RunStatus]) -> None:
-        """The logs that came with the news of their runs' end."""
-
-        def write() -> None:
-            for status in told:
-                self._logs.keep(int(status.job), status.attempt, status.logs or ())
-
-        await self._logs.let_go(
-            (int(status.job), status.attempt, rank) for status in told for rank, _ in status.logs or ()
-        )
-        await to_the_end(write)
-        self._logs.changed.notify()
-
-    async def make_logs_last(self, node: str, told: Sequence[RunStatus]) -> None:
-        """Before the node forgets its own."""
-
-        def sync() -> None:
-            for status in told:
-                self._logs.sync(int(status.job), status.attempt, status.known_ranks)
-
-        await to_the_end(sync)
+    async def settle_logs(self, node: str, told: Sequence[RunStatus]) -> None:
+        """Those that came with the news of their runs' end, before the node forgets its own."""
+        await self.fresh.settle(int(status.job) for status in told)
         self._complete |= {(node, int(status.job), status.attempt) for status in told}
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:

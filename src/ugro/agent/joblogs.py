@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.freshlogs import FreshLogs
 from ugro.agent.logindex import LogIndex, last_lines, line_begin
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.signal import Signal, wait_for_any
@@ -46,9 +47,10 @@ class Selection:
 
 
 class JobLogs:
-    def __init__(self, jobs: JobStore, mirror: LogMirror, moved: Signal, look: Look) -> None:
+    def __init__(self, jobs: JobStore, fresh: FreshLogs, moved: Signal, look: Look) -> None:
         self._jobs = jobs
-        self._mirror = mirror
+        self._mirror = fresh.mirror
+        self._fresh = fresh
         self._moved = moved
         self._look = look
         self.is_ending = False
@@ -75,6 +77,7 @@ class JobLogs:
             # Looked at before the logs: what was written until its end is then surely read.
             if reading.is_due(self._moved):
                 reading.job = await self._look(number)
+            await self._fresh.show(number)
             frames = await asyncio.to_thread(reading.read)
             has_opened = not frames and await reading.open_streams()
             frames += reading.moves(is_drained=not frames)
