@@ -176,6 +176,8 @@ class Chaos:
         job: Job = self._ask(lambda client: client.jobs.get(self.book.jobs[token]))
         self._reasons[token] = f"{job.state} in attempt {job.attempt}: {job.reason}"
         if job.is_final:
+            # As a user does: only then what small commands wrote is in files, at which the judge looks.
+            self._ask(lambda client: list(client.jobs.logs(job.id)))
             self.finals[token] = Final(str(job.state), job.attempt, job.exit_code)
 
     def _wake(self) -> None:

@@ -377,9 +377,6 @@ class ModelMirror:
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
         return
 
-    def sync(self, job: int, attempt: int, ranks: Sequence[int]) -> None:
-        return
-
     async def finish(self, job: int, attempt: int, ranks: Sequence[int], timeout_s: float) -> bool:
         await asyncio.sleep(0)
         return True

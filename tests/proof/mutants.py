@@ -305,10 +305,9 @@ MUTANTS = (
         CRASHES,
     ),
     Mutant(
-        "the logs of small commands are not kept before they are removed",
+        "the logs of small commands are not recorded with their end",
         (
-            Edit("src/ugro/store/jobs.py", "    freshlogs.put(db, log)\n", ""),
-            Edit(_LIGHT, "            await self._home.settle_logs(node, told)\n", ""),
+            Edit("src/ugro/store/jobs.py", "    smalllogs.put(db, log)\n", ""),
         ),
         CRASHES,
     ),

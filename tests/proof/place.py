@@ -102,6 +102,10 @@ class Place:
     def job(self, token: str, home: Path | None = None) -> Job:
         return self.ask(lambda client: client.jobs.get(self.book.jobs[token]), home)
 
+    def read_logs(self, token: str, home: Path | None = None) -> None:
+        """As a user does: only then what small commands wrote is in files, at which the judge looks."""
+        self.ask(lambda client: list(client.jobs.logs(self.book.jobs[token])), home)
+
     def ask(self, question: Callable[[Client], T], home: Path | None = None) -> T:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
@@ -143,6 +147,7 @@ class Place:
             for token in self.book.jobs.keys() - ended.keys():
                 job = self.job(token, home)
                 if job.is_final:
+                    self.read_logs(token, home)
                     ended[token] = Final(str(job.state), job.attempt, job.exit_code)
                 else:
                     waits.append(f"{token}: {job.state} in attempt {job.attempt}: {job.reason}")

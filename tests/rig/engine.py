@@ -80,7 +80,7 @@ class EngineRig:
 
     async def log(self, job: Job, rank: int = 0) -> str:
         """As somebody reads it while the agent runs."""
-        await self._home.fresh.show(job.id)
+        await self._home.small_logs.show(job.id)
         return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
 
     def processes(self, attempt: int | None = None) -> list[int]:

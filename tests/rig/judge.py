@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -21,8 +20,6 @@ from tests.rig import witness
 from tests.rig.waiting import is_alive, processes_with_variable
 
 MARK = "UGRO_RUN_DIR"
-_LOGS_S = 15.0
-_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -159,12 +156,7 @@ def judge(book: Book, ledger: Ledger, finals: Mapping[str, Final], home: Path) -
         if token in book.jobs:
             own = [entry for entry in entries if entry.token == token]
             _judge_job(verdict, book, task, own, finals.get(token))
-    logs = _judge_logs(book, entries, home)
-    deadline = time.monotonic() + _LOGS_S  # a small command's log is in the database first, and then in its file
-    while logs.logs and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-        logs = _judge_logs(book, entries, home)
-    verdict.logs, verdict.whole_logs, verdict.log_bytes = logs.logs, logs.whole_logs, logs.log_bytes
+    _judge_logs(verdict, book, entries, home)
     return verdict
 
 
@@ -233,8 +225,7 @@ def _judge_job(verdict: Verdict, book: Book, task: Task, own: list[Entry], final
         verdict.untrue.append(f"{task.token} was cancelled and is called {final.state}")
 
 
-def _judge_logs(book: Book, entries: list[Entry], home: Path) -> Verdict:
-    verdict = Verdict()
+def _judge_logs(verdict: Verdict, book: Book, entries: list[Entry], home: Path) -> None:
     ended = {(entry.job, entry.attempt, entry.rank) for entry in entries if entry.event == "end"}
     for entry in entries:
         if entry.event != "begin" or entry.token not in book.tasks:
@@ -251,7 +242,6 @@ def _judge_logs(book: Book, entries: list[Entry], home: Path) -> Verdict:
             how = "differs" if place is not None else "is cut" if file.exists() else "is missing"
             verdict.logs.append(f"{file.relative_to(home)} of {task.token} {how} at {place or len(found)}; "
                                 f"{len(found)} of {len(expected)} bytes are there")
-    return verdict
 
 
 def _command(pid: int) -> str:

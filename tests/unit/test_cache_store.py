@@ -10,8 +10,8 @@ from tests.rig.stores import in_store
 from ugro.core.environment import Environment
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.database import Store
-from ugro.store.freshlogs import FreshLog
 from ugro.store.jobs import About
+from ugro.store.smalllogs import SmallLog
 
 SPEC = JobSpec("train", ("true",), is_cached=True)
 KEYED = About(cache_key="k")
@@ -20,7 +20,7 @@ KEYED = About(cache_key="k")
 async def done(store: Store, key: str, about: About = KEYED) -> Job:
     job = (await store.jobs.submit(SPEC, "ann", key, about)).job
     started = await store.jobs.start(job, Placement((Share("n1"),)), "free")
-    [finished] = await store.jobs.finish_many([(started, FreshLog(started.id, started.attempt, ()))])
+    [finished] = await store.jobs.finish_many([(started, SmallLog(started.id, started.attempt, ()))])
     assert isinstance(finished, Job)
     return finished
 

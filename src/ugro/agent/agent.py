@@ -124,7 +124,7 @@ class Agent:
         self._profiling = Profiling(self.home.jobs, jobs, watch)
         engine = self._engine = Engine(jobs, watch, launching, snapshots, home)
         submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(jobs, engine, snapshots, home.fresh, launching, submitting)
+        self._job_service = JobService(jobs, engine, snapshots, home.small_logs, launching, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, snapshots
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.environments import Environments
-from ugro.agent.freshlogs import FreshLogs
 from ugro.agent.launching import ExtraEnv
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.results import Results, Run
 from ugro.agent.runwatch import RunWatch
+from ugro.agent.smalllogs import SmallLogs
 from ugro.agent.threads import to_the_end
-from ugro.core.errors import NotFound, UgroError
+from ugro.core.errors import NotFound
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
+from ugro.store.smalllogs import SmallLog
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Homecoming:
         self._jobs = jobs
         self._watch = watch
         self._logs = logs
-        self.fresh = FreshLogs(jobs, logs)
+        self.small_logs = SmallLogs(jobs, logs)
         self.checkpoints = checkpoints
         self.results = results
         self._environments = environments
@@ -129,11 +130,6 @@ class Homecoming:
 
     async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
-        try:
-            await self.fresh.show(job)
-        except UgroError as error:
-            log.error("%s", error, extra={"job": job, "node": node, "attempt": attempt})
-            return False
         ranks = status.known_ranks or await self._planned_ranks(node, status)
         for rank in ranks:
             self._logs.follow(node, job, attempt, rank)
@@ -146,10 +142,9 @@ class Homecoming:
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
-    async def settle_logs(self, node: str, told: Sequence[RunStatus]) -> None:
-        """Those that came with the news of their runs' end, before the node forgets its own."""
-        await self.fresh.settle(int(status.job) for status in told)
-        self._complete |= {(node, int(status.job), status.attempt) for status in told}
+    async def let_go(self, logs: Iterable[SmallLog]) -> None:
+        """All that these commands wrote is known: nobody has to fetch it."""
+        await self._logs.let_go((log.job, log.attempt, rank) for log in logs for rank, _ in log.ranks)
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
         """The run is removed there: nobody will ask any more."""

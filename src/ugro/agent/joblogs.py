@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ugro.agent.freshlogs import FreshLogs
 from ugro.agent.logindex import LogIndex, last_lines, line_begin
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.signal import Signal, wait_for_any
+from ugro.agent.smalllogs import SmallLogs
 from ugro.core.codec import dumps
 from ugro.core.errors import NotFound, Unreachable
 from ugro.core.job import Attempt, Job, Launcher
@@ -47,10 +47,10 @@ class Selection:
 
 
 class JobLogs:
-    def __init__(self, jobs: JobStore, fresh: FreshLogs, moved: Signal, look: Look) -> None:
+    def __init__(self, jobs: JobStore, small: SmallLogs, moved: Signal, look: Look) -> None:
         self._jobs = jobs
-        self._mirror = fresh.mirror
-        self._fresh = fresh
+        self._mirror = small.mirror
+        self._small = small
         self._moved = moved
         self._look = look
         self.is_ending = False
@@ -72,12 +72,15 @@ class JobLogs:
     async def frames(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
         reading = _Reading(self._jobs, self._mirror, await self._look(number), wanted)
         yield wire.message(wire.CALL, 0, {"job": number, "from_attempt": reading.from_attempt})
+        is_shown = False
         while not self.is_ending:
             seen = {self._mirror.changed: self._mirror.changed.count, self._moved: self._moved.count}
             # Looked at before the logs: what was written until its end is then surely read.
             if reading.is_due(self._moved):
                 reading.job = await self._look(number)
-            await self._fresh.show(number)
+            if reading.job.is_final and not is_shown:
+                await self._small.show(number)
+                is_shown = True
             frames = await asyncio.to_thread(reading.read)
             has_opened = not frames and await reading.open_streams()
             frames += reading.moves(is_drained=not frames)

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 from ugro.agent.crashpoint import point
 from ugro.agent.engine import Engine
-from ugro.agent.freshlogs import FreshLogs
 from ugro.agent.joblogs import JobLogs, Selection, agent_stops
 from ugro.agent.jobplan import Previewer, Previews
+from ugro.agent.smalllogs import SmallLogs
 from ugro.agent.snapshot import Snapshots
 from ugro.agent.submitting import Needs, Submit, Submitting, Taken
 from ugro.core.errors import NotAllowed, NotFound
@@ -41,18 +41,18 @@ class JobService:
         jobs: JobStore,
         engine: Engine,
         snapshots: Snapshots,
-        fresh: FreshLogs,
+        small: SmallLogs,
         launching: Previewer,
         submitting: Submitting,
     ) -> None:
         self._jobs = jobs
-        self._fresh = fresh
+        self._small = small
         self._engine = engine
         self._snapshots = snapshots
         self._submitting = submitting
         self._previews = Previews(jobs, snapshots, launching)
         self._reasons = _Reasons(engine, snapshots)
-        self._logs = JobLogs(jobs, fresh, engine.changed, self._look)
+        self._logs = JobLogs(jobs, small, engine.changed, self._look)
 
     def end_streams(self) -> None:
         """The agent stops: whoever follows something is told so, and keeps nobody waiting."""
@@ -194,7 +194,7 @@ class JobService:
 
     async def make_readable(self, number: int) -> None:
         """Before the files of a job's logs are opened."""
-        await self._fresh.show(number)
+        await self._small.show(number)
 
     async def check_logs(self, word: str, wanted: Selection) -> Job:
         job = await self.find(word)

@@ -21,8 +21,8 @@ from ugro.agent.work import Work
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, Launcher
 from ugro.nodes.runs import RunStatus
-from ugro.store.freshlogs import FreshLog
 from ugro.store.jobs import JobStore, StaleMove
+from ugro.store.smalllogs import SmallLog
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ class Light:
         self._since: dict[tuple[int, int], float] = {}
         self._resting: dict[tuple[int, int], float] = {}  # until when it is not asked for again
         self._batches = 0
-        self._has_looked_back = False
         self.on_end: Callable[[], None] = lambda: None  # some have ended, and others may start
 
     def start(self, job: Job, node: str) -> None:
@@ -115,9 +114,6 @@ class Light:
             self._begin(jobs, partial(self._start_many, node), self._being_started)
         for node, jobs in ends.items():
             self._begin(jobs, partial(self._finish_many, node), self._being_ended)
-        if not self._has_looked_back:
-            self._has_looked_back = True
-            self._work.do(("logs of small commands that an agent before us ended",), self._home.fresh.settle_all)
         if _now() - self._ended_at > _CALM_S or sum(map(len, self._left.values())) > _MOST_LEFT:
             left, self._left = self._left, {}
             for node, told in left.items():
@@ -159,8 +155,8 @@ class Light:
     async def _finish_many(self, node: str, jobs: Sequence[Job]) -> None:
         told = [self._last_words[job.id, job.attempt] for job in jobs]
         point("many.ended")
-        logs = [FreshLog(job.id, job.attempt, status.logs or ()) for job, status in zip(jobs, told, strict=True)]
-        await self._home.fresh.take(logs)
+        logs = [SmallLog(job.id, job.attempt, status.logs or ()) for job, status in zip(jobs, told, strict=True)]
+        await self._home.let_go(logs)
         point("many.logged")
         ended = await self._jobs.finish_many(zip(jobs, logs, strict=True))
         point("many.recorded")
@@ -171,10 +167,6 @@ class Light:
                 self._being_removed.add((outcome.id, outcome.attempt))
                 self._left.setdefault(node, []).append(status)
         self._ended_at = _now()
-        # Those that were told to end meanwhile are recorded without it.
-        await self._home.fresh.settle(
-            job.id for job, outcome in zip(jobs, ended, strict=True) if not isinstance(outcome, Job)
-        )
         for outcome in ended:
             # One that was told to end meanwhile goes the usual way.
             if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
@@ -187,8 +179,6 @@ class Light:
     async def _remove(self, node: str, told: Sequence[RunStatus]) -> None:
         runs = [(int(status.job), status.attempt) for status in told]
         try:
-            await self._home.settle_logs(node, told)
-            point("many.lasting")
             results = await self._watch.runs(node).remove_many(runs)
         except UgroError as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})

@@ -61,7 +61,7 @@ class LogMirror:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
-        """Whole logs of a run that has ended, as they came with the news of it; they last after ``sync``. Blocks."""
+        """Whole logs of a run that has ended, as they came with the news of it. Blocks."""
         for rank, content in logs:
             path = self.path(job, attempt, rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,18 +72,6 @@ class LogMirror:
                     _write(descriptor, content, 0)
                 elif content[size:]:
                     _Writer(descriptor, LogIndexWriter(path)).write(Piece(size, content[size:]))
-            finally:
-                os.close(descriptor)
-
-    def sync(self, job: int, attempt: int, ranks: Iterable[int]) -> None:
-        """Blocks."""
-        for rank in ranks:
-            try:
-                descriptor = os.open(self.path(job, attempt, rank), os.O_RDONLY)
-            except FileNotFoundError:  # removed, meanwhile, by whoever owns the results
-                continue
-            try:
-                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
 

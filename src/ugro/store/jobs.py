@@ -32,10 +32,10 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
-from ugro.store import freshlogs
+from ugro.store import smalllogs
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
-from ugro.store.freshlogs import FreshLog
+from ugro.store.smalllogs import SmallLog
 
 log = logging.getLogger(__name__)
 _LARGEST_ID = 2**63 - 1
@@ -117,16 +117,13 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish_many(self, ended: Iterable[tuple[Job, FreshLog]]) -> list[Job | Exception]:
+    async def finish_many(self, ended: Iterable[tuple[Job, SmallLog]]) -> list[Job | Exception]:
         """They have done all they were to do. Of each its last two moves at once, or what is against them."""
         return await self._database.run_each((partial(_finish, job=job, log=log) for job, log in ended), self._tell)
 
-    async def fresh_logs(self) -> list[FreshLog]:
-        """Of those that have ended so, as far as they are not known to be in files."""
-        return await self._database.run(freshlogs.read_all)
-
-    async def forget_fresh_logs(self, jobs: Sequence[int]) -> None:
-        await self._database.run(lambda db: freshlogs.forget(db, jobs))
+    async def small_log(self, job: int) -> SmallLog | None:
+        """Of one that has ended so."""
+        return await self._database.run(lambda db: smalllogs.read(db, job))
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
         """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
@@ -322,14 +319,14 @@ def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, c
     return moved
 
 
-def _finish(db: sqlite3.Connection, job: Job, log: FreshLog) -> Job:
+def _finish(db: sqlite3.Connection, job: Job, log: SmallLog) -> Job:
     """As two moves, of which nobody could ever see the first alone."""
     reason = "every rank ended with 0"
     current = _current(db, job)
     check_move(current.state, JobState.STOPPING)
     stopping = replace(current, state=JobState.STOPPING, ending=Ending.DONE)
     _note(db, JobState.STOPPING, reason, stopping, None)
-    freshlogs.put(db, log)
+    smalllogs.put(db, log)
     return _moved(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
 
 

@@ -1,5 +1,5 @@
--- Logs of small commands that have ended, until they are in files.
-CREATE TABLE fresh_logs (
+-- What small commands wrote, recorded with their end. Files are made of it when somebody reads it.
+CREATE TABLE small_logs (
     job     INTEGER NOT NULL REFERENCES jobs (id),
     attempt INTEGER NOT NULL,
     rank    INTEGER NOT NULL,

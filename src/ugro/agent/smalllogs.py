@@ -1,0 +1,32 @@
+"""Logs that came with the news of a small command's end. They are recorded with that end, in one commit, and become
+files when somebody wants to read them: to make folders and files takes longer than most such commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from ugro.agent.logmirror import LogMirror
+from ugro.agent.threads import to_the_end
+from ugro.core.errors import UgroError
+from ugro.store.jobs import JobStore
+
+
+class SmallLogs:
+    def __init__(self, jobs: JobStore, mirror: LogMirror) -> None:
+        self.mirror = mirror
+        self._jobs = jobs
+        self._lock = asyncio.Lock()
+
+    async def show(self, job: int) -> None:
+        """Before the files of a job that has ended are read."""
+        log = await self._jobs.small_log(job)
+        if log is None:
+            return
+        try:
+            async with self._lock:
+                await to_the_end(partial(self.mirror.keep, log.job, log.attempt, log.ranks))
+        except OSError as error:
+            hint = "nothing is lost: the database has it"
+            raise UgroError(f"the log cannot be written: {error}", hint=hint) from error
