@@ -1,7 +1,7 @@
 """Many small jobs, and one: UGRO's queue against others', in turn, in one run.
 
-UGRO is done when its client is told that every job has ended and every output has come home complete: stricter than
-what is asked of the peers.
+UGRO is done when its client is told that every job has ended, and every output has come home and is on disk, in the
+database: a file is made of it when it is read first.
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ class _UgroQueue:
         subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=_LIMIT_S, cwd=self._empty)
         job = self._client.jobs.wait("last", timeout_s=_LIMIT_S)
         return float(output_of(self._client, job.id)) - started
-
 
     def _fields(self, *command: str) -> dict[str, object]:
         return {"command": list(command), "cpus": "0", "workdir": str(self._empty)}

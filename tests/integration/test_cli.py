@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -451,8 +450,10 @@ def test_calls_can_be_made_while_a_command_streams(client: Client) -> None:
 
 
 def test_leaving_an_iterator_ends_its_command(client: Client, farm: SshdFarm) -> None:
-    running = client.exec(["n001"], ["sleep", "1000"], key="mine")
-    [ended] = list(cancelling(client, running))
+    running = client.exec(["n001"], ["sh", "-c", "echo here; exec sleep 1000"], key="mine")
+    assert isinstance(next(running), Output)
+    client.cancel("mine")
+    [ended] = [event for event in running if isinstance(event, Ended)]
     assert ended.signal == signal.SIGTERM
     abandoned = client.exec(["n001"], ["sh", "-c", "echo $$; exec sleep 1000"])
     first = next(abandoned)
@@ -460,26 +461,6 @@ def test_leaving_an_iterator_ends_its_command(client: Client, farm: SshdFarm) ->
     abandoned.close()
     pid = int(first.content)
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the command to end")
-
-
-def cancelling(client: Client, running: Any) -> Iterator[Ended]:
-    """Cancels as soon as the agent knows of the command."""
-    import threading
-
-    def cancel() -> None:
-        def is_cancelled() -> bool:
-            try:
-                client.cancel("mine")
-            except NotFound:
-                return False
-            return True
-
-        wait_until(is_cancelled, 10, "the command to be known")
-
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    yield from (event for event in running if isinstance(event, Ended))
-    thread.join()
 
 
 def test_a_long_lived_client_survives_its_agent(client: Client, ugro: Ugro) -> None:

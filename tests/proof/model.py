@@ -374,7 +374,7 @@ class ModelMirror:
     async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
         await asyncio.sleep(0)
 
-    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]], ended_unix_s: float) -> None:
         return
 
     async def finish(self, job: int, attempt: int, ranks: Sequence[int], timeout_s: float) -> bool:

@@ -13,6 +13,7 @@ from ugro.agent.logmirror import LogMirror
 from ugro.agent.smalllogs import SmallLogs
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
+from ugro.core.moment import unix_seconds
 from ugro.store.database import Store
 from ugro.store.smalllogs import SmallLog
 
@@ -48,12 +49,15 @@ def test_it_is_in_a_file_when_somebody_reads_it_and_not_before(tmp_path: Path, c
         logs = small_logs(store, tmp_path)
         await asyncio.gather(*(logs.show(job.id) for _ in range(8)))
         assert log_file(tmp_path, job).read_bytes() == content
+        # It is as old as the job, however late it is read.
+        assert job.ended_at is not None
+        assert log_file(tmp_path, job).stat().st_mtime == pytest.approx(unix_seconds(job.ended_at), abs=0.001)
 
     in_store(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("there", [b"", b"all ", CONTENT])
-def test_of_what_was_followed_before_only_the_rest_is_written(tmp_path: Path, there: bytes) -> None:
+@pytest.mark.parametrize("there", [b"", b"all ", CONTENT, b"all \0\0 it\n", b"\0" * 20])
+def test_what_is_there_already_is_completed_or_mended(tmp_path: Path, there: bytes) -> None:
     async def scenario(store: Store) -> None:
         job = await ended(store)
         file = log_file(tmp_path, job)
@@ -70,7 +74,7 @@ def test_a_disk_that_takes_no_file_costs_no_log(tmp_path: Path) -> None:
         folder = tmp_path / "jobs"
         folder.write_text("in the way")
         job = await ended(store)
-        with pytest.raises(UgroError, match="the log cannot be written"):
+        with pytest.raises(UgroError, match="cannot be written"):
             await small_logs(store, folder).show(job.id)
         folder.unlink()
         await small_logs(store, folder).show(job.id)

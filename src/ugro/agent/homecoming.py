@@ -15,7 +15,7 @@ from ugro.agent.results import Results, Run
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.smalllogs import SmallLogs
 from ugro.agent.threads import to_the_end
-from ugro.core.errors import NotFound
+from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
@@ -130,6 +130,7 @@ class Homecoming:
 
     async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
+        await self.show_logs(job)
         ranks = status.known_ranks or await self._planned_ranks(node, status)
         for rank in ranks:
             self._logs.follow(node, job, attempt, rank)
@@ -141,6 +142,13 @@ class Homecoming:
         if plan is None:  # nothing was started there, or a plain command, which has but one
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
+
+    async def show_logs(self, job: int) -> None:
+        """What a small command wrote becomes a file; that this cannot be done is no reason to tell nothing else."""
+        try:
+            await self.small_logs.show(job)
+        except UgroError as error:
+            log.warning("%s", error, extra={"job": job})
 
     async def let_go(self, logs: Iterable[SmallLog]) -> None:
         """All that these commands wrote is known: nobody has to fetch it."""

@@ -50,8 +50,8 @@ class ResultService:
         if attempt is not None and number not in tries:
             raise NotFound(f"job {job.id} has no attempt {attempt}", hint=f"it has {len(tries)}")
         if job.attempt:
+            await self._home.show_logs(job.id)
             await self._home.describe(job.id)
-        await self._home.small_logs.show(job.id)
         nodes = tries.get(number, ())
         parts = [
             await asyncio.to_thread(self._node, job, number, node, is_first=node == nodes[0]) for node in nodes

@@ -18,7 +18,7 @@ from ugro.agent.logmirror import LogMirror
 from ugro.agent.signal import Signal, wait_for_any
 from ugro.agent.smalllogs import SmallLogs
 from ugro.core.codec import dumps
-from ugro.core.errors import NotFound, Unreachable
+from ugro.core.errors import NotFound, UgroError, Unreachable
 from ugro.core.job import Attempt, Job, Launcher
 from ugro.core.plan import Plan
 from ugro.remote import wire
@@ -79,7 +79,11 @@ class JobLogs:
             if reading.is_due(self._moved):
                 reading.job = await self._look(number)
             if reading.job.is_final and not is_shown:
-                await self._small.show(number)
+                try:
+                    await self._small.show(number)
+                except UgroError as error:
+                    yield wire.message(wire.ERROR, 0, error.to_wire())
+                    return
                 is_shown = True
             frames = await asyncio.to_thread(reading.read)
             has_opened = not frames and await reading.open_streams()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -167,9 +168,11 @@ class Light:
                 self._being_removed.add((outcome.id, outcome.attempt))
                 self._left.setdefault(node, []).append(status)
         self._ended_at = _now()
-        for outcome in ended:
-            # One that was told to end meanwhile goes the usual way.
-            if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
+        for outcome, written in zip(ended, logs, strict=True):
+            # One that was told to end meanwhile goes the usual way; what it wrote is at hand.
+            if isinstance(outcome, StaleMove):
+                await self._home.small_logs.keep(written, time.time())
+            elif isinstance(outcome, Exception):
                 raise outcome
 
     async def _remove_all(self, node: str, told: Sequence[RunStatus]) -> None:

@@ -22,12 +22,12 @@ class LogIndexWriter:
         self._path = index_path(log)
         self._noted_at = float("-inf")
 
-    def note(self, size: int, offset: int) -> None:
-        """Before bytes are written at ``offset`` of a log that has ``size`` so far."""
+    def note(self, size: int, offset: int, came_unix_s: float | None = None) -> None:
+        """Before bytes are written at ``offset`` of a log that has ``size`` so far; they came now, or then."""
         lines = f"gap {size} {offset}\n" if offset > size else ""
         if time.monotonic() - self._noted_at >= EVERY_S:
             self._noted_at = time.monotonic()
-            lines += f"time {time.time():.3f} {offset}\n"
+            lines += f"time {came_unix_s or time.time():.3f} {offset}\n"
         if lines:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:

@@ -60,18 +60,25 @@ class LogMirror:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]]) -> None:
-        """Whole logs of a run that has ended, as they came with the news of it. Blocks."""
+    def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]], ended_unix_s: float) -> None:
+        """Whole logs of a run that ended then, as they came with the news of it. Blocks."""
         for rank, content in logs:
             path = self.path(job, attempt, rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                size = os.fstat(descriptor).st_size
-                if size == 0:  # it came at once, when the file says so: there is nothing to note beside it
+                there = os.pread(descriptor, len(content) + 1, 0)
+                if there == content and content:
+                    continue
+                if not there:  # it came at once, when the file says so: there is nothing to note beside it
                     _write(descriptor, content, 0)
-                elif content[size:]:
-                    _Writer(descriptor, LogIndexWriter(path)).write(Piece(size, content[size:]))
+                    os.utime(descriptor, (ended_unix_s, ended_unix_s))
+                elif content.startswith(there):
+                    LogIndexWriter(path).note(len(there), len(there), ended_unix_s)
+                    _write(descriptor, content[len(there) :], len(there))
+                else:  # what a power cut left of it
+                    _write(descriptor, content, 0)
+                    os.ftruncate(descriptor, len(content))
             finally:
                 os.close(descriptor)
 

@@ -10,7 +10,9 @@ from functools import partial
 from ugro.agent.logmirror import LogMirror
 from ugro.agent.threads import to_the_end
 from ugro.core.errors import UgroError
+from ugro.core.moment import unix_seconds
 from ugro.store.jobs import JobStore
+from ugro.store.smalllogs import SmallLog
 
 
 class SmallLogs:
@@ -21,12 +23,15 @@ class SmallLogs:
 
     async def show(self, job: int) -> None:
         """Before the files of a job that has ended are read."""
-        log = await self._jobs.small_log(job)
-        if log is None:
-            return
+        found = await self._jobs.small_log(job)
+        if found is not None:
+            log, ended_at = found
+            await self.keep(log, unix_seconds(ended_at))
+
+    async def keep(self, log: SmallLog, ended_unix_s: float) -> None:
         try:
             async with self._lock:
-                await to_the_end(partial(self.mirror.keep, log.job, log.attempt, log.ranks))
+                await to_the_end(partial(self.mirror.keep, log.job, log.attempt, log.ranks, ended_unix_s))
         except OSError as error:
-            hint = "nothing is lost: the database has it"
-            raise UgroError(f"the log cannot be written: {error}", hint=hint) from error
+            hint = "nothing is lost: it is written when there is room"
+            raise UgroError(f"the log of job {log.job} cannot be written: {error}", hint=hint) from error

@@ -121,8 +121,8 @@ class JobStore:
         """They have done all they were to do. Of each its last two moves at once, or what is against them."""
         return await self._database.run_each((partial(_finish, job=job, log=log) for job, log in ended), self._tell)
 
-    async def small_log(self, job: int) -> SmallLog | None:
-        """Of one that has ended so."""
+    async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
+        """Of one that has ended so, and when."""
         return await self._database.run(lambda db: smalllogs.read(db, job))
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:

@@ -22,7 +22,14 @@ def put(db: sqlite3.Connection, log: SmallLog) -> None:
     )
 
 
-def read(db: sqlite3.Connection, job: int) -> SmallLog | None:
-    query = "SELECT attempt, rank, content FROM small_logs WHERE job = ? ORDER BY rank"
+def read(db: sqlite3.Connection, job: int) -> tuple[SmallLog, str] | None:
+    """With the time at which the job ended."""
+    query = (
+        "SELECT l.attempt, l.rank, l.content, j.ended_at FROM small_logs l JOIN jobs j ON j.id = l.job "
+        "WHERE l.job = ? ORDER BY l.rank"
+    )
     rows = db.execute(query, (job,)).fetchall()
-    return SmallLog(job, rows[0]["attempt"], tuple((row["rank"], row["content"]) for row in rows)) if rows else None
+    if not rows:
+        return None
+    log = SmallLog(job, rows[0]["attempt"], tuple((row["rank"], row["content"]) for row in rows))
+    return log, str(rows[0]["ended_at"])
