@@ -252,6 +252,21 @@ def test_attempts_have_logs_of_their_own(ugro: Ugro) -> None:
     assert [attempt["number"] for attempt in job_of(ugro, "status", "twice")["attempts"]] == [1, 2]
 
 
+def test_a_log_that_cannot_become_a_file_is_not_lost_and_says_why(ugro: Ugro) -> None:
+    job = submitted(ugro, "run", "-d", "--", "echo", "kept")
+    assert ugro("wait", str(job)).returncode == 0
+    folder = ugro.home / "jobs" / str(job)
+    assert not folder.exists(), "nobody has read it yet"
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_text("in the way")
+    refused = ugro("logs", str(job))
+    assert refused.returncode != 0
+    assert f"the log of job {job} cannot be written" in refused.stderr
+    assert "nothing is lost" in refused.stderr
+    folder.unlink()
+    assert ugro("logs", str(job)).stdout == "kept\n"
+
+
 def test_the_tail_of_a_log_and_what_came_lately(ugro: Ugro) -> None:
     ugro("run", "--name", "lines", "seq", "1", "100")
     assert ugro("logs", "lines", "--tail", "2").stdout == "99\n100\n"

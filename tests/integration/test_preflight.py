@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -121,6 +122,17 @@ async def test_a_port_that_was_taken_meanwhile_is_replaced_before_ranks_start(tm
             found = await preflight.rendezvous(job(where), where)
             assert found.port != port
             assert (await preflight.rendezvous(job(where), where)).port == found.port
+
+
+@in_loop
+async def test_ports_that_are_always_taken_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = placement("n1", "n2")
+    taken = AsyncMock(side_effect=mesh.PortTaken("in use", subject="n1"))
+    monkeypatch.setattr("ugro.agent.preflight.find_meeting", taken)
+    async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
+        with pytest.raises(LaunchRefused, match="n1: 3 ports were free and then taken") as refused:
+            await preflight.rendezvous(job(where), where)
+    assert (refused.value.failure_cause, taken.await_count) == (Cause.PORT_IN_USE, 3)
 
 
 @in_loop

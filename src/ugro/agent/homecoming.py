@@ -130,7 +130,6 @@ class Homecoming:
 
     async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
-        await self.show_logs(job)
         ranks = status.known_ranks or await self._planned_ranks(node, status)
         for rank in ranks:
             self._logs.follow(node, job, attempt, rank)

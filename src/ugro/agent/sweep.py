@@ -57,6 +57,7 @@ class Sweep:
             status = await runs.stop(job, attempt, "this attempt is over", _GRACE_S)
             self._watch.learn(node, status)
             point("sweep.stopped")
+        await self._home.show_logs(job)  # what is recorded need not be fetched
         if not await self._home.bring_logs_of({node: status}, _LOGS_S):
             raise RemoteFailure("not all of its logs could be brought home", subject=node)
         await self._home.bring_results(node, status)

@@ -84,7 +84,8 @@ async def _logs(agent: Agent, number: int, attempt: int | None, wanted: tuple[in
     known = await ranks_of(agent.store.jobs, job, chosen) if chosen else {}
     if known and (missing := sorted(set(wanted) - set(known))):
         raise NotFound(f"job {number} has no rank {missing[0]}", hint=f"its ranks are 0 to {max(known)}")
-    await agent.jobs.make_readable(number)
+    if job.is_final:
+        await agent.jobs.make_readable(number)
     folder = agent.home.jobs / str(number)
     logs = {rank: rank_log(folder, chosen, rank) for rank in known if not wanted or rank in wanted}
     return _Found(job, chosen, logs)
