@@ -18,7 +18,7 @@ import pytest
 from tests.integration.conftest import RawProgram
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
-from tests.rig.waiting import is_alive, wait_until
+from tests.rig.waiting import is_alive, signal_all, wait_until
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
@@ -266,8 +266,7 @@ def test_after_a_kill_at_any_point_all_goes_on(node: LocalNode, ledger: Ledger, 
     async def live_until_killed() -> None:
         life = asyncio.create_task(whole_life(node, crashing, spec, loses_its_supervisor=point.startswith("clean.")))
         paused = await node.stopped_at(point, life)
-        for pid in paused if point in SUPERVISOR_POINTS else [*node.pids(), *paused]:
-            os.kill(pid, signal.SIGKILL)
+        signal_all(signal.SIGKILL, paused if point in SUPERVISOR_POINTS else [*node.pids(), *paused])
         with suppress(UgroError):
             await asyncio.wait_for(life, 30)
 

@@ -26,7 +26,7 @@ from tests.rig.keeping import (
 )
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
-from tests.rig.waiting import wait_until
+from tests.rig.waiting import signal_all, wait_until
 from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
@@ -270,8 +270,7 @@ def test_after_a_kill_of_a_keeper_at_any_point_all_goes_on(node: LocalNode, ledg
     async def live_until_killed() -> None:
         life = asyncio.create_task(whole_life(node, crashing, runs))
         paused = await node.stopped_at(point, life)
-        for pid in paused if point != "start.launched" else [*node.pids(), *paused]:
-            os.kill(pid, signal.SIGKILL)
+        signal_all(signal.SIGKILL, paused if point != "start.launched" else [*node.pids(), *paused])
         with suppress(UgroError):
             await asyncio.wait_for(life, 30)
 

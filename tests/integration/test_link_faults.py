@@ -17,7 +17,7 @@ import pytest
 from tests.integration.conftest import Farms, RawProgram, Ugro, in_loop, kept_nodes, link_to, run_command, until
 from tests.rig.netns import Way
 from tests.rig.sshd import SshdFarm, SshdNode
-from tests.rig.waiting import descendants, is_alive, name_of, wait_until
+from tests.rig.waiting import descendants, is_alive, name_of, signal_all, wait_until
 from ugro.core.errors import RemoteFailure, Unreachable
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
@@ -153,9 +153,7 @@ def kill_program(node: SshdNode) -> None:
 
 
 def kill_ssh(node: SshdNode) -> None:
-    for pid in descendants([os.getpid()]):
-        if name_of(pid) == "ssh":
-            os.kill(pid, signal.SIGKILL)
+    signal_all(signal.SIGKILL, [pid for pid in descendants([os.getpid()]) if name_of(pid) == "ssh"])
 
 
 def kill_session(node: SshdNode) -> None:

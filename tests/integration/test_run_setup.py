@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.rig.nodeprogram import AGENT, LocalNode
-from tests.rig.waiting import is_alive, processes_with_variable, wait_until
+from tests.rig.waiting import is_alive, processes_with_variable, signal_all, wait_until
 from ugro.core.errors import RemoteFailure
 
 COUNT = 'echo "$UGRO_JOB.$UGRO_ATTEMPT" >> "$COUNTER"\n'
@@ -152,9 +152,7 @@ def test_a_script_that_is_given_up_leaves_nothing_and_is_not_done(node: LocalNod
         elif how == "link gone":
             link.close()
         else:
-            for pid in node.pids():
-                if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3]) != pid:  # not the guard
-                    os.kill(pid, signal.SIGKILL)
+            signal_all(signal.SIGKILL, [pid for pid in node.pids() if os.getsid(pid) != pid])  # not the guard
         await asyncio.wait([task], timeout=1)
         return pids
 

@@ -11,10 +11,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from tests.rig.waiting import end_all_with_variable, processes_with_variable
+from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
 from ugro.agent.checkpoints import Checkpoints
 from ugro.core.errors import NotFound
 from ugro.core.job import Checkpoint, Job, JobSpec, JobState
@@ -55,9 +55,8 @@ class Rig:
         return processes_with_variable(MARK, [str(self.root(node))])
 
     def kill_programs(self, node: str) -> None:
-        for pid in self.programs(node):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """All at one instant: one that outlived another would see it go, and tidy up."""
+        signal_all(signal.SIGKILL, stop_trees(self.programs(node)))
 
     @asynccontextmanager
     async def agent(self, *names: str, generation: int = 1) -> AsyncIterator[Checkpoints]:

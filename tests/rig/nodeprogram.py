@@ -11,7 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.rig.waiting import descendants, end_all_with_variable, is_alive, processes_with_variable, wait_until
+from tests.rig.waiting import (
+    descendants,
+    end_all_with_variable,
+    is_alive,
+    processes_with_variable,
+    signal_all,
+    wait_until,
+)
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
@@ -64,9 +71,10 @@ class LocalNode:
         ]
 
     def kill_programs(self) -> None:
-        for pid in self.pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """All at one instant: one that outlived another would see it go, and tidy up."""
+        doomed = self.pids()
+        signal_all(signal.SIGSTOP, doomed)
+        signal_all(signal.SIGKILL, doomed)
 
     def close(self) -> None:
         try:
