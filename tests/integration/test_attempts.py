@@ -19,10 +19,11 @@ from tests.integration.conftest import RawProgram
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, signal_all, wait_until
+from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
-from ugro.remote.rundir import POINTS, spec_hash
+from ugro.remote.rundir import POINTS, AgentDir, spec_hash
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]
@@ -161,12 +162,13 @@ def test_an_attempt_that_was_overtaken_while_it_started_never_does(
     node: LocalNode, ledger: Ledger, point: str
 ) -> None:
     first, second = node.link(crash=f"{point}:pause"), node.link()
+    fence = AgentDir(str(node.root), AGENT).fence("train")
 
     async def overtaken() -> dict[str, Any]:
         slow = asyncio.create_task(node.acall(first, "start", job="train", attempt=1, spec=ledger.sleeping()))
         paused = await node.stopped_at(point, slow)
         quick = asyncio.create_task(node.acall(second, "start", job="train", attempt=2, spec=ledger.sleeping()))
-        await asyncio.wait([quick], timeout=0.3)
+        await comes(lambda: fence.seen() == 2)
         node.let_go(paused)
         with suppress(UgroError):
             await slow
@@ -313,7 +315,7 @@ def test_a_run_with_a_lease_ends_itself_when_the_agent_is_silent(node: LocalNode
 
 def test_renewals_keep_a_run_and_old_ones_do_not(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
-    answer = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(lease_s=1.0))
+    answer = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(lease_s=3.0))
     first = answer["now"]
     wait_until(lambda: len(ledger.starts(ONE)) == 2)
 
@@ -321,7 +323,7 @@ def test_renewals_keep_a_run_and_old_ones_do_not(node: LocalNode, ledger: Ledger
         for _ in range(times):
             latest = as_of or latest_answer["now"]
             latest_answer.update(await node.acall(link, "renew", as_of=latest))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.4)
 
     latest_answer: dict[str, Any] = {"now": first}
     node.wait(renew(10, None))

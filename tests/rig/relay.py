@@ -19,7 +19,8 @@ def main(limits: str, argv: list[str]) -> int:
         while limit > 0 and (piece := _read(min(65536, limit))):
             limit -= len(piece)
             try:
-                process.stdin.write(piece)
+                while piece:
+                    piece = piece[process.stdin.write(piece) :]
             except BrokenPipeError:
                 break
         if limit <= 0:
