@@ -116,7 +116,8 @@ class Jobs:
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
         """Many at once, each by its fields: all of them, or an error and none."""
-        bodies = [_body(None, fields, None) for fields in jobs]
+        common = _body(None, None, None)
+        bodies = [{**common, "key": _new_key(), "fields": dict(fields)} for fields in jobs]
         for body, key in zip(bodies, keys, strict=False):
             body["key"] = key
         answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})

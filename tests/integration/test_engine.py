@@ -11,6 +11,7 @@ import pytest
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
 from tests.rig.waiting import wait_until
 from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
+from ugro.store.jobs import About
 
 Rig = Callable[[int], EngineRig]
 
@@ -41,6 +42,27 @@ def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Rig) -> None:
             assert (bad.state, bad.exit_code) == (JobState.FAILED, 7)
             assert "rank 0 on n1" in bad.reason
             assert await place.log(bad) == "bye\n"
+
+    in_loop(work())
+
+
+def test_small_commands_begin_in_the_folders_of_those_that_are_over(rig: Rig) -> None:
+    place, count = rig(1), 120
+    script = "stat -c %i $UGRO_RUN_DIR; find . $UGRO_OUTPUT -mindepth 1; echo $0"
+
+    async def work() -> None:
+        async with place.agent() as (store, engine):
+            wanted = [(command("sh", "-c", script, f"job {one}"), "ann", f"k{one}", About()) for one in range(count)]
+            jobs = [submission.job for submission in await store.jobs.submit_many(wanted)]
+            engine.wake()
+            folders = set()
+            for number, job in enumerate(jobs):
+                ended = await until(store, job, is_final)
+                assert ended.state is JobState.SUCCEEDED
+                folder, *rest = (await place.log(ended)).splitlines()
+                assert rest == [f"job {number}"], "it finds nothing of the others"
+                folders.add(folder)
+            assert len(folders) < count * 2 / 3
 
     in_loop(work())
 

@@ -34,9 +34,12 @@ _MOST_AT_ONCE = 250
 PATIENCE_S = 0.2
 _REST_S = 0.5
 _FAILED_REST_S = 2.0
-# What nodes keep of runs that are over is removed when no more end, so that others may start meanwhile.
+# What nodes keep of runs that are over is removed when no more end, so that others may start meanwhile. Folders in
+# which the next runs can begin go as soon as some have come together: to make a new one takes a node longer than all
+# else that it does for a small command.
 _CALM_S = 0.5
 _MOST_LEFT = 1000
+_MOST_REUSABLE = 32
 
 
 def is_light(job: Job) -> bool:
@@ -59,7 +62,8 @@ class Light:
         self._starts: dict[str, list[Job]] = {}
         self._ends: dict[str, list[Job]] = {}
         self._last_words: dict[tuple[int, int], RunStatus] = {}  # of those that end, with their logs
-        self._left: dict[str, list[RunStatus]] = {}  # by node, what it keeps of runs whose end is recorded
+        # Runs whose end is recorded, by the node that keeps their folders, and whether those can be used again.
+        self._left: dict[tuple[str, bool], list[RunStatus]] = {}
         self._being_removed: set[tuple[int, int]] = set()
         self._ended_at = 0.0  # the last of those
         self._since: dict[tuple[int, int], float] = {}
@@ -115,9 +119,10 @@ class Light:
             self._begin(jobs, partial(self._start_many, node), self._being_started)
         for node, jobs in ends.items():
             self._begin(jobs, partial(self._finish_many, node), self._being_ended)
-        if _now() - self._ended_at > _CALM_S or sum(map(len, self._left.values())) > _MOST_LEFT:
-            left, self._left = self._left, {}
-            for node, told in left.items():
+        is_calm = _now() - self._ended_at > _CALM_S
+        for (node, is_reusable), told in list(self._left.items()):
+            if is_calm or len(told) >= (_MOST_REUSABLE if is_reusable else _MOST_LEFT):
+                del self._left[node, is_reusable]
                 self._batches += 1
                 self._work.do(("batch", self._batches), partial(self._remove_all, node, told))
 
@@ -166,7 +171,8 @@ class Light:
             if isinstance(outcome, Job):
                 self._starting.forget(outcome.id, outcome.attempt)
                 self._being_removed.add((outcome.id, outcome.attempt))
-                self._left.setdefault(node, []).append(status)
+                is_reusable = outcome.spec.snapshot is None
+                self._left.setdefault((node, is_reusable), []).append(status)
         self._ended_at = _now()
         for outcome, written in zip(ended, logs, strict=True):
             # One that was told to end meanwhile goes the usual way; what it wrote is at hand.

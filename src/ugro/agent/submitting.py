@@ -80,6 +80,8 @@ class Submitting:
             spec = _within(request.spec, snapshot)
             if (script := _script(spec)) is not None:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
+        if not spec.inputs:
+            return spec
         return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
@@ -88,8 +90,9 @@ class Submitting:
 
     async def about(self, spec: JobSpec, submit: Submit) -> About:
         """What is known of it beside its spec: where its code came from, and whether the same was done before."""
-        about = await self._cache.look(spec) if self._cache is not None and spec.is_cached else About()
-        return replace(about, origin=submit.origin)
+        if self._cache is None or not spec.is_cached:
+            return About(origin=submit.origin)
+        return replace(await self._cache.look(spec), origin=submit.origin)
 
     def expect_code(self, job: Job) -> None:
         """Raises NotAllowed when the very code that it ran is not here any more."""

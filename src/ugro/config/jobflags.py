@@ -5,6 +5,7 @@ A field is an option's name with ``_`` for ``-``; ``script``, ``command`` and ``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -90,6 +91,7 @@ def flag_of(name: str) -> str:
     return name.upper() if name in POSITIONAL else f"--{printable(name).replace('_', '-')}"
 
 
+@functools.cache
 def kind_at(path: KeyPath) -> tuple[Kind, object]:
     """With an example of its values."""
     *parents, key = [str(part) for part in path]

@@ -47,4 +47,6 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
