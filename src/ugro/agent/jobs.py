@@ -163,16 +163,24 @@ class JobService:
         shown: tuple[JobState, int, str] | None = None
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         while not self._logs.is_ending:
-            seen = self._engine.changed.count
+            seen, known = self._engine.changed.count, self._engine.live.get(number)
             job = await self._look(number)
             if (job.state, job.attempt, job.reason) != shown:
                 shown = (job.state, job.attempt, job.reason)
                 yield [job]
-            left_s = deadline - time.monotonic()
-            if job.is_final or left_s <= 0:
+            now = time.monotonic()
+            if job.is_final or now >= deadline:
                 return
-            await self._engine.changed.wait(seen, min(_LOOK_S, left_s))
+            await self._until_it_moves(number, known, seen, min(deadline, now + _LOOK_S))
         raise agent_stops()
+
+    async def _until_it_moves(self, number: int, known: Job | None, seen: int, until: float) -> None:
+        """That others move is none of its business, and of a thousand one is always moving."""
+        while (left_s := until - time.monotonic()) > 0 and not self._logs.is_ending:
+            await self._engine.changed.wait(seen, left_s)
+            seen = self._engine.changed.count
+            if known is None or self._engine.live.get(number) is not known:
+                return
 
     async def events(
         self, after: int, job: int | None, since_unix_s: float | None, follow: bool

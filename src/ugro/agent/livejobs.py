@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import attrgetter
 
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.store.jobs import JobStore
@@ -19,7 +20,9 @@ class LiveJobs:
     def __init__(self, jobs: JobStore, on_change: Callable[[], None]) -> None:
         self._jobs = jobs
         self._on_change = on_change
-        self._known: dict[int, Job] = {}
+        # Apart: those that hold devices are few, however long the queue is, and they are asked for most often.
+        self._holding: dict[int, Job] = {}
+        self._waiting: dict[int, Job] = {}
         self._read_at = float("-inf")
         jobs.listen(self._note)
 
@@ -30,21 +33,27 @@ class LiveJobs:
 
     @property
     def count(self) -> int:
-        return len(self._known)
+        return len(self._holding) + len(self._waiting)
 
     def holding(self) -> list[Job]:
-        return [job for job in self._known.values() if job.state in HOLDING_STATES]
+        return list(self._holding.values())
 
     def waiting(self) -> list[Job]:
         """The oldest first."""
-        return sorted((job for job in self._known.values() if job.state not in HOLDING_STATES), key=lambda job: job.id)
+        return sorted(self._waiting.values(), key=attrgetter("id"))
+
+    def get(self, number: int) -> Job | None:
+        return self._holding.get(number) or self._waiting.get(number)
 
     def _replace(self, jobs: list[Job]) -> None:
-        self._known = {job.id: job for job in jobs}
+        self._holding = {job.id: job for job in jobs if job.state in HOLDING_STATES}
+        self._waiting = {job.id: job for job in jobs if job.state not in HOLDING_STATES}
 
     def _note(self, job: Job) -> None:
-        if job.is_final:
-            self._known.pop(job.id, None)
-        else:
-            self._known[job.id] = job
+        is_holding = job.state in HOLDING_STATES
+        for jobs, belongs in ((self._holding, is_holding), (self._waiting, not is_holding and not job.is_final)):
+            if belongs:
+                jobs[job.id] = job
+            else:
+                jobs.pop(job.id, None)
         self._on_change()

@@ -55,7 +55,8 @@ class Snapshots:
         """``holding``: the jobs that hold devices, where the caller has just read them."""
         if holding is None:
             holding = await self._jobs.in_states(HOLDING_STATES)
-        named = sorted({number for job in waiting for number in (*job.spec.after.ok, *job.spec.after.any)})
+        following = [after for job in waiting if (after := job.spec.after).ok or after.any]
+        named = sorted({number for after in following for number in (*after.ok, *after.any)})
         views = tuple(self._waiting_view(job) for job in waiting)
         if views:
             self._waiting = {view.id: view for view in views}

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
+from operator import attrgetter
 
 from ugro.policy.snapshot import Holding, Snapshot, Waiting
 
@@ -32,7 +33,7 @@ class Queue:
 
     def __iter__(self) -> Iterator[Waiting]:
         for line in self._lines.values():
-            line.sort(key=lambda job: (-job.submitted_at, -job.id))
+            line.sort(key=attrgetter("submitted_at", "id"), reverse=True)
         heads = [self._entry(line[-1]) for line in self._lines.values()]
         heapq.heapify(heads)
         while heads:

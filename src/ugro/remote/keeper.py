@@ -130,6 +130,7 @@ class Keeper:
         if self._has_term:
             self._interrupt()
         self._step_all()
+        self._lasting.flush()
         self._tick()
         self._flush()
         if self._is_taking and not self._wanted and not self._over:

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from typing import Dict, NoReturn, Optional
+from typing import Dict, List, NoReturn, Optional
 
 from ugro.remote import ending, tree
 from ugro.remote.execute import close_all_but
@@ -22,6 +22,7 @@ from ugro.remote.rundir import AgentDir, RunDir
 _SYNC_S = 0.3
 _LIMIT_S = 30.0
 _PAUSE_S = 0.01
+_TOLD_AT_ONCE = 32  # fewer bytes than a pipe takes whole or not at all
 
 
 class Lasting:
@@ -29,14 +30,22 @@ class Lasting:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
+        self._due: List[RunDir] = []
 
     def add(self, run: RunDir) -> None:
-        """Its last word, before long."""
-        try:
-            os.write(self._pipe, run.name.encode() + b"\n")
-        except OSError:  # it is slow, or gone
-            with contextlib.suppress(OSError):
-                run.make_exit_last()
+        """Its last word, before long; the warden hears of it with the next ``flush``."""
+        self._due.append(run)
+
+    def flush(self) -> None:
+        """Woken once for several, it takes less from them."""
+        while self._due:
+            some, self._due = self._due[:_TOLD_AT_ONCE], self._due[_TOLD_AT_ONCE:]
+            try:
+                os.write(self._pipe, b"".join(run.name.encode() + b"\n" for run in some))
+            except OSError:  # it is slow, or gone
+                for run in some:
+                    with contextlib.suppress(OSError):
+                        run.make_exit_last()
 
 
 def fork(agent: AgentDir, link: int) -> Lasting:
