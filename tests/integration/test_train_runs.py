@@ -70,6 +70,34 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
 
 
+def test_no_thread_of_pytorchs_outlives_the_interpreter(tmp_path: Path) -> None:
+    """Such a thread aborts a rank that has done all it was to do, now and then."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import atexit, json, os
+from pathlib import Path
+
+def note():
+    names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    Path(os.environ["RESULT"]).write_text(json.dumps(names))
+
+atexit.register(note)  # after all that is registered later
+import torch, ugro.train as ut
+run = ut.init()
+model = run.wrap(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), global_batch=8):
+    with run.step() as step:
+        step.backward(step.loss(model(batch[0]).square().mean()))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    for names in ranks.start([str(script)], tmp_path, 2).results():
+        assert [name for name in names if "gloo" in name] == []
+
+
 def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:

@@ -6,6 +6,7 @@ With one rank there is no process group, and everything is known at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from ugro.train.surroundings import Surroundings
@@ -23,6 +24,8 @@ class Group:
             self._meet()
 
     def _meet(self) -> None:
+        # DDP loads this. Its functions keep, for good, the group that is there by then, and with it Gloo's threads.
+        import_module("torch.distributed.nn.functional")
         from torch import distributed
 
         if not distributed.is_initialized():
@@ -78,6 +81,7 @@ class Group:
     def close(self) -> None:
         from torch import distributed
 
+        self._small = None
         if self.ranks > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
 

@@ -85,8 +85,13 @@ class Run:
         self._least = 1
         _seed(seed)
         self._listen()
+        # The last that is noted comes first: the writer's own end, noted with its first record, before these two.
+        if self.device.type == "cpu":  # NCCL's threads might wait for the dead
+            atexit.register(self._part)
+        atexit.register(self._end_at_once)
         if self.is_main:
             self._introduce(names)
+            atexit.register(self._balance.close)
 
     @property
     def is_main(self) -> bool:
@@ -345,11 +350,16 @@ class Run:
                 "resumed_from": None if self._resumed is None else self._resumed["progress"]["step"],
             }
         )
-        atexit.register(self._end_at_once)
-        # The last one comes first, and all before the writer's own end, which was noted with the first record.
-        if self.device.type == "cpu":  # Gloo's threads must not outlive the interpreter; NCCL's might wait for the dead
-            atexit.register(self._group.close)
-        atexit.register(self._balance.close)
+
+    def _part(self) -> None:
+        """Gloo's threads abort a process whose interpreter they outlive; they end with the last who holds the group.
+
+        After an error they may be in the middle of something, and are not waited for.
+        """
+        self._group.close()
+        model = self._stepping.model
+        if self.ranks > 1 and model is not None and getattr(sys, "last_type", None) is None:
+            model.reducer = model.logger = model.process_group = None
 
     def _stamp(self) -> dict[str, Any]:
         return {"attempt": self.surroundings.attempt, "rank": self.rank}
