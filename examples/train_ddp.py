@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, or its functions would keep it
 from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES, FEATURES, GLOBAL_BATCH = 1200, 16, 60
@@ -40,6 +41,8 @@ def main() -> None:
             time.sleep(arguments.pause)
         save(epoch, model, optimizer, rank)
     report(model, inputs, targets, rank)
+    # While anything holds the group, Gloo's threads go on, and may abort a process that is on its way out.
+    del model
     dist.destroy_process_group()
 
 
