@@ -98,6 +98,28 @@ for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), glob
         assert [name for name in names if "gloo" in name] == []
 
 
+@pytest.mark.parametrize(("leaves", "code"), [("RuntimeError('as asked')", 1), ("SystemExit(7)", 7)])
+def test_a_rank_that_leaves_in_the_middle_of_a_step_keeps_its_code_and_nobody_waiting(
+    tmp_path: Path, leaves: str, code: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import torch, ugro.train as ut
+run = ut.init()
+model = run.wrap(torch.nn.Linear(2, 2))
+for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(64, 2)), global_batch=8):
+    with run.step() as step:
+        loss = step.loss(model(batch[0]).square().mean())
+        if run.rank == 1 and run.progress.step == 3:
+            raise {leaves}
+        step.backward(loss)
+"""
+    )
+    started = ranks.start([str(script)], tmp_path, 2)
+    assert started.wait() == [1, code], started.logs()
+
+
 def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:
