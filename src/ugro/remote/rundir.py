@@ -341,6 +341,8 @@ class RunDir:
         return self._read("exit.json")
 
     def status(self) -> Dict[str, Any]:
+        # Before the look at the lock: whoever claims it holds that, so a claimed run whose lock is free is dead.
+        claimed_in = self.claimed_in()
         is_alive = False
         record = self.exit()
         if record is None:
@@ -353,7 +355,8 @@ class RunDir:
             word = "starting" if state is None else "running"
         else:
             word = "dead"
-        claimed_in = self.claimed_in()
+        if word != "dead":
+            claimed_in = self.claimed_in()
         envelope = self.envelope() if record is not None or state is None else None
         outputs = {"has_outputs": True} if record is not None and self._has_outputs(envelope) else {}
         return {
