@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ugro
 from ugro.clusterfile import find_cluster_file
@@ -20,7 +20,7 @@ from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
 from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError, error_from_wire
 from ugro.core.statedir import StateDir
-from ugro.http import AgentGone, Connection, lines
+from ugro.http import AgentGone, Connection, NoAgent, lines
 from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
 from ugro.remote import wire
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _STATUS_S = 10.0  # an agent that takes longer to say who it is hangs
 _ANSWER_S = 60.0
 _END_S = 15.0
+_MOST_STOPPED = 3  # agents that others stop before they could be asked
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,19 +320,26 @@ class Client:
     # --- the connection ----------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        if not self._connection.is_usable:
-            self.agent()
-        return self._connection.ask(method, path, body, timeout_s=_ANSWER_S)
+        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=_ANSWER_S))
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """An answer that comes bit by bit has a connection of its own, so that other calls can be made meanwhile."""
-        if not self._connection.is_usable:
-            self.agent()
         connection = Connection(self.home.socket)
         try:
-            yield from connection.start(method, path, body, timeout_s=timeout_s)
+            yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
         finally:
             connection.close()
+
+    def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
+        """With an agent started if need be, and again if somebody stops it before it is asked."""
+        if not self._connection.is_usable:
+            self.agent()
+        for _ in range(_MOST_STOPPED):
+            try:
+                return send()
+            except NoAgent:
+                self.agent()
+        return send()
 
     def _wanted(self) -> tuple[Path | None, bool]:
         if self._any_cluster:

@@ -25,6 +25,10 @@ class AgentGone(Unreachable):
     """Nobody listens on the socket: there is no agent, or it just ended."""
 
 
+class NoAgent(AgentGone):
+    """Before it could have heard of the request: that can be made again."""
+
+
 class Connection:
     """One request at a time. Opened by the first one, kept for the next, opened again when an answer was not read."""
 
@@ -103,13 +107,13 @@ class Connection:
         try:
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise AgentGone(complaint) from error
+            raise NoAgent(complaint) from error
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(f"/proc/self/fd/{folder}/{self._path.name}")
         except OSError as error:
             self.close()
-            raise AgentGone(complaint) from error
+            raise NoAgent(complaint) from error
         finally:
             os.close(folder)
         self._stream = self._socket.makefile("rb")

@@ -20,6 +20,7 @@ import ugro as package
 from tests.integration.conftest import Ugro
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
+from ugro.client import Client
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
 
@@ -108,6 +109,29 @@ def test_commands_find_their_way_while_the_agent_is_being_stopped(ugro: Ugro) ->
     assert all("the agent ended" in text for text in failed), failed
     assert len(failed) <= 4
     assert ugro("health").returncode == 0
+
+
+def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
+    ugro: Ugro, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ugro.environment().items():
+        monkeypatch.setenv(name, value)
+    find = Client.agent
+    generations: list[int] = []
+
+    def agent(self: Client) -> AgentStatus:
+        found = find(self)
+        generations.append(found.generation)
+        if len(generations) % 2:
+            assert ugro("agent", "stop").returncode == 0
+        return found
+
+    monkeypatch.setattr(Client, "agent", agent)
+    with Client(home=ugro.home) as client:
+        assert len(client.health()) == 1
+        client.close()
+        assert client.jobs.newest() == []
+    assert generations == [1, 2, 2, 3]
 
 
 def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> None:
