@@ -6,6 +6,7 @@ The judge is the ledger that the ranks write, and /proc; see ``tests.rig.ledger`
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -34,6 +35,8 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import UgroError
+from ugro.remote.flood import read_cut
+from ugro.remote.runspec import LEAST_LOG_CAP_BYTES
 
 NO_DISK = disk.available()
 
@@ -353,6 +356,31 @@ def test_a_folder_that_a_run_has_changed_goes_to_no_other(node: LocalNode, tmp_p
     assert (node.run_dir("2", 1) / "output").stat().st_ino != Path(f"{kept}.d").stat().st_ino
     assert not (node.run_dir("2", 1) / "left").exists()
     assert (node.run_dir("2", 1) / "output").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_whose_log_was_cut_goes_to_no_other(node: LocalNode, tmp_path: Path) -> None:
+    link = node.link()
+    node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
+    until_it_is_cut = 'cp "$0" "$1"; seq 60000; while cmp -s "$0" "$1"; do sleep 0.05; done'
+    argv = ["sh", "-c", until_it_is_cut, str(node.run_dir("1", 1) / "logs" / "rank_0.log.cut"), str(tmp_path / "whole")]
+    end_as_told(node, link, {"1": {"ranks": [{"rank": 0, "argv": argv}], "log_cap_bytes": LEAST_LOG_CAP_BYTES}})
+    assert read_cut(str(node.run_dir("1", 1) / "logs" / "rank_0.log")).first > 0
+    assert node.call(link, "remove_many", runs=[["1", 1]])["results"] == [{}]
+    end_as_told(node, link, {"2": {"ranks": [{"rank": 0, "argv": ["sh", "-c", "seq 5000; exit 3"]}]}})
+    assert read_cut(str(node.run_dir("2", 1) / "logs" / "rank_0.log")) == (0, 0, False)
+    assert record_of(node, "2")["failure"]["tail"][-1] == "5000"
+
+
+def test_a_blank_that_somebody_looks_at_keeps_nobody_from_starting(node: LocalNode) -> None:
+    link = node.link()
+    node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
+    end_as_told(node, link, {"1": saying("x")})
+    node.call(link, "remove_many", runs=[["1", 1]])
+    [blank] = (node.run_dir("1", 1).parent.parent / "blanks").glob("*/*")
+    with (blank / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        start(node, link, {"2": saying("y")})
+    assert records(node, link)["2"]["outcome"] == "succeeded"
 
 
 def test_a_run_that_is_removed_before_its_end_is_told_is_told_as_gone(node: LocalNode) -> None:

@@ -187,19 +187,24 @@ def test_a_file_that_comes_later_is_followed_and_one_that_never_comes_ends_empty
     assert (missing.content, missing.end["offset"], missing.end["has_file"]) == (b"", 0, False)
 
 
-def test_following_ends_when_the_supervisor_dies(node: LocalNode, ledger: Ledger) -> None:
+def test_what_a_dead_supervisor_left_is_followed_until_it_is_ended(node: LocalNode) -> None:
     link = node.link()
-    start(node, link, ledger.rank(0, "sleep"))
+    writes_on = "while :; do echo on and on; sleep 0.01; done"
+    start(node, link, {"rank": 0, "argv": ["sh", "-c", f"(trap '' TERM; {writes_on}) & sleep 600"]})
 
-    async def follow() -> str:
+    async def follow() -> bytes:
         mirror = Mirror(node)
         task = asyncio.create_task(mirror._follow(link, lambda offset: False))
-        await asyncio.sleep(0.1)
+        await comes(lambda: mirror.offset > 0)
         os.kill(node.supervisor("train", 1), 9)
-        await asyncio.wait_for(task, 5)
-        return str(mirror.end["status"])
+        # Longer than anybody who thought it over would look on.
+        await comes(lambda: mirror.offset > 2000)
+        assert not task.done()
+        await node.acall(link, "stop", job="train", attempt=1, grace_s=1)
+        await asyncio.wait_for(task, 10)
+        return b"".join(content for _, content in mirror.pieces)
 
-    assert node.wait(follow()) == "dead"
+    assert node.wait(follow()) == log_of(node).read_bytes()
 
 
 @pytest.mark.parametrize(

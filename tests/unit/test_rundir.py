@@ -254,24 +254,6 @@ def test_a_machine_that_was_restarted_is_known_by_the_claim(run: RunDir) -> None
     assert run.status()["claimed_in"] == "another boot"
 
 
-def test_a_run_that_is_claimed_while_it_is_looked_at_is_not_taken_for_dead(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = RunDir.is_alive
-
-    def is_alive(self: RunDir) -> bool:
-        found = looks(self)
-        monkeypatch.setattr(RunDir, "is_alive", looks)
-        assert self.take_lock(1) is not None
-        assert self.claim()
-        return found
-
-    monkeypatch.setattr(RunDir, "is_alive", is_alive)
-    seen = [run.status() for _ in range(2)]
-    # The first is no news: whoever asked for its start is told how that went.
-    assert [(status["status"], status["is_claimed"]) for status in seen] == [("dead", False), ("starting", True)]
-
-
 def test_a_forked_process_can_show_a_command_and_an_environment_of_its_own(tmp_path: Path) -> None:
     shown = guise.Guise([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from ugro.remote import checkout, settling, tidying, trees, worker
 from ugro.remote.contentstream import StreamError, Unblocker
-from ugro.remote.packs import ContentStore, Lacking, PackWriter, is_full
+from ugro.remote.packs import LOCK_S, ContentStore, Lacking, PackWriter, is_full
 from ugro.remote.program import Call, Refused
 from ugro.remote.rundir import AgentDir, RunDir
 
@@ -95,14 +95,17 @@ def check_out(run: RunDir, root: bytes, folder: Optional[str] = None) -> None:
 
 
 def fill(run: RunDir, root: bytes, folder: str, most_entries: int) -> bool:
-    """The same into an empty folder that is not the run's yet; False, and emptied, when there is much of it."""
+    """The same into an empty folder that is not the run's yet; False, and emptied, when that would take time."""
     is_filled = False
     try:
-        with _found(run, root) as store:
+        with _found(run, root, wait_s=0) as store:
             checkout.fill(store, root, folder, most_entries)
         is_filled = True
     except checkout.TooLarge:
         pass
+    except Refused as refusal:
+        if refusal.kind != "busy":
+            raise
     finally:
         if not is_filled:
             empty(folder)
@@ -118,10 +121,10 @@ def empty(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _found(run: RunDir, root: bytes) -> Iterator[ContentStore]:
+def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[ContentStore]:
     store = store_in(run.agent.root)
     try:
-        with store.using():
+        with store.using(wait_s=wait_s):
             if not store.has_root(root):
                 raise Lacking([root])
             yield store

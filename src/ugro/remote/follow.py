@@ -20,7 +20,6 @@ from ugro.remote.rundir import RunDir, moment
 
 _QUICK_S = 0.02
 _SLOW_S = 0.2
-_LIFE_S = 1.0  # between two looks at whether the supervisor is alive
 _LEAST_CREDIT = 64  # so that the word about a cut always fits
 _CHUNKS_AT_ONCE = 4  # others want to be served, too
 
@@ -45,7 +44,6 @@ class _Following:
         self._fd: Optional[int] = None
         self._pause_s = _QUICK_S
         self._is_scheduled = False
-        self._until_life_s = 0.0
         call.on_credit = self._grant
         call.on_cancel = self._finish
         self._look()
@@ -94,13 +92,8 @@ class _Following:
         self._schedule(0.0 if has_more else self._pause_s)
 
     def _is_over(self) -> bool:
-        if os.path.exists(self._run.file("exit.json")) or not self._run.exists():
-            return True
-        self._until_life_s -= self._pause_s
-        if self._until_life_s > 0:
-            return False
-        self._until_life_s = _LIFE_S
-        return self._run.is_claimed() and not self._run.is_alive()
+        """Not when its supervisor is gone: what that left goes on writing until it is ended, too."""
+        return os.path.exists(self._run.file("exit.json")) or not self._run.exists()
 
     def _send_some(self, fd: int) -> bool:
         """True when there may be more right now."""

@@ -18,8 +18,9 @@ from typing import Dict, List, Optional
 from ugro.remote import ending, kept, smalllogs, tree, wakeup, warden
 from ugro.remote.kept import Claimed, Desk, TakesTime, Wanted
 from ugro.remote.kin import KeptFamily, Kin
-from ugro.remote.life import RunLife, started_ticks
+from ugro.remote.life import RunLife
 from ugro.remote.oom import OomCounter
+from ugro.remote.processname import ProcessName
 from ugro.remote.program import Refused
 from ugro.remote.rundir import AgentDir, point
 from ugro.remote.supervisor import LAST_WORD_S, TICK_S
@@ -52,6 +53,9 @@ class _Kept:
         self.look_at = 0.0
         self.give_up_at: Optional[float] = None
 
+    def has_whole_log(self) -> bool:
+        return all(rank.log.is_whole for rank in self.life.ranks)
+
 
 class Keeper:
     def __init__(self, agent: AgentDir, link: socket.socket, lasting: warden.Lasting) -> None:
@@ -74,9 +78,9 @@ class Keeper:
 
     def run(self) -> None:
         tree.become_subreaper()
-        ticks = started_ticks()
-        self._started_ticks, self._cgroup = ticks, ending.own_cgroup()
-        name = "%d-%d" % (os.getpid(), ticks or 0)
+        process = ProcessName.own()
+        self._started_ticks, self._cgroup = process.started, ending.own_cgroup()
+        name = str(process)
         folder = self._agent.keeper(name)
         self._wake = wakeup.listen(self._note_term)
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -174,7 +178,7 @@ class Keeper:
         try:
             run = self._agent.run(wanted.job, wanted.attempt)
             claimed = self._desk.claim(run, wanted)
-        except TakesTime:
+        except (TakesTime, FileNotFoundError, BlockingIOError):  # the latter: somebody swept its blank, or looks at it
             self._say(b"L%d \n" % wanted.number)
         except Refused as refusal:
             self._refuse(wanted.number, refusal.kind, str(refusal))
@@ -229,7 +233,7 @@ class Keeper:
         self._lasting.add(kept_.life.run)
         text = kept.told(kept_.claimed, "exited", kept_.state, record, self._told_with_its_end(kept_.life))
         self._let_go(kept_)
-        is_clean = b"-" if self._kin.strangers() or kept_.life.ending else b"+"
+        is_clean = b"-" if self._kin.strangers() or kept_.life.ending or not kept_.has_whole_log() else b"+"
         self._say(b"X%s %s%s\n" % (kept_.life.run.name.encode(), is_clean, text))
         if kept_.number is not None:
             self._say(b"S%d %s\n" % (kept_.number, text))

@@ -14,7 +14,7 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ugro.remote import blank, detach, durable
-from ugro.remote.life import started_ticks
+from ugro.remote.processname import ProcessName
 from ugro.remote.program import Program, Refused
 from ugro.remote.rundir import AgentDir, RunDir
 from ugro.remote.starting import Order
@@ -156,7 +156,7 @@ class _Blanks:
     """Folders for runs to come, of runs that were removed. Named after us: who finds them later knows we are gone."""
 
     def __init__(self, agent: AgentDir) -> None:
-        self._folder = os.path.join(agent.blanks_path, "%d-%d" % (os.getpid(), started_ticks() or 0))
+        self._folder = os.path.join(agent.blanks_path, str(ProcessName.own()))
         self._free: List[str] = []
         self._count = 0
 
@@ -172,7 +172,8 @@ class _Blanks:
         if len(self._free) >= _MOST_BLANKS:
             return False
         if not self._count:
-            durable.make_folder(self._folder)
+            with contextlib.suppress(OSError):  # a full disk: then it is removed
+                durable.make_folder(self._folder)
         self._count += 1
         path = "%s/%d" % (self._folder, self._count)
         if not blank.take_back(run.path, path):

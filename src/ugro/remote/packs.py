@@ -23,7 +23,7 @@ _HEAD = struct.Struct(">32sBHI")  # hash, kind, bytes of padding, bytes of conte
 _PAGE = 4096
 _ALIGNED_BYTES = 64 * 1024  # larger ones begin on a page: some file systems can then share them with a copy
 _BUFFER_BYTES = 1 << 20
-_LOCK_S = 120.0
+LOCK_S = 120.0
 PACK, _ARRIVING = ".pack", ".arriving"
 
 
@@ -82,7 +82,11 @@ class ContentStore:
         """Of packs that ``look`` has yet to look into."""
         names = os.listdir(self.packs) if os.path.isdir(self.packs) else []
         unseen = [name for name in names if name.endswith(PACK) and name not in self._seen]
-        return sum(os.path.getsize(os.path.join(self.packs, name)) for name in unseen)
+        size = 0
+        for name in unseen:
+            with contextlib.suppress(FileNotFoundError):  # tidied up meanwhile
+                size += os.path.getsize(os.path.join(self.packs, name))
+        return size
 
     def look_anew(self) -> None:
         """A content may be in another pack than before."""
@@ -134,7 +138,7 @@ class ContentStore:
     # --- locks --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def using(self, *, alone: bool = False, wait_s: float = _LOCK_S) -> Iterator[None]:
+    def using(self, *, alone: bool = False, wait_s: float = LOCK_S) -> Iterator[None]:
         """Nothing is taken away meanwhile; ``alone``: nobody else is at it."""
         for folder in (self.packs, self.roots):
             durable.make_folder(folder)
@@ -232,9 +236,7 @@ class PackWriter:
     def __init__(self, store: ContentStore) -> None:
         durable.make_folder(store.packs)
         self._store = store
-        self._path = os.path.join(store.packs, os.urandom(12).hex() + _ARRIVING)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._path, self._fd = _new_pack(store.packs)
         self._buffer = bytearray()
         self._at = 0
         self._has: Set[bytes] = set()
@@ -296,6 +298,17 @@ class PackWriter:
     def _close(self) -> None:
         os.close(self._fd)
         self._fd = -1
+
+
+def _new_pack(folder: str) -> Tuple[str, int]:
+    """Empty, and locked. One that a transfer found before it was locked is taken for a leftover, and is gone."""
+    while True:
+        path = os.path.join(folder, os.urandom(12).hex() + _ARRIVING)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)
 
 
 def records(content: Any) -> Iterator[Tuple[bytes, int, int, int]]:

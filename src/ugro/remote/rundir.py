@@ -132,7 +132,7 @@ class AgentDir:
         return Fence(self._fences_path, job)
 
     def keeper(self, name: str) -> str:
-        """The folder of a keeper, whose name is its pid and when it started."""
+        """The folder of a keeper, which has its process's name."""
         return os.path.join(self.keepers_path, name)
 
     def run(self, job: str, attempt: int) -> RunDir:
@@ -154,8 +154,12 @@ class AgentDir:
         """Whether a run's folder may be called that."""
         return _RUN.fullmatch(name) is not None
 
+    def aside(self, name: str) -> str:
+        """A path for what is to be deleted, not used before."""
+        return "%s/%s.%s%s" % (self.runs_path, name, os.urandom(4).hex(), _REMOVING)
+
     def set_aside_before(self) -> List[str]:
-        """Runs that were set aside and are still there: their deletion was cut short."""
+        """What were set aside and are still there: their deletion was cut short."""
         names = os.listdir(self.runs_path)
         return [os.path.join(self.runs_path, name) for name in names if name.endswith(_REMOVING)]
 
@@ -387,7 +391,7 @@ class RunDir:
 
         Need not last: a run that a power cut brings back is removed once more.
         """
-        aside = "%s.%s%s" % (self.path, os.urandom(4).hex(), _REMOVING)
+        aside = self.agent.aside(self.name)
         os.rename(self.path, aside)
         return aside
 

@@ -25,13 +25,10 @@ def note(folder: str, pack: str) -> None:
 
 def settle(folder: str) -> None:
     """When this returns, every pack that was there before is on the disk."""
-    fresh = _fresh(folder)
-    for pack in fresh:
-        with contextlib.suppress(FileNotFoundError):
-            durable.sync_file(os.path.join(folder, pack))
-    if fresh:
+    settled = [pack for pack in _fresh(folder) if _is_settled(folder, pack)]
+    if settled:
         durable.sync_folder(folder)
-    for pack in fresh:
+    for pack in settled:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, pack + _FRESH))
 
@@ -62,9 +59,22 @@ def distrust(folder: str, roots: str) -> None:
             os.unlink(os.path.join(roots, root))
     for pack in doubtful:
         with contextlib.suppress(FileNotFoundError):
-            os.rename(os.path.join(folder, pack), os.path.join(folder, pack[: -len(_PACK)] + _ARRIVING))
+            os.rename(os.path.join(folder, pack), _arriving(folder, pack))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, pack + _FRESH))
+
+
+def _is_settled(folder: str, pack: str) -> bool:
+    """False for one that is about to get its name: its writer has noted it, and sees to it that it is settled."""
+    is_arriving = os.path.exists(_arriving(folder, pack))  # asked first: afterwards it may have its name
+    with contextlib.suppress(FileNotFoundError):
+        durable.sync_file(os.path.join(folder, pack))
+        return True
+    return not is_arriving  # it was tidied away
+
+
+def _arriving(folder: str, pack: str) -> str:
+    return os.path.join(folder, pack[: -len(_PACK)] + _ARRIVING)
 
 
 def _fresh(folder: str) -> List[str]:

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ugro.remote import ending
 from ugro.remote.ending import LIMIT_S, Ending, Family, Processes
+from ugro.remote.processname import ProcessName
 from ugro.remote.program import Refused
 from ugro.remote.rundir import AgentDir, RunDir, boot_id, point
 
@@ -45,8 +46,11 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
     order_at = 0.0
     while run.exit() is None:
         now = time.monotonic()
+        if not run.exists():  # somebody else stopped it, and has removed it since
+            return {**run.status(), "status": "absent"}
         if not run.is_alive():
-            clean(run)
+            with contextlib.suppress(FileNotFoundError):
+                clean(run)
         elif now >= hangs_at:
             _end_supervisor(run, hangs_at + LIMIT_S)
         elif now >= order_at:
@@ -79,26 +83,37 @@ def clean(run: RunDir) -> None:
 
 def remove(run: RunDir) -> None:
     """Also what earlier removals left that were cut short."""
-    if run.exists():
-        with _over(run, timeout_s=0.5), run.fence.held():
-            run.fence.close(run.attempt)
-            point("remove.closed")
-            with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
-                run.set_aside()
+    try:
+        _set_aside(run)
+    except FileNotFoundError:  # somebody else removes it, too
+        if run.exists():
+            raise
     point("remove.renamed")
-    for path in [*run.agent.set_aside_before(), *_orphaned(run.agent)]:
+    _set_orphans_aside(run.agent)
+    for path in run.agent.set_aside_before():
         _delete(path)
     point("remove.deleted")
 
 
-def _orphaned(agent: AgentDir) -> Iterator[str]:
-    """Folders that are named after a process that is gone: blanks of a node program, and what a keeper left."""
+def _set_aside(run: RunDir) -> None:
+    if run.exists():
+        with _over(run, timeout_s=0.5), run.fence.held():
+            run.fence.close(run.attempt)
+            point("remove.closed")
+            run.set_aside()
+
+
+def _set_orphans_aside(agent: AgentDir) -> None:
+    """Folders that are named after a process that is gone: blanks of a node program, and what a keeper left.
+
+    In one step each, as a keeper that outlives its node program takes a blank: one of the two has it, and all of it.
+    """
     for parent in (agent.blanks_path, agent.keepers_path):
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(parent):
-                ((pid, started),) = _process(name).items()
-                if ending.start_time(pid) != started:
-                    yield os.path.join(parent, name)
+                if ProcessName.parse(name).is_orphaned():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(os.path.join(parent, name), agent.aside(name))
 
 
 def remove_quickly(run: RunDir) -> bool:
@@ -183,9 +198,9 @@ def _delete(path: str) -> None:
 
 def _order(run: RunDir, order: Dict[str, Any]) -> None:
     keeper = _keeper(run)
-    for pid, started in {**ending.marked(run.mark), **_process(keeper)}.items():
+    for pid, started in {**ending.marked(run.mark), **_processes(keeper)}.items():
         ending.send(pid, started, signal.SIGCONT)  # a supervisor that somebody stopped hears nothing
-    path = os.path.join(run.agent.keeper(keeper), "control") if keeper else run.file("control")
+    path = os.path.join(run.agent.keeper(str(keeper)), "control") if keeper else run.file("control")
     try:
         control = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -199,19 +214,16 @@ def _order(run: RunDir, order: Dict[str, Any]) -> None:
         os.close(control)
 
 
-def _keeper(run: RunDir) -> Optional[str]:
-    """The name of its keeper; None when it has a supervisor of its own, which has a pipe for orders from the first."""
+def _keeper(run: RunDir) -> Optional[ProcessName]:
+    """None when it has a supervisor of its own, which has a pipe for orders from the first."""
     if os.path.exists(run.file("control")):
         return None
-    return (run.envelope() or {}).get("keeper")
+    name = (run.envelope() or {}).get("keeper")
+    return ProcessName.parse(name) if name else None
 
 
-def _process(keeper: Optional[str]) -> Processes:
-    """A keeper is named after it."""
-    if keeper is None:
-        return {}
-    pid, _, started = keeper.partition("-")
-    return {int(pid): int(started)}
+def _processes(keeper: Optional[ProcessName]) -> Processes:
+    return keeper.processes() if keeper else {}
 
 
 def _end_supervisor(run: RunDir, until: float) -> None:
@@ -219,14 +231,16 @@ def _end_supervisor(run: RunDir, until: float) -> None:
 
     With a keeper that hangs, all of its runs are lost.
     """
-    for pid, started in {**ending.marked(run.mark), **_process(_keeper(run))}.items():
+    for pid, started in {**ending.marked(run.mark), **_processes(_keeper(run))}.items():
         ending.send(pid, started, signal.SIGKILL)
     if time.monotonic() > until:
         raise Refused("busy", "%s cannot be ended: its supervisor hangs in the kernel" % run.name)
 
 
 def _end_leftovers(run: RunDir) -> Ending:
-    cgroup = (run.state() or {}).get("cgroup")
+    keeper = _keeper(run)
+    # A keeper that gave up one run goes on with the others, and all of them are in its control group.
+    cgroup = None if keeper and keeper.is_alive() else (run.state() or {}).get("cgroup")
 
     def find() -> Processes:
         return {**ending.marked(run.mark), **ending.in_cgroup(cgroup)}

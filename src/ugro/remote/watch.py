@@ -285,7 +285,7 @@ class _Folders:
     def remove(self, name: str) -> None:
         number = self._watches.pop(name, None)
         if number is not None:
-            del self._names[number]
+            self._names.pop(number, None)
             self._inotify.remove(number)
 
     def changed(self) -> Tuple[List[str], bool]:
