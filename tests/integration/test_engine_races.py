@@ -9,32 +9,39 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.rig.engine import EngineRig, command, in_loop, is_final, until
-from tests.rig.waiting import wait_until
-from ugro.agent.engine import Engine
+from tests.rig.engine import (
+    SOON_S,
+    EngineRig,
+    asked_to_end,
+    command,
+    gated,
+    in_loop,
+    is_final,
+    leased,
+    running,
+    seen_soon,
+    soon,
+    submitted,
+)
 from ugro.core.errors import NotFound
 from ugro.core.job import (
     Checkpoint,
-    Disconnect,
     Ending,
     Job,
     JobSpec,
     JobState,
     Launcher,
-    OnLost,
     Resources,
     Retry,
-    Stop,
 )
 from ugro.store.database import Store
 
 _HUGE = "9" * 30
-_SOON_S = 9
 
 
 @pytest.fixture
@@ -59,43 +66,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in ("runwatch", "leases"):
         monkeypatch.setattr(f"ugro.agent.{module}.boot_clock_s", found)
     return found
-
-
-def gated(gate: Path) -> str:
-    return f"until [ -e {gate} ]; do sleep 0.05; done"
-
-
-def leased(lease_s: float, *argv: str) -> JobSpec:
-    disconnect = Disconnect(lost_after_s=lease_s, on_lost=OnLost.RESTART)
-    return JobSpec("leased", argv, disconnect=disconnect, stop=Stop(grace_s=0.5))
-
-
-async def submitted(store: Store, engine: Engine, spec: JobSpec, key: str = "k") -> Job:
-    async with asyncio.timeout(_SOON_S):
-        job = (await store.jobs.submit(spec, "ann", key)).job
-    engine.wake()
-    return job
-
-
-async def soon(store: Store, job: Job, is_so: Callable[[Job], bool]) -> Job:
-    async with asyncio.timeout(_SOON_S):
-        return await until(store, job, is_so)
-
-
-async def running(store: Store, job: Job) -> tuple[Job, str]:
-    """The job and its node."""
-    job = await soon(store, job, lambda seen: seen.state is JobState.RUNNING)
-    assert job.placement is not None
-    return job, job.placement.nodes[0]
-
-
-async def seen_soon(predicate: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(wait_until, predicate, _SOON_S, what)
-
-
-async def asked_to_end(store: Store, engine: Engine, job: Job, ending: Ending = Ending.CANCELLED) -> None:
-    await store.jobs.ask_to_end(job.id, ending)
-    engine.wake()
 
 
 def change_database(place: EngineRig, statement: str, *values: object) -> None:
@@ -240,7 +210,7 @@ def test_a_start_under_way_ends_with_its_attempt_and_starts_nothing_later(place:
             n2 = place.cluster.inventory.get("n2")
             await seen_soon(lambda: n2.link is not None, "the node to be back")
             gate.touch()
-            async with asyncio.timeout(_SOON_S):
+            async with asyncio.timeout(SOON_S):
                 while any(task.get_name() == f"start {job.id} 1" for task in asyncio.all_tasks()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await seen_soon(lambda: not place.run_folders("n2"), "what was started too late to be cleared away")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.rig.waiting import processes_with, processes_with_variable, signal_all
+from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
 from ugro.agent.checkpoints import Checkpoints
 from ugro.agent.cluster import Cluster
 from ugro.agent.engine import Engine
@@ -20,11 +20,12 @@ from ugro.agent.logmirror import LogMirror
 from ugro.agent.results import Results
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.snapshot import Snapshots
-from ugro.core.job import Job, JobSpec, Retry
+from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.nodes.runs import Identity
 from ugro.store.database import Store
 
 _LIMIT_S = 60
+SOON_S = 9
 
 
 class EngineRig:
@@ -34,11 +35,23 @@ class EngineRig:
         self._gate = folder / "gate.sh"
         self._gate.write_text('[ -e "$1" ] && exit 9\nshift\nexec "$@"\n')
         self.file = folder / "cluster.yaml"
-        self.file.write_text("nodes:\n" + "".join(f"  {name}: {self._entry(name)}\n" for name in self.names))
         self.cluster: Cluster | None = None
+        self._roots = {name: name for name in self.names}
+        self._write()
 
-    def _entry(self, name: str) -> str:
-        return f"{{transport: [sh, {self._gate}, {self._cut(name)}], remote_root: {self.folder}/{name}}}"
+    def _write(self) -> None:
+        entries = [f"  {name}: {self._entry(name, root)}\n" for name, root in self._roots.items()]
+        self.file.write_text("nodes:\n" + "".join(entries))
+
+    def _entry(self, name: str, root: str) -> str:
+        return f"{{transport: [sh, {self._gate}, {self._cut(name)}], remote_root: {self.folder}/{root}}}"
+
+    async def lead_to(self, name: str, root: str) -> None:
+        """The node's name leads to another folder now, as after an edit of the cluster file."""
+        assert self.cluster is not None
+        self._roots[name] = root
+        self._write()
+        await self.cluster.look_again()
 
     def _cut(self, name: str) -> Path:
         return self.folder / f"{name}.cut"
@@ -117,3 +130,40 @@ def in_loop(work: Awaitable[None]) -> None:
         await work
 
     asyncio.run(run())
+
+
+def gated(gate: Path) -> str:
+    return f"until [ -e {gate} ]; do sleep 0.05; done"
+
+
+def leased(lease_s: float, *argv: str) -> JobSpec:
+    disconnect = Disconnect(lost_after_s=lease_s, on_lost=OnLost.RESTART)
+    return JobSpec("leased", argv, disconnect=disconnect, stop=Stop(grace_s=0.5))
+
+
+async def submitted(store: Store, engine: Engine, spec: JobSpec, key: str = "k") -> Job:
+    async with asyncio.timeout(SOON_S):
+        job = (await store.jobs.submit(spec, "ann", key)).job
+    engine.wake()
+    return job
+
+
+async def soon(store: Store, job: Job, is_so: Callable[[Job], bool]) -> Job:
+    async with asyncio.timeout(SOON_S):
+        return await until(store, job, is_so)
+
+
+async def running(store: Store, job: Job) -> tuple[Job, str]:
+    """The job and its node."""
+    job = await soon(store, job, lambda seen: seen.state is JobState.RUNNING)
+    assert job.placement is not None
+    return job, job.placement.nodes[0]
+
+
+async def seen_soon(predicate: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(wait_until, predicate, SOON_S, what)
+
+
+async def asked_to_end(store: Store, engine: Engine, job: Job, ending: Ending = Ending.CANCELLED) -> None:
+    await store.jobs.ask_to_end(job.id, ending)
+    engine.wake()

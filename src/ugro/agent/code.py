@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +22,10 @@ from ugro.core.quantity import format_size
 from ugro.core.statedir import StateDir
 from ugro.nodes.runs import Identity
 from ugro.remote import trees
+from ugro.remote.program import Refused
 from ugro.store.database import Store
+
+log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _LIVE = frozenset(JobState) - FINAL_STATES
@@ -34,6 +38,7 @@ class Code:
         self._cluster = cluster
         self._home = CodeHome(state.contents)
         self._sending = Sending(self._home, store.code, cluster.inventory.get, identity)
+        self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
 
@@ -42,7 +47,7 @@ class Code:
         taken = await asyncio.to_thread(self._take, self._wish(folder, force), is_lasting)
         self._count(taken)
         if taken.new_bytes:
-            await self._make_room(taken.id)
+            self._make_room_soon()
         self._sending.note_folder(taken.id, taken.folder)
         return Snapshot(taken.id, taken.folder, taken.files, taken.bytes, taken.skipped)
 
@@ -79,15 +84,24 @@ class Code:
             snapshot_files_read=old.snapshot_files_read + taken.new_files,
         )
 
-    async def _make_room(self, root: str) -> None:
-        limit = self._cluster.config.sync.store_limit
-        if await asyncio.to_thread(self._home.size_bytes) > limit:
-            await self._tidy_home(limit, [root])
+    def _make_room_soon(self) -> None:
+        """Nobody who hands in a job waits for it: what is on its way to nodes has to get there first."""
+        if self._making_room is None or self._making_room.done():
+            self._making_room = asyncio.create_task(self._make_room(), name="make room for code")
 
-    async def _tidy_home(self, limit: int, keep: Sequence[str] = ()) -> Tidied:
-        live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
-        async with self._sending.gate.alone():
-            done = await asyncio.to_thread(self._home.tidy, limit, [*keep, *live])
+    async def _make_room(self) -> None:
+        limit = self._cluster.config.sync.store_limit
+        try:
+            if await asyncio.to_thread(self._home.size_bytes) > limit:
+                await self._tidy_home(limit, is_patient=True)
+        except (UgroError, Refused, OSError) as error:
+            log.warning("no room can be made for code: %s", error)
+
+    async def _tidy_home(self, limit: int, *, is_patient: bool = False) -> Tidied:
+        """What was taken lately stays, so also the code of jobs that are being handed in."""
+        async with self._sending.gate.alone(is_patient=is_patient):
+            live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
+            done = await asyncio.to_thread(self._home.tidy, limit, live)
         return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
 
     # --- sending -----------------------------------------------------------------------------------------------
@@ -149,6 +163,9 @@ class Code:
         self._home.end()
 
     async def close(self) -> None:
+        if self._making_room is not None:
+            self._making_room.cancel()
+            await asyncio.gather(self._making_room, return_exceptions=True)
         await self._sending.close()
 
     # --- by hand -----------------------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from ugro.agent.starting import Starting
 from ugro.agent.sweep import Sweep
 from ugro.agent.work import Work
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.core.job import Ending, Job, JobState, Placement
+from ugro.core.job import Ending, Job, JobState, Placement, Share
 from ugro.core.moment import unix_seconds
 from ugro.nodes.runs import RunStatus
 from ugro.policy import attempt, decision
-from ugro.policy.attempt import AttemptView, NodeRun
+from ugro.policy.attempt import AttemptView, NodeRun, RunState
 from ugro.policy.scheduler import actions
 from ugro.store.jobs import JobStore, StaleMove
 
@@ -82,6 +82,7 @@ class Engine:
 
     async def run(self) -> None:
         self._snapshots.start()
+        self._leases.start(self.live.holding)
         while True:
             self._wake.clear()
             pause_s = _LONGEST_PAUSE_S
@@ -117,8 +118,6 @@ class Engine:
         self._watch.keep_up()
         await self.live.read()
         holding = self.live.holding()
-        # First of all: whatever becomes of the rest, what runs must not end for want of our word.
-        renew_s = self._leases.keep(holding) or _LONGEST_PAUSE_S
         await self._go_on(holding)
         if self._must_keep:
             await self._keep()
@@ -126,7 +125,7 @@ class Engine:
         self._clear_away(under_way)
         self._light.forget(under_way)
         schedule_s = await self._schedule_when_due(holding)
-        return min(renew_s, schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
+        return min(schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
 
     async def _go_on(self, holding: Iterable[Job]) -> None:
         # One that ends at this moment and was told to end, too: that is seen when the former is over.
@@ -196,16 +195,19 @@ class Engine:
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
-        if run.is_reachable:
+        is_elsewhere = job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))
+        if run.is_reachable and not is_elsewhere:
             return run
-        is_gone = self._leases.is_over(job, node) or self._is_out_of_sight(job, node)
-        return NodeRun(node, run.state, is_reachable=False, is_gone=is_gone)
+        is_gone = self._leases.is_over(job, node) or self._is_out_of_sight(job, node, is_elsewhere)
+        state = RunState.UNKNOWN if is_elsewhere else run.state
+        return NodeRun(node, state, is_reachable=False, is_gone=is_gone, is_elsewhere=is_elsewhere)
 
-    def _is_out_of_sight(self, job: Job, node: str) -> bool:
+    def _is_out_of_sight(self, job: Job, node: str, is_elsewhere: bool) -> bool:
         """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""
-        if ("start", job.id, job.attempt) not in self._work and self._starting.was_never_asked(job, node):
+        is_about_to = ("start", job.id, job.attempt) in self._work or self._light.is_starting(job)
+        if not is_about_to and self._starting.was_never_asked(job, node):
             return True
-        return job.ending is Ending.CANCELLED and not self._watch.is_member(node)
+        return job.ending is Ending.CANCELLED and (is_elsewhere or not self._watch.is_member(node))
 
     async def _move(self, job: Job, state: JobState, reason: str, ending: Ending | None) -> None:
         with contextlib.suppress(StaleMove):
@@ -286,12 +288,14 @@ class Engine:
         await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
         await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
 
-    async def _drop(self, cancelled: Sequence[Job]) -> None:
-        for job in cancelled:
-            reason = "cancelled between two attempts" if job.attempt else "cancelled before it started"
-            with contextlib.suppress(StaleMove):
-                await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
-                self._must_keep = True
+    async def _drop(self, cancelled: Iterable[Job]) -> None:
+        await self._write_down(self._drop_one(job) for job in cancelled)
+
+    async def _drop_one(self, job: Job) -> None:
+        reason = "cancelled between two attempts" if job.attempt else "cancelled before it started"
+        with contextlib.suppress(StaleMove):
+            await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
+            self._must_keep = True
 
     async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
         """Their devices, to all that can start now, in one commit."""
@@ -317,12 +321,14 @@ class Engine:
                     self.wake()
 
     def _with_boots(self, placement: Placement) -> Placement | None:
-        """Which boot of each node it is given; None when one cannot tell, and so could not be asked to start it."""
-        moments = [self._watch.moment(node) for node in placement.nodes]
-        if any(moment is None for moment in moments):
-            return None
-        shares = zip(placement.shares, moments, strict=True)
-        return Placement(tuple(replace(share, boot_id=moment[0].boot_id) for share, moment in shares if moment))
+        """Which machine, boot and folder each node is; None when one cannot tell: it could not be asked to start."""
+        shares: list[Share] = []
+        for share in placement.shares:
+            moment, machine = self._watch.moment(share.node), self._watch.machine(share.node)
+            if moment is None or machine is None:
+                return None
+            shares.append(replace(share, boot_id=moment[0].boot_id, hostname=machine.hostname, root=machine.root))
+        return Placement(tuple(shares))
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ def _python(node: Node) -> str:
 def _order(job: Job, node: str, recorded: Plan) -> Order:
     assert job.placement is not None
     part = next(part for part in recorded.nodes if part.node == node)
-    return Order(job.id, job.attempt, part, _settings(job), job.placement.boot_id(node))
+    share = job.placement.on(node)
+    return Order(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
 
 
 def _settings(job: Job) -> dict[str, Any]:

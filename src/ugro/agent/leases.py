@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ugro.agent.runwatch import RunWatch, boot_clock_s
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
@@ -17,6 +17,9 @@ from ugro.nodes.runs import Moment
 
 log = logging.getLogger(__name__)
 
+Place = tuple[str, str | None]  # a node, and its folder: the configuration may lead the name elsewhere
+
+_LOOK_S = 0.5
 _LONGEST_INTERVAL_S = 5.0
 _CLOCK_DRIFT = 1.01
 # A supervisor looks five times a second, and a machine under load is slow; then its ranks have to be ended.
@@ -34,24 +37,39 @@ class Leases:
         self._watch = watch
         # By our clock: when we heard the instant we last gave back. What an agent before us gave back was older.
         self._since_s = boot_clock_s()
-        self._vouched: dict[str, float] = {}
+        self._vouched: dict[Place, float] = {}
         self._renewed: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._keeping: asyncio.Task[None] | None = None
 
-    def keep(self, holding: Iterable[Job]) -> float | None:
-        """Renews what is due; returns when it wants to be asked again."""
+    def start(self, holding: Callable[[], Iterable[Job]]) -> None:
+        """Apart from all else: whatever becomes of that, what runs must not end for want of our word."""
+        self._keeping = asyncio.create_task(self._keep(holding), name="renew leases")
+
+    async def _keep(self, holding: Callable[[], Iterable[Job]]) -> None:
+        while True:
+            pause_s = _LOOK_S
+            try:
+                pause_s = min(_LOOK_S, self._renew_due(holding()) / 2)
+            except Exception:  # the top of a daemon's loop
+                log.exception("leases are not renewed")
+            await asyncio.sleep(pause_s)
+
+    def _renew_due(self, holding: Iterable[Job]) -> float:
+        """Returns the shortest time between two renewals."""
         intervals: dict[str, float] = {}
         for job in holding:
             limit_s = lease_s(job)
-            for node in job.placement.nodes if job.placement and limit_s is not None else ():
+            for share in job.placement.shares if job.placement and limit_s is not None else ():
                 assert limit_s is not None
-                intervals[node] = min(intervals.get(node, _LONGEST_INTERVAL_S), limit_s / 5)
+                if not self._watch.is_elsewhere(share):
+                    intervals[share.node] = min(intervals.get(share.node, _LONGEST_INTERVAL_S), limit_s / 5)
         now = boot_clock_s()
         for node, interval_s in intervals.items():
             if now - self._renewed.get(node, 0.0) >= interval_s * 0.9 and node not in self._tasks:
                 self._renewed[node] = now
                 self._begin(node)
-        return min(intervals.values(), default=None)
+        return min(intervals.values(), default=_LONGEST_INTERVAL_S)
 
     async def begin(self, job: Job, node: str) -> Moment | None:
         """The instant that a start refers to. From it on the lease counts, on the node and here."""
@@ -64,21 +82,25 @@ class Leases:
             known = self._watch.moment(node)
         if known is None or boot_clock_s() - known[1] > limit_s / 2:
             raise Unreachable("it has not told the time lately", subject=node, cause="silent")
-        self._vouched[node] = max(known[1], self._vouched.get(node, 0.0))
+        self._vouch(node, known[1])
         return known[0]
 
     def is_over(self, job: Job, node: str) -> bool:
         """The node has ended its part by itself by now, if it lives at all."""
         limit_s = lease_s(job)
-        if limit_s is None or self._watch.silent_s(node) == 0.0:
+        if limit_s is None or job.placement is None:
             return False
-        vouched_s = max(self._since_s, self._vouched.get(node, 0.0))
+        share = job.placement.on(node)
+        if self._watch.silent_s(node) == 0.0 and not self._watch.is_elsewhere(share):
+            return False
+        vouched_s = max(self._since_s, self._vouched.get((node, share.root), 0.0))
         return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([self._keeping] if self._keeping else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, node: str) -> None:
         task = asyncio.create_task(self._renew(node), name=f"renew the lease on {node}")
@@ -91,8 +113,13 @@ class Leases:
             return
         as_of, heard_s = known
         # Noted before it is sent: whether it arrives is not for us to know.
-        self._vouched[node] = max(heard_s, self._vouched.get(node, 0.0))
+        self._vouch(node, heard_s)
         try:
             self._watch.note_moment(node, await self._watch.runs(node).renew(as_of))
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.debug("no lease renewed: %s", error, extra={"node": node})
+
+    def _vouch(self, node: str, heard_s: float) -> None:
+        machine = self._watch.machine(node)
+        place = (node, machine.root if machine else None)
+        self._vouched[place] = max(heard_s, self._vouched.get(place, 0.0))

@@ -86,6 +86,9 @@ class Light:
             _note(self._ends, self._being_ended, job, node)
         return True
 
+    def is_starting(self, job: Job) -> bool:
+        return (job.id, job.attempt) in self._being_started
+
     def is_ending(self, job: Job) -> bool:
         return (job.id, job.attempt) in self._being_ended
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Set
 
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.job import Share
+from ugro.core.node import Machine
 from ugro.nodes.inventory import Inventory
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity, Moment, News, Runs, RunStatus
@@ -64,6 +66,15 @@ class RunWatch:
 
     def is_member(self, node: str) -> bool:
         return node in self._watches
+
+    def is_elsewhere(self, share: Share) -> bool:
+        """The node's name leads to another machine or folder than that which gave this share."""
+        watch = self._watches.get(share.node)
+        return watch is not None and watch.node.machine is not None and not share.is_of(watch.node.machine)
+
+    def machine(self, node: str) -> Machine | None:
+        watch = self._watches.get(node)
+        return watch.node.machine if watch else None
 
     def silent_s(self, node: str) -> float:
         """How long a node has not told us anything; endless for one that is not of this cluster."""

@@ -77,9 +77,10 @@ class Gate:
                 self._changed.notify_all()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def alone(self, *, is_patient: bool = False) -> AsyncIterator[None]:
+        """``is_patient``: when nobody passes; until then, all can."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._is_closed)
+            await self._changed.wait_for(lambda: not self._is_closed and not (is_patient and self._inside))
             self._is_closed = True
         try:
             async with self._changed:

@@ -67,7 +67,7 @@ class Starting:
 
     async def start(self, job: Job, nodes: tuple[str, ...]) -> None:
         """May be cancelled at any point: whom we asked is known, and is asked to stop."""
-        self._since.setdefault((job.id, job.attempt), time.monotonic())
+        self._note_begun(job)
         try:
             await self._launching.bring_code([job], nodes)
             await self._launching.plan(job)
@@ -89,6 +89,8 @@ class Starting:
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
         """Small ones, each of this node alone. Returns those to be asked for again."""
+        for job in jobs:
+            self._note_begun(job)
         if not await self._has_code(jobs, node):
             return [job for job in jobs if (job.id, job.attempt) not in self._refusals]
         for job in jobs:
@@ -116,7 +118,6 @@ class Starting:
             log.warning("cannot bring code there yet: %s", error, extra={"node": node})
             may_pass = isinstance(error, Unreachable | TimedOut) or _is_passing(error)
             for job in jobs:
-                self._since.setdefault((job.id, job.attempt), time.monotonic())
                 if not may_pass or self._is_late(job):
                     self._refuse(job, Failure(Cause.START_FAILED, str(error), node=node, hint=error.hint))
             return False
@@ -142,6 +143,13 @@ class Starting:
         else:
             point("start.answered")
             self._watch.learn(node, status)
+
+    def _note_begun(self, job: Job) -> None:
+        """An agent before us may have asked already: then the time that ranks have to start begins anew."""
+        key = (job.id, job.attempt)
+        if key not in self._since:
+            self._since[key] = time.monotonic()
+            self._asked_at.pop(key, None)
 
     def _note_asked(self, job: Job, node: str) -> None:
         key = (job.id, job.attempt)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
+from ugro.core.node import Machine
 
 ALL_GPUS = -1
 ANY_GPUS = -2
@@ -204,8 +205,16 @@ class Share:
     gpus: tuple[int, ...] = ()  # indices
     cpus: int = 0
     memory_bytes: int = 0
-    # Of the node when it was given: a start that comes after a restart of the node finds it refused there.
+    # Of the node when it was given: a start that comes after a restart of the node, or elsewhere, is refused there.
     boot_id: str | None = None
+    hostname: str | None = None
+    root: str | None = None
+
+    def is_of(self, machine: Machine) -> bool:
+        """False when the node's name leads to another machine or folder by now."""
+        if self.root is None:
+            return True
+        return self.root == machine.root and (self.boot_id == machine.boot_id or self.hostname == machine.hostname)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +227,8 @@ class Placement:
     def nodes(self) -> tuple[str, ...]:
         return tuple(share.node for share in self.shares)
 
-    def boot_id(self, node: str) -> str | None:
-        return next((share.boot_id for share in self.shares if share.node == node), None)
+    def on(self, node: str) -> Share:
+        return next(share for share in self.shares if share.node == node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,15 @@ class Order:
     attempt: int
     plan: NodePlan
     settings: dict[str, Any]
-    boot_id: str | None = None  # of the node when it was decided
+    # Of the node when it was decided.
+    boot_id: str | None = None
+    root: str | None = None
 
     def params(self) -> dict[str, Any]:
         ranks = [{"rank": rank.rank, "argv": list(rank.argv), "env": dict(rank.env)} for rank in self.plan.ranks]
         spec = {"ranks": ranks, "cwd": self.plan.cwd, **self.settings}
-        boot = {"boot_id": self.boot_id} if self.boot_id else {}
-        return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **boot}
+        where = {"boot_id": self.boot_id, "root": self.root} if self.boot_id else {}
+        return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **where}
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ class NodeRun:
     # There is nothing to wait for: its lease is over, it was never asked for there, or its node was taken out of the
     # cluster and the job is to be cancelled.
     is_gone: bool = False
+    is_elsewhere: bool = False  # the node's name leads to another machine or folder by now: that one is not asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,10 @@ def next_step(view: AttemptView) -> Step | None:
         return ending
     if view.state is JobState.STARTING:
         return _starting(view)
-    unreachable = [run.node for run in view.runs if not run.is_reachable]
-    if unreachable:
+    if not all(run.is_reachable for run in view.runs):
         if view.state is JobState.UNREACHABLE:
             return None
-        return Move(JobState.UNREACHABLE, f"{_names(unreachable)} cannot be reached; its ranks may well go on")
+        return Move(JobState.UNREACHABLE, f"{_out_of_reach(view)}; its ranks may well go on")
     return _going_on(view)
 
 
@@ -112,6 +112,13 @@ def _starting(view: AttemptView) -> Step | None:
         return Move(JobState.STOPPING, f"{_names(late)} did not start in time: all is taken back", Ending.FAILED)
     absent = tuple(run.node for run in view.runs if run.state is RunState.ABSENT and run.is_reachable)
     return Start(absent) if absent else None
+
+
+def _out_of_reach(view: AttemptView) -> str:
+    elsewhere = [run.node for run in view.runs if run.is_elsewhere]
+    if elsewhere:
+        return f"{_names(elsewhere)} leads to another machine or folder than when it started"
+    return f"{_names([run.node for run in view.runs if not run.is_reachable])} cannot be reached"
 
 
 def _going_on(view: AttemptView) -> Step | None:

@@ -13,7 +13,7 @@ from ugro.remote import wire
 from ugro.remote.keeping import Keeping, Start
 from ugro.remote.program import Call, Program, Refused
 from ugro.remote.rundir import AgentDir, RunDir, moment
-from ugro.remote.starting import Order, begin, is_of_this_boot
+from ugro.remote.starting import Order, begin, expect_root, is_of_this_boot
 
 MOST = 500
 _AT_ONCE = 16  # then others are heard
@@ -81,6 +81,7 @@ def start(call: Call, agent: AgentDir, wanted: List[Dict[str, Any]], boot_id: Op
             run, spec = agent.run(str(one["job"]), int(one["attempt"])), dict(one["spec"])
             if len(spec["ranks"]) != 1 or spec.get("lease_s") is not None:
                 raise ValueError("one rank and no lease; others are started one by one")
+            expect_root(call, one.get("root"))
             order = Order(spec, None, is_of_this_boot(one.get("boot_id", boot_id)))
         except Refused as refusal:
             many.refuse(place, refusal.kind, str(refusal))

@@ -17,7 +17,7 @@ from ugro.remote.program import Call, Refused
 from ugro.remote.rundir import AgentDir, RunDir, moment
 from ugro.remote.runspec import GRACE_S, RunSpec, grace, stop_signal
 from ugro.remote.setup import setup as set_up
-from ugro.remote.starting import Order, begin, is_of_this_boot
+from ugro.remote.starting import Order, begin, expect_root, is_of_this_boot
 from ugro.remote.watch import watch as watch_runs
 from ugro.remote.worker import Answer
 
@@ -36,6 +36,7 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
+    expect_root(call, params.get("root"))
     begin(call, run, Order(spec, as_of, is_of_this_boot(params.get("boot_id"))))
 
 

@@ -43,6 +43,12 @@ def is_of_this_boot(meant: Optional[str]) -> bool:
     return meant is not None
 
 
+def expect_root(call: Call, meant: Optional[str]) -> None:
+    """Refused when it is meant for another folder of this machine, as the agent's configuration had it before."""
+    if meant is not None and meant != call.program.root:
+        raise Refused("other-root", "the node's folder is not %s any more, for which this start was decided" % meant)
+
+
 def begin(call: Call, run: RunDir, order: Order) -> None:
     """Soon: a thousand starts that come at once must not keep others from being heard."""
     call.on_cancel = lambda: call.fail("cancelled", "it was cancelled before it had begun")
