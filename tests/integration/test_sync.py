@@ -14,15 +14,20 @@ from hypothesis import strategies as st
 
 from tests.integration.conftest import in_loop, until
 from tests.rig import disk
-from tests.rig.code import CHUNK, MARK, TREES, CodeRig, make, seen
+from tests.rig.code import AGENT, CHUNK, MARK, TREES, CodeRig, make, seen
 from tests.rig.disk import SmallDisk
 from tests.rig.waiting import processes_with_variable
+from ugro.agent.cluster import Cluster
+from ugro.agent.code import Code
 from ugro.agent.sending import Sending
 from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
+from ugro.core.statedir import StateDir
 from ugro.nodes.bootstrap import node_program
+from ugro.nodes.runs import Identity
 from ugro.remote import trees
 from ugro.remote.contents import store_in
 from ugro.remote.contentstream import block, record
+from ugro.store.database import Store
 
 MIB = 1 << 20
 FEW = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -284,3 +289,31 @@ def _own_bytes(pid: int) -> int:
     [anonymous] = [int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
     return anonymous * 1024
 
+
+@in_loop
+async def test_code_is_taken_while_other_code_is_on_its_way_and_room_is_made_later(rig: CodeRig) -> None:
+    """Room can only be made when nothing is on its way; nobody who hands in a job waits for that."""
+    cluster_file = rig.folder / "cluster.yaml"
+    cluster_file.write_text("sync: {store_limit: 1MB}\nnodes:\n  n1: {transport: local}\n")
+    store = Store(rig.folder / "state.db")
+    await store.open()
+    code = Code(StateDir(rig.folder), store, Cluster(cluster_file), Identity(AGENT, 1))
+    packs, roots = rig.folder / "contents" / "packs", rig.folder / "contents" / "roots"
+    try:
+        (rig.source / "data").write_bytes(os.urandom(3_000_000))
+        async with code._sending.gate.shared(), asyncio.timeout(20):
+            old = await code.take(rig.source)
+            async with code._sending.gate.shared():  # others pass meanwhile
+                assert code._making_room is not None
+                assert not code._making_room.done()
+        await code._making_room
+        for root in roots.iterdir():
+            os.utime(root, (1, 1))  # long ago: what was taken lately stays
+        (rig.source / "data").write_bytes(b"new")
+        await code.take(rig.source)
+        await code._making_room
+        assert not code.has(old.id)
+        assert sum(path.stat().st_size for path in packs.iterdir()) < 1_000_000
+    finally:
+        await code.close()
+        await store.close()

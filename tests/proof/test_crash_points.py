@@ -134,7 +134,7 @@ def killed_at(point: str) -> None:
         place.cancel("doomed")
         finals = place.finals()
         try:
-            wait_until(lambda: armed.was_killed, _REACHED_S if point.startswith("sweep.") else 1, "the agent to die")
+            wait_until(lambda: armed.was_killed, _REACHED_S, "the agent to die")
         except AssertionError as error:
             raise AssertionError(place.seen(f"{point} was not reached")) from error
         finally:
