@@ -178,6 +178,19 @@ def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(nod
     assert records(node, link)["1"]["outcome"] == "succeeded"
 
 
+def test_a_start_that_was_decided_for_another_folder_is_refused(node: LocalNode) -> None:
+    link = node.link()
+    assert link.machine is not None
+    [run] = wanted({"1": saying("x")})
+    with pytest.raises(RemoteFailure, match="/elsewhere") as caught:
+        node.call(link, "start", root="/elsewhere", **run)
+    assert caught.value.cause == "other-root"
+    each = [{**run, "root": "/elsewhere"}, *({**one, "root": link.machine.root} for one in wanted({"2": saying("x")}))]
+    refused, taken = node.call(link, "start_many", runs=each)["results"]
+    assert (refused["error"]["kind"], taken["run"]["status"]) == ("other-root", "running")
+    assert set(records(node, link)) == {"2"}
+
+
 def test_two_node_programs_that_start_the_same_runs_at_once_start_each_once(node: LocalNode, ledger: Ledger) -> None:
     links = [node.link(), node.link()]
     specs = {str(number): spec_of(ledger, number, "sleep") for number in range(20)}

@@ -81,7 +81,7 @@ def start(call: Call, agent: AgentDir, wanted: List[Dict[str, Any]], boot_id: Op
             run, spec = agent.run(str(one["job"]), int(one["attempt"])), dict(one["spec"])
             if len(spec["ranks"]) != 1 or spec.get("lease_s") is not None:
                 raise ValueError("one rank and no lease; others are started one by one")
-            expect_root(call, one.get("root"))
+            expect_root(agent, one.get("root"))
             order = Order(spec, None, is_of_this_boot(one.get("boot_id", boot_id)))
         except Refused as refusal:
             many.refuse(place, refusal.kind, str(refusal))

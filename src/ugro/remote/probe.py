@@ -26,7 +26,7 @@ def machine(root: str) -> Dict[str, Any]:
         "arch": names.machine,
         "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
         "user": _user(),
-        "root": root,
+        "root": os.path.realpath(root),  # however it is spelled: by it a job knows where it is
         "python": "%d.%d.%d" % sys.version_info[:3],
         "python_path": sys.executable,
         "cores": len(os.sched_getaffinity(0)),

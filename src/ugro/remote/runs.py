@@ -36,7 +36,7 @@ def start(call: Call, params: Dict[str, Any]) -> None:
     as_of = params.get("as_of")
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
-    expect_root(call, params.get("root"))
+    expect_root(run.agent, params.get("root"))
     begin(call, run, Order(spec, as_of, is_of_this_boot(params.get("boot_id"))))
 
 

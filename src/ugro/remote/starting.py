@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ugro.remote import contents, detach, stopping, trees, worker
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import RunDir, boot_id, moment, point
+from ugro.remote.rundir import AgentDir, RunDir, boot_id, moment, point
 from ugro.remote.runspec import RunSpec
 
 # Ranks whose program is on a slow file server; the run goes on when this is over, only the answer says "starting".
@@ -43,9 +43,9 @@ def is_of_this_boot(meant: Optional[str]) -> bool:
     return meant is not None
 
 
-def expect_root(call: Call, meant: Optional[str]) -> None:
+def expect_root(agent: AgentDir, meant: Optional[str]) -> None:
     """Refused when it is meant for another folder of this machine, as the agent's configuration had it before."""
-    if meant is not None and meant != call.program.root:
+    if meant is not None and meant != agent.root:
         raise Refused("other-root", "the node's folder is not %s any more, for which this start was decided" % meant)
 
 
