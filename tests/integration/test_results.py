@@ -18,14 +18,14 @@ import pytest
 from tests.integration.conftest import in_loop, until
 from tests.integration.test_link_fuzz import GREETING, fake
 from tests.rig import disk
-from tests.rig.checkpoints import contents
+from tests.rig.checkpoints import LONG_AGO, contents
 from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
 from ugro.agent import result_home
 from ugro.agent.result_home import HomeFull, RunHome
 from ugro.agent.results import Results, Run
 from ugro.core.errors import RemoteFailure
-from ugro.core.job import ResultRule
+from ugro.core.job import Job, JobSpec, JobState, ResultRule
 from ugro.remote import pieces, wire
 
 MIB = 1 << 20
@@ -299,6 +299,27 @@ async def test_no_name_of_a_jobs_hides_what_is_ours_in_its_folder(rig: ResultRig
     shown = {path.name for path in (rig.home / "7").iterdir()}
     assert shown == {"attempt_1", "fine"}
     assert len(tree(rig.here() / "output")) == 7
+
+
+@in_loop
+@pytest.mark.parametrize("has_results", [True, False], ids=["with results", "with logs alone"])
+async def test_results_of_an_older_attempt_that_come_late_do_not_take_the_newest_ones_place(
+    rig: ResultRig, has_results: bool
+) -> None:
+    for attempt in (1, 10):
+        (rig.here(attempt=attempt) / "logs").mkdir(parents=True)
+        (rig.run("n1", attempt=attempt) / "output" / "model").write_text(f"of attempt {attempt}")
+    async with rig.agent("n1") as results:
+        if has_results:
+            await results.bring(Run(7, 10, "n1"))
+        job = Job(7, JobSpec("late", ("true",)), "ann", JobState.SUCCEEDED, "", LONG_AGO, 10)
+        results.describe(job, None)
+        await results.bring(RUN)
+    folder = rig.home / "7"
+    assert (rig.here() / "output" / "model").read_text() == "of attempt 1"
+    assert os.readlink(folder / "logs") == "attempt_10/logs"
+    shown = [(folder / "model").read_text()] if (folder / "model").exists() else []
+    assert shown == (["of attempt 10"] if has_results else [])
 
 
 # --- disks that are full, files that cannot be read ---------------------------------------------------------------

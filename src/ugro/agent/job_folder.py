@@ -31,7 +31,9 @@ def rank_log(folder: Path, attempt: int, rank: int) -> Path:
 
 
 def link_view(folder: Path, attempt: int) -> None:
-    """Shows this attempt, which is the newest. Blocks."""
+    """Shows this attempt, unless there is a newer one: results of an older may come late. Blocks."""
+    if _has_newer(folder, attempt):
+        return
     newest = attempt_folder(folder, attempt)
     for name in (b"logs", b"nodes"):
         _link(folder, name, newest.name.encode() + b"/" + name)
@@ -62,6 +64,11 @@ def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
     fresh = folder / f".{CONFIG}.{secrets.token_hex(4)}"
     fresh.write_text(text)
     fresh.rename(folder / CONFIG)
+
+
+def _has_newer(folder: Path, attempt: int) -> bool:
+    numbers = (path.name.removeprefix("attempt_") for path in folder.glob("attempt_*"))
+    return any(number.isdigit() and int(number) > attempt for number in numbers)
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
