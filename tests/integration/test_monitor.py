@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +92,19 @@ def watch(ugro: Ugro, farm_of: Farms, web: HttpReceiver) -> Iterator[Watch]:
     yield make
     for one in made:
         one.client.close()
+
+
+@contextmanager
+def refused(database: Path, change: str) -> Iterator[None]:
+    """Meanwhile this cannot be written down, as on a disk that is full."""
+    _execute(database, f"CREATE TRIGGER refused BEFORE {change} BEGIN SELECT RAISE(ABORT, 'no space left'); END")
+    yield
+    _execute(database, "DROP TRIGGER refused")
+
+
+def _execute(database: Path, statement: str) -> None:
+    with closing(sqlite3.connect(database, timeout=LIMIT_S)) as db, db:
+        db.execute(statement)
 
 
 def hang(node: SshdNode) -> None:
@@ -180,6 +196,44 @@ def test_a_job_that_ends_is_told_to_whom_it_names(watch: Watch, ugro: Ugro, web:
     refused = ugro("run", "--notify", "nobody", "--", "true")
     assert refused.returncode == 2
     assert "notify: there is no channel 'nobody'" in refused.stderr
+
+
+def test_an_alert_that_cannot_be_recorded_is_told_when_it_can(watch: Watch, ugro: Ugro) -> None:
+    watched = watch(1, breaker_pause=1)
+    [node] = watched.farm.nodes
+    watched.wait(lambda: watched.node(node.name).get("status") == "healthy", "the node to be healthy")
+    with refused(ugro.home / "state.db", "INSERT ON events"):
+        node.stop()
+        watched.wait(lambda: watched.misses(node.name) >= 3, "more looks than an alert takes")
+        assert watched.node(node.name)["status"] == "unreachable", "what is shown is what was seen"
+        assert watched.told("unreachable", node.name) == []
+    watched.wait(lambda: watched.told("unreachable", node.name), "an alert")
+    kinds = [event["kind"] for event in watched.ask("/v1/alerts")["events"] if event["node"] == node.name]
+    assert sorted(kinds) == ["alert-started", "node-changed"]
+
+
+def test_alerts_are_told_while_curves_cannot_be_written(watch: Watch, ugro: Ugro) -> None:
+    watched = watch(1)
+    [node] = watched.farm.nodes
+    watched.wait(lambda: watched.node(node.name).get("status") == "healthy", "the node to be healthy")
+    with refused(ugro.home / "metrics.db", "INSERT ON chunk"):
+        node.stop()
+        watched.wait(lambda: watched.told("unreachable", node.name), "an alert")
+
+
+def test_an_end_is_told_once_if_that_cannot_be_recorded(watch: Watch, ugro: Ugro, web: HttpReceiver) -> None:
+    watched = watch(1)
+
+    def heard() -> list[int]:
+        return [one["job"] for one in (json.loads(posted.body) for posted in web.posted) if one["kind"] == "job"]
+
+    with refused(ugro.home / "state.db", "UPDATE ON meta WHEN NEW.key = 'told_jobs'"):
+        for number in (1, 2):
+            assert ugro("run", "--notify", "hook", "--", "true").returncode == 0
+            watched.wait(lambda: number in heard(), "its end to be told")  # noqa: B023  # waited for here
+    assert ugro("run", "--notify", "hook", "--", "true").returncode == 0
+    watched.wait(lambda: 3 in heard(), "the last end to be told")
+    assert heard() == [1, 2, 3]
 
 
 def test_channels_can_be_tried(watch: Watch, ugro: Ugro, web: HttpReceiver) -> None:

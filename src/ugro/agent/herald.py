@@ -31,28 +31,28 @@ class Herald:
         self._cluster = cluster
         self._notifier = notifier
         self._moved = moved
+        self._place = 0
 
     async def run(self) -> None:
-        place = await self._store.alerts.told_until()
+        self._place = await self._store.alerts.told_until()
         while True:
             seen = self._moved.count
             try:
-                place = await self._tell_from(place)
+                await self._tell_new()
             except UgroError as error:
                 log.error("ends of jobs could not be told: %s", error)
             await self._moved.wait(seen, _LOOK_S)
             await asyncio.sleep(_GATHER_S)  # many that end together are looked at together
 
-    async def _tell_from(self, place: int) -> int:
-        while ends := await self._store.ends.after(place):
+    async def _tell_new(self) -> None:
+        while ends := await self._store.ends.after(self._place):
             for end in ends:
                 log.info("%s %s: %s", end.name, end.state, end.reason, extra={"job": end.job, "attempt": end.attempt})
                 if end.has_notify:
                     job = await self._store.jobs.get(end.job)
                     self._notifier.tell(job.spec.notify, message_of(job, end, self._cluster.config.cluster.name))
-            place = ends[-1].seq
-            await self._store.alerts.told(place)
-        return place
+                self._place = end.seq  # whether or not it can be recorded: what was told is not told again
+            await self._store.alerts.told(self._place)
 
 
 def message_of(job: Job, end: End, cluster: str) -> Message:

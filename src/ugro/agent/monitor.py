@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ugro.agent.cluster import Cluster
@@ -70,6 +70,7 @@ class Monitor:
         self._live_jobs = live_jobs
         self._breakers: dict[str, Breaker] = {}
         self._alerts: dict[Key, Alert] = {}
+        self._judged: dict[str, NodeReport] = {}  # the newest of each whose news are on disk
         self._seen: list[tuple[float, NodeReport]] = []
         self._news = Signal()
         self._worked_at = time.monotonic()
@@ -145,19 +146,16 @@ class Monitor:
 
     async def _look(self) -> None:
         seen, self._seen = self._seen, []
-        try:
-            await self._metrics.append(_points(seen))
-            for now, report in seen:
-                await self._take_in(now, report)
-            await self._forget_strangers()
-            await self._tidy_when_due()
-        except UgroError as error:
-            log.error("what was seen of nodes could not be noted: %s", error)
+        await _noted(self._metrics.append(_points(seen)))
+        for now, report in seen:
+            await _noted(self._take_in(now, report))
+        await _noted(self._forget_strangers())
+        await _noted(self._tidy_when_due())
         if seen:
             self.changed.notify()
 
     async def _take_in(self, now: float, report: NodeReport) -> None:
-        before, self.reports[report.name] = self.reports.get(report.name), report
+        self.reports[report.name] = report
         members = {node.spec.name for node in self._cluster.inventory}
         looked_at = frozenset({report.name})
         if time.monotonic() - self._cluster_at >= self._cluster.config.monitor.busy_interval * 0.9:
@@ -166,15 +164,18 @@ class Monitor:
         everyone = [known for name, known in self.reports.items() if name in members]
         found = rules.findings(everyone, self._thresholds, looked_at)
         review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
-        change = rules.status_change(before, report, now)
+        change = rules.status_change(self._judged.get(report.name), report, now)
         await self._decided(review.alerts, (*([change] if change else ()), *review.notices))
+        self._judged[report.name] = report
 
     async def _decided(self, now_on: tuple[Alert, ...], notices: tuple[Notice, ...]) -> None:
-        """On disk before anybody is told: an agent that starts anew does not tell it again."""
-        before = self._alerts
-        self._alerts = {alert.key: alert for alert in now_on}
+        """On disk before anybody is told: an agent that starts anew does not tell it again.
+
+        What cannot be recorded has not happened yet: the next look finds it anew.
+        """
         if notices:
             await self._store.record(now_on, notices)
+        before, self._alerts = self._alerts, {alert.key: alert for alert in now_on}
         for notice in notices:
             self._tell(notice, before.get((notice.rule, notice.node)))
 
@@ -185,6 +186,7 @@ class Monitor:
         if gone or notices:
             for name in gone:
                 del self.reports[name]
+                self._judged.pop(name, None)
                 self._breakers.pop(name, None)
             kept = tuple(one for one in self._alerts.values() if one.node == CLUSTER or one.node in members)
             await self._decided(kept, notices)
@@ -222,6 +224,14 @@ class Monitor:
             detail="see: ugro health" if notice.node == CLUSTER else f"see: ugro health {notice.node}",
         )
         self._notifier.tell((LOG, *(settings.channels if is_wanted else ())), message)
+
+
+async def _noted(work: Awaitable[None]) -> None:
+    """What cannot be, as on a full disk, keeps nothing else from being noted."""
+    try:
+        await work
+    except UgroError as error:
+        log.error("what was seen of nodes could not be noted: %s", error)
 
 
 def _points(seen: list[tuple[float, NodeReport]]) -> dict[SeriesKey, Points]:
