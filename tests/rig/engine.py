@@ -29,6 +29,9 @@ SOON_S = 9
 
 
 class EngineRig:
+    results_type = Results
+    checkpoints_type = Checkpoints
+
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
@@ -73,13 +76,13 @@ class EngineRig:
         self.cluster = cluster = Cluster(self.file)
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation())
-        watch = RunWatch(cluster.inventory, identity)
+        watch = self.watch = RunWatch(cluster.inventory, identity)
         snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
-        checkpoints = Checkpoints(self.folder / "jobs", cluster.inventory.get, identity)
+        checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
-        results = Results(self.folder / "jobs", cluster.inventory.get, identity)
-        home = self._home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
+        results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
+        home = self.home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
         engine = Engine(store.jobs, watch, launching, snapshots, home)
         task = asyncio.create_task(engine.run())
         try:
@@ -93,7 +96,7 @@ class EngineRig:
 
     async def log(self, job: Job, rank: int = 0) -> str:
         """As somebody reads it while the agent runs."""
-        await self._home.small_logs.show(job.id)
+        await self.home.small_logs.show(job.id)
         return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
 
     def processes(self, attempt: int | None = None) -> list[int]:

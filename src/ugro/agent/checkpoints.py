@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -148,6 +149,12 @@ class Checkpoints:
         left = await asyncio.gather(*(self._forget_on(job, node) for node in nodes))
         self._transfers.pop(job.id, None)
         return tuple(node for node in left if node is not None)
+
+    async def drop(self, job: int) -> None:
+        """Nothing more of it comes, and what is home goes."""
+        self._unfollow(job)
+        async with self._transfer(job):
+            await to_the_end(partial(shutil.rmtree, self._folder / str(job) / "checkpoints", ignore_errors=True))
 
     async def close(self) -> None:
         tasks = [following.task for following in self._following.values()]

@@ -88,18 +88,27 @@ class Homecoming:
             log.warning("what it is cannot be written down: %s", error, extra={"job": number})
 
     async def bring_results(self, node: str, status: RunStatus) -> None:
-        """All outputs of a run that is over, or an error that says why not; some may have been removed for good."""
-        if status.has_outputs and (run := await self._output_run(node, status)) is not None:
+        """All outputs of a run that is over, or an error that says why not; none if they were removed for good."""
+        if not status.has_outputs:
+            return
+        run = await self._output_run(node, status)
+        if not await self._is_removed(run.job):
             await self.results.bring(run)
+        if await self._is_removed(run.job):  # perhaps while they came
+            await self.results.drop(run)
 
-    async def _output_run(self, node: str, status: RunStatus) -> Run | None:
+    async def _is_removed(self, job: int) -> bool:
+        try:
+            return (await self._jobs.get(job)).results_removed_at is not None
+        except NotFound:
+            return False
+
+    async def _output_run(self, node: str, status: RunStatus) -> Run:
         number, attempt = int(status.job), status.attempt
         try:
             job = await self._jobs.get(number)
         except NotFound:
             return Run(number, attempt, node)
-        if job.results_removed_at is not None:
-            return None
         tries = await self._jobs.attempts(number)
         nodes = next((one.placement.nodes for one in tries if one.number == attempt), (node,))
         return Run(number, attempt, node, node == nodes[0], job.spec.results)
@@ -171,7 +180,10 @@ class Homecoming:
         """The job is over: its last checkpoint comes home, and then what the nodes keep for it goes."""
         if not job.spec.has_checkpoints:
             return
-        await self.checkpoints.collect(job, nodes)
+        if not await self._is_removed(job.id):
+            await self.checkpoints.collect(job, nodes)
+        if await self._is_removed(job.id):
+            await self.checkpoints.drop(job.id)
         for _ in range(_FORGETTINGS):
             nodes = await self.checkpoints.forget(job, nodes)
             if not nodes:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,16 @@ def _link(folder: Path, name: bytes, target: bytes) -> None:
     os.rename(fresh, path)
 
 
-def unlink_view(folder: Path) -> None:
-    """What the links showed goes; the logs stay. Blocks."""
+def delete_results(folder: Path) -> None:
+    """Outputs and checkpoints of all attempts, with what showed them; logs stay. Blocks."""
+    _unlink_view(folder)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for attempt in folder.glob("attempt_*"):
+        for name in ("output", "nodes", ".mirror"):
+            shutil.rmtree(attempt / name, ignore_errors=True)
+
+
+def _unlink_view(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             if path.is_symlink() and path.name != "logs":

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from ugro.agent.checkpoint_home import CheckpointHome
 from ugro.agent.homecoming import Homecoming
-from ugro.agent.job_folder import CONFIG, attempt_folder, unlink_view
+from ugro.agent.job_folder import CONFIG, attempt_folder, delete_results
 from ugro.agent.result_home import Arrived, RunHome, shown
 from ugro.agent.runwatch import RunWatch
 from ugro.agent.threads import to_the_end
@@ -77,7 +76,7 @@ class ResultService:
             )
         # Recorded first: what is found on a node later is not brought any more.
         await self._jobs.note_results_removed(job)
-        await to_the_end(partial(_delete, self._folder / str(job.id)))
+        await to_the_end(partial(delete_results, self._folder / str(job.id)))
         nodes = {node: None for one in await self._jobs.attempts(job.id) for node in one.placement.nodes}
         problems = await asyncio.gather(*(self._drop(job.id, node) for node in nodes))
         return tuple(problem for problem in problems if problem is not None)
@@ -184,11 +183,3 @@ def _files(part: Part) -> Iterator[ResultFile]:
                 with contextlib.suppress(OSError):
                     relative = shown(os.path.relpath(whole, path))
                     yield ResultFile(prefix + relative, os.lstat(whole).st_size)
-
-
-def _delete(folder: Path) -> None:
-    unlink_view(folder)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for attempt in folder.glob("attempt_*"):
-        for name in ("output", "nodes", ".mirror"):
-            shutil.rmtree(attempt / name, ignore_errors=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ugro.agent.job_folder import attempt_folder, link_view, write_config
+from ugro.agent.job_folder import attempt_folder, delete_results, link_view, write_config
 from ugro.agent.result_home import HomeFull, RunHome
 from ugro.agent.threads import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
@@ -116,6 +116,14 @@ class Results:
         folder = self._folder / str(job.id)
         write_config(folder, job, plan)
         link_view(folder, job.attempt)
+
+    async def drop(self, run: Run) -> None:
+        """Nothing more of it comes; what came, and what stayed on its node, goes."""
+        self._unfollow(run)
+        async with self._transfer(run):
+            await to_the_end(partial(delete_results, self._folder / str(run.job)))
+        await self.drop_kept(run.job, run.node)
+        self.forget(run)
 
     async def drop_kept(self, job: int, node: str) -> None:
         """What stayed on the node of any attempt goes."""
