@@ -25,10 +25,28 @@ from ugro.nodes.runs import Identity
 from ugro.store.database import Store
 
 _LIMIT_S = 60
-SOON_S = 9
+SOON_S = 20
+
+
+class Pause:
+    """Something waits at a certain point until it is let go."""
+
+    def __init__(self) -> None:
+        self._is_reached = asyncio.Event()
+        self.is_over = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self._is_reached.set()
+        async with asyncio.timeout(SOON_S):
+            await self.is_over.wait()
+
+    async def reached(self) -> None:
+        async with asyncio.timeout(SOON_S):
+            await self._is_reached.wait()
 
 
 class EngineRig:
+    watch_type = RunWatch
     results_type = Results
     checkpoints_type = Checkpoints
 
@@ -76,7 +94,7 @@ class EngineRig:
         self.cluster = cluster = Cluster(self.file)
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation())
-        watch = self.watch = RunWatch(cluster.inventory, identity)
+        watch = self.watch = self.watch_type(cluster.inventory, identity)
         snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)

@@ -238,7 +238,8 @@ class Engine:
             await asyncio.sleep(_STOP_AGAIN_S)
         else:
             point("stop.answered")
-            self._watch.learn(node, status)
+            if self.live.is_under_way(job):  # else it is over by now, and gone from the node
+                self._watch.learn(node, status)
 
     async def _conclude(self, job: Job) -> None:
         with contextlib.suppress(StaleMove):

@@ -45,6 +45,11 @@ class LiveJobs:
     def get(self, number: int) -> Job | None:
         return self._holding.get(number) or self._waiting.get(number)
 
+    def is_under_way(self, job: Job) -> bool:
+        """Whether it holds devices, in the same attempt."""
+        known = self._holding.get(job.id)
+        return known is not None and known.attempt == job.attempt
+
     def _replace(self, jobs: list[Job]) -> None:
         self._holding = {job.id: job for job in jobs if job.state in HOLDING_STATES}
         self._waiting = {job.id: job for job in jobs if job.state not in HOLDING_STATES}

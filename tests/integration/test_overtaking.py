@@ -1,14 +1,15 @@
-"""``ugro results --rm`` at the moment at which what a job made comes home: it is gone when all is over."""
+"""A step that takes its time is overtaken by another: it is held until that is done, and must not undo it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from tests.rig.engine import EngineRig, in_loop, is_final, until
+from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, until
 from tests.rig.waiting import wait_until
 from ugro.agent.checkpoint_home import Checkpoint as CheckpointAtHome
 from ugro.agent.checkpoint_home import CheckpointHome
@@ -17,24 +18,11 @@ from ugro.agent.engine import Engine
 from ugro.agent.job_results import ResultService
 from ugro.agent.result_home import RunHome
 from ugro.agent.results import Results, Run
-from ugro.core.job import Checkpoint, Job, JobSpec, ResultRule
+from ugro.agent.runwatch import RunWatch
+from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.outputs import Wanted
+from ugro.nodes.runs import Runs, RunStatus
 from ugro.store.database import Store
-
-_SOON_S = 20
-
-
-class Pause:
-    """Something waits at a certain point until it is let go."""
-
-    def __init__(self) -> None:
-        self.is_reached = asyncio.Event()
-        self.is_over = asyncio.Event()
-
-    async def __call__(self) -> None:
-        self.is_reached.set()
-        async with asyncio.timeout(_SOON_S):
-            await self.is_over.wait()
 
 
 class SlowResults(Results):
@@ -53,20 +41,41 @@ class SlowCheckpoints(Checkpoints):
         return await super()._fetch(job, offer, home)
 
 
+class SlowRuns(Runs):
+    pause: ClassVar[Pause]
+
+    async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
+        status = await super().stop(job, attempt, reason, grace_s)
+        await self.pause()
+        return status
+
+
+class SlowWatch(RunWatch):
+    def runs(self, node: str) -> Runs:
+        runs = super().runs(node)
+        return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[EngineRig]:
     rig = EngineRig(tmp_path, 1)
-    rig.results_type, rig.checkpoints_type = SlowResults, SlowCheckpoints
     yield rig
     rig.end()
 
 
-async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:
+async def submitted(store: Store, engine: Engine, spec: JobSpec) -> Job:
     job = (await store.jobs.submit(spec, "ann", "k")).job
     engine.wake()
-    job = await until(store, job, is_final)
-    async with asyncio.timeout(_SOON_S):
-        await pause.is_reached.wait()
+    return job
+
+
+async def seen_soon(predicate: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(wait_until, predicate, SOON_S, what)
+
+
+async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:
+    job = await until(store, await submitted(store, engine, spec), is_final)
+    await pause.reached()
     service = ResultService(place.folder / "jobs", store, place.watch, place.home)
     assert await service.remove(job) == ()
     pause.is_over.set()
@@ -79,9 +88,10 @@ def test_outputs_removed_while_they_come_home_do_not_stay_here_or_there(place: E
 
     async def work() -> None:
         pause = SlowResults.pause = Pause()
+        place.results_type = SlowResults
         async with place.agent() as (store, engine):
             job = await removed_on_its_way(place, store, engine, spec, pause)
-            await asyncio.to_thread(wait_until, lambda: not place.run_folders("n1"), _SOON_S, "the run to be removed")
+            await seen_soon(lambda: not place.run_folders("n1"), "the run to be removed")
             folder = place.folder / "jobs" / str(job.id)
             assert {path.name for path in folder.iterdir()} <= {"attempt_1", "config.json", "logs"}
             assert {path.name for path in (folder / "attempt_1").iterdir()} <= {"logs"}
@@ -96,11 +106,33 @@ def test_checkpoints_removed_while_they_come_home_do_not_stay(place: EngineRig) 
 
     async def work() -> None:
         pause = SlowCheckpoints.pause = Pause()
+        place.checkpoints_type = SlowCheckpoints
         async with place.agent() as (store, engine):
             job = await removed_on_its_way(place, store, engine, spec, pause)
-            async with asyncio.timeout(_SOON_S):
+            async with asyncio.timeout(SOON_S):
                 while await store.jobs.to_keep():  # noqa: ASYNC110  # a row in a database tells nobody
                     await asyncio.sleep(0.05)
             assert not (place.folder / "jobs" / str(job.id) / "checkpoints").exists()
+
+    in_loop(work())
+
+
+def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_bring_it_back(place: EngineRig) -> None:
+    async def work() -> None:
+        pause = SlowRuns.pause = Pause()
+        place.watch_type = SlowWatch
+        async with place.agent() as (store, engine):
+            job = await submitted(store, engine, command("sleep", "7788"))
+            job = await until(store, job, lambda seen: seen.state is JobState.RUNNING)
+            await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
+            engine.wake()
+            await pause.reached()
+            assert (await until(store, job, is_final)).state is JobState.CANCELLED
+            await seen_soon(lambda: place.watch.status("n1", job.id, 1) is None, "the run to be removed")
+            (stop,) = [task for task in asyncio.all_tasks() if task.get_name() == f"stop {job.id} 1 n1"]
+            pause.is_over.set()
+            async with asyncio.timeout(SOON_S):
+                await stop
+            assert place.watch.status("n1", job.id, 1) is None
 
     in_loop(work())
