@@ -19,9 +19,11 @@ from ugro.agent.job_results import ResultService
 from ugro.agent.result_home import RunHome
 from ugro.agent.results import Results, Run
 from ugro.agent.runwatch import RunWatch
+from ugro.agent.snapshot import Snapshots
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.outputs import Wanted
 from ugro.nodes.runs import Runs, RunStatus
+from ugro.policy.snapshot import Snapshot
 from ugro.store.database import Store
 
 
@@ -54,6 +56,18 @@ class SlowWatch(RunWatch):
     def runs(self, node: str) -> Runs:
         runs = super().runs(node)
         return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)
+
+
+class SlowSnapshots(Snapshots):
+    pause: Pause
+    passes = 0
+
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+        SlowSnapshots.passes += 1
+        snapshot = await super().take(waiting, holding)
+        if all(node.unusable is None for node in snapshot.nodes):
+            await self.pause()
+        return snapshot
 
 
 @pytest.fixture
@@ -134,5 +148,23 @@ def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_brin
             async with asyncio.timeout(SOON_S):
                 await stop
             assert place.watch.status("n1", job.id, 1) is None
+
+    in_loop(work())
+
+
+def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
+    async def work() -> None:
+        pause = SlowSnapshots.pause = Pause()
+        place.snapshots_type = SlowSnapshots
+        async with place.agent() as (store, engine):
+            job = await submitted(store, engine, command("true"))
+            await pause.reached()
+            passes = SlowSnapshots.passes
+            await store.drain("n1", "new fans")
+            pause.is_over.set()
+            await seen_soon(lambda: SlowSnapshots.passes > passes, "it to be placed anew")
+            assert (await store.jobs.get(job.id)).state is JobState.QUEUED
+            await store.resume("n1")
+            assert (await until(store, job, is_final)).state is JobState.SUCCEEDED
 
     in_loop(work())

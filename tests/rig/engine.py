@@ -47,6 +47,7 @@ class Pause:
 
 class EngineRig:
     watch_type = RunWatch
+    snapshots_type = Snapshots
     results_type = Results
     checkpoints_type = Checkpoints
 
@@ -95,7 +96,7 @@ class EngineRig:
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation())
         watch = self.watch = self.watch_type(cluster.inventory, identity)
-        snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
+        snapshots = self.snapshots_type(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))

@@ -42,7 +42,7 @@ _LARGEST_ID = 2**63 - 1
 
 
 class StaleMove(UgroError):
-    """The job has moved on, or its attempt is not the current one: what was to be noted is history."""
+    """What was decided is history: the job has moved on, in another attempt perhaps, or its node takes no work now."""
 
     kind = "stale"
 
@@ -261,6 +261,7 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
     check_move(current.state, JobState.STARTING)
     if current.ending is not None:
         raise StaleMove(f"job {job.id} was asked to end before it could start")
+    _check_takes_work(db, job, placement)
     attempt = current.attempt + 1
     for share in placement.shares:
         # A node without GPUs is held as such, so that it can be seen who is where.
@@ -290,6 +291,14 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
     )
     _note(db, JobState.STARTING, reason, started, None)
     return started
+
+
+def _check_takes_work(db: sqlite3.Connection, job: Job, placement: Placement) -> None:
+    """A node may have been drained since it was decided where the job is to run."""
+    drained = {row["name"] for row in db.execute("SELECT name FROM drained_nodes")}
+    for node in placement.nodes:
+        if node in drained:
+            raise StaleMove(f"{node} was drained before job {job.id} could start there")
 
 
 def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
