@@ -72,14 +72,15 @@ class Connection:
             try:
                 status, fields = self._exchange(request, timeout_s)
             except ConnectionError:
-                # The agent closed a kept connection just as we wrote. It had not read all of the request, or we had
-                # seen an end, not a reset: so it did nothing, and may be asked again.
-                if not was_kept:
+                if not was_kept:  # else the agent closed it just as we wrote
                     raise
                 self._open("the agent ended before it answered")
                 status, fields = self._exchange(request, timeout_s)
         except TimeoutError as error:
             raise _hung() from error
+        except ConnectionError as error:
+            # It had not read all of the request, or we had seen an end, not a reset: so it did nothing.
+            raise NoAgent("the agent ended before it answered") from error
         except (OSError, _BrokenOffError) as error:
             raise AgentGone("the agent ended before it answered") from error
         content = self._content(fields, status)

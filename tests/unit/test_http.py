@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ugro.core.errors import NotFound, UgroError, Unreachable
-from ugro.http import AgentGone, Connection, lines
+from ugro.http import AgentGone, Connection, NoAgent, lines
 
 Serve = Callable[..., Connection]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -190,6 +190,36 @@ def answer_one_and_leave_the_next_unread(listener: socket.socket) -> None:
             peer.sendall(OK + b"content-length: 1\r\n\r\n%d" % number)
             if is_cut:
                 select.select([peer], [], [], 5)
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_an_agent_that_ends_before_it_reads_a_request_did_not_hear_it(tmp_path: Path, is_accepted: bool) -> None:
+    path = tmp_path / "agent.sock"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(1)
+    thread = threading.Thread(target=end_without_reading, args=(listener, is_accepted), daemon=True)
+    thread.start()
+    connection = Connection(path)
+    with pytest.raises(NoAgent, match="before it answered"):
+        connection.ask("POST", "/jobs", {"name": "once"}, timeout_s=5)
+    connection.close()
+    thread.join(5)
+
+
+def end_without_reading(listener: socket.socket, is_accepted: bool) -> None:
+    with listener:
+        select.select([listener], [], [], 5)
+        if is_accepted:
+            peer, _ = listener.accept()
+            with peer:
+                select.select([peer], [], [], 5)
+
+
+def test_an_agent_that_ends_when_it_has_read_a_request_may_have_heard_it(serve: Serve) -> None:
+    with pytest.raises(AgentGone) as caught:
+        serve(b"").ask("POST", "/jobs", {"name": "once"}, timeout_s=5)
+    assert not isinstance(caught.value, NoAgent)
 
 
 def test_an_answer_that_was_not_read_to_its_end_does_not_spoil_the_next(serve: Serve) -> None:
