@@ -369,7 +369,10 @@ class Client:
                 f"the agent of {self.home.path} serves {agent.cluster_file}, not {wanted}",
                 hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
             )
-        self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
+        try:
+            self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
+        except AgentGone:
+            return  # whether or not it was switched: the next look finds what there is now
 
     def _ask_to_stop(self, *, only_if_idle: bool) -> bool:
         path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}"

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import wait_until
 from ugro.client import Client
+from ugro.core.agent import AgentStatus
 
 
 @pytest.fixture
@@ -33,6 +34,28 @@ def test_a_stream_whose_agent_dies_before_it_reads_the_request_asks_another(ours
         os.kill(first.pid, signal.SIGKILL)
         assert len(asked.result(30)) == 1
         assert client.agent().generation == first.generation + 1
+
+
+def test_a_command_whose_agent_is_stopped_before_it_is_given_the_cluster_starts_another(ours: Ugro) -> None:
+    assert ours("agent", "start").returncode == 0
+    file = ours.home / "cluster.yaml"
+    file.write_text("nodes: {here: {transport: local}}\n")
+    with StoppedOnce(home=ours.home, cluster=file) as client:
+        client.ugro = ours
+        assert client.agent().cluster_file == str(file)
+
+
+class StoppedOnce(Client):
+    """Somebody stops the agent as soon as this client has seen it."""
+
+    ugro: Ugro | None = None
+
+    def running_agent(self) -> AgentStatus | None:
+        found = super().running_agent()
+        if self.ugro is not None:
+            assert self.ugro("agent", "stop").returncode == 0
+            self.ugro = None
+        return found
 
 
 def connections() -> list[str]:
