@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -56,6 +57,40 @@ class StoppedOnce(Client):
             assert self.ugro("agent", "stop").returncode == 0
             self.ugro = None
         return found
+
+
+def test_a_command_that_finds_an_agent_still_loading_waits_for_it(ugro: Ugro, tmp_path: Path) -> None:
+    hold_up_the_load(tmp_path)
+    assert ugro("agent", "start").returncode == 0
+    os.kill(agent_pid(ugro), signal.SIGKILL)  # its socket is left
+    with ugro.start("agent", "start", env={"PYTHONPATH": str(tmp_path)}) as first:
+        wait_until((tmp_path / "loading").exists, 20, "the agent to load")
+        with Client(home=ugro.home) as client:
+            assert client.running_agent() is None, "nobody may wait for an agent that cannot answer yet"
+        with ugro.start("agent", "start") as second:
+            (tmp_path / "go").touch()
+            said = [command.communicate(timeout=30) for command in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert said[0][0] == said[1][0], "both found the same agent"
+
+
+def hold_up_the_load(folder: Path) -> None:
+    """With this folder on its path an agent does not get beyond loading its API before there is a file ``go``."""
+    lines = [
+        "import pathlib, sys, time",
+        "folder = pathlib.Path(__file__).parent",
+        "(folder / 'loading').touch()",
+        "while not (folder / 'go').exists():",
+        "    time.sleep(0.01)",
+        "sys.path.remove(str(folder))",
+        "del sys.modules['uvicorn']",
+        "import uvicorn",
+    ]
+    (folder / "uvicorn.py").write_text("\n".join(lines))
+
+
+def agent_pid(ugro: Ugro) -> int:
+    return int(json.loads((ugro.home / "agent.lock").read_text())["pid"])
 
 
 def connections() -> list[str]:

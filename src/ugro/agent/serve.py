@@ -38,7 +38,7 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: 
         asyncio.get_running_loop().add_signal_handler(number, agent.stopping.set)
     try:
         await agent.start()
-        await _serve_until_stopped(agent, _listen(home), ready, front)
+        await _serve_until_stopped(agent, _bind(home), ready, front)
     finally:
         # Gone before the lock is: whoever finds the socket finds a living agent behind it.
         home.socket.unlink(missing_ok=True)
@@ -57,6 +57,7 @@ async def _serve_until_stopped(
         ]
         # Meanwhile links are being opened, which is mostly others' work.
         server, api = await asyncio.to_thread(_load, agent)
+        _listen(agent.home, listener)
         log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
         ready.say({"state": "ready", "pid": os.getpid()})
         group.create_task(server.serve([listener]), name="serve the API")
@@ -82,17 +83,26 @@ def _load(agent: Agent) -> tuple[Server, FastAPI]:
     return made
 
 
-def _listen(home: StateDir) -> socket.socket:
-    """A dead agent's socket is replaced in one step; the path may be longer than a socket address allows."""
+def _bind(home: StateDir) -> socket.socket:
+    """Under a name that nobody looks for. The path may be longer than a socket address allows."""
     folder = os.open(home.path, os.O_RDONLY)
     try:
-        fresh = home.path / "agent.sock.new"
+        fresh = _fresh(home)
         fresh.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"/proc/self/fd/{folder}/{fresh.name}")
         fresh.chmod(0o600)
-        listener.listen(128)
-        fresh.rename(home.socket)
     finally:
         os.close(folder)
     return listener
+
+
+def _listen(home: StateDir, listener: socket.socket) -> None:
+    """Only when requests can be answered: until then others find the lock held, and wait. A dead agent's socket is
+    replaced in one step."""
+    listener.listen(128)
+    _fresh(home).rename(home.socket)
+
+
+def _fresh(home: StateDir) -> Path:
+    return home.path / "agent.sock.new"
