@@ -18,10 +18,10 @@ import ugro
 from ugro.clusterfile import find_cluster_file
 from ugro.core.agent import AgentStatus
 from ugro.core.codec import decode
-from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError, error_from_wire
+from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError, error_from_wire
 from ugro.core.statedir import StateDir
 from ugro.http import AgentGone, Connection, NoAgent, lines
-from ugro.launcher import START_LIMIT_S, is_locked, kill_hung_agent, start_agent
+from ugro.launcher import START_LIMIT_S, is_held_by, is_locked, kill_hung_agent, last_holder, start_agent
 from ugro.remote import wire
 
 if TYPE_CHECKING:
@@ -133,14 +133,13 @@ class Client:
 
     def stop_agent(self, *, only_if_idle: bool = False) -> bool:
         """Ends the agent and waits until it is gone; False when there was none. Jobs are not touched."""
-        was_asked = False
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
-            if not was_asked:
-                was_asked = self._ask_to_stop(only_if_idle=only_if_idle)
+            if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
+                return True
             if not is_locked(self.home):
                 self.close()
-                return was_asked
+                return False
             time.sleep(0.02)
         raise Unreachable("the agent does not end", hint=_holder(self.home))
 
@@ -357,7 +356,7 @@ class Client:
     def _replace(self, agent: AgentStatus) -> None:
         self._wait(f"replacing the agent of version {agent.version}")
         try:
-            self.stop_agent(only_if_idle=True)
+            self._stop(agent.pid, only_if_idle=True)
         except NotAllowed as error:
             raise NotAllowed(
                 f"the agent is of version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
@@ -374,15 +373,27 @@ class Client:
         except AgentGone:
             return  # whether or not it was switched: the next look finds what there is now
 
-    def _ask_to_stop(self, *, only_if_idle: bool) -> bool:
-        path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}"
+    def _stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
+        """Ends this agent and no other; False when it could not be asked."""
+        if not self._ask_to_stop(pid, only_if_idle=only_if_idle):
+            return False
+        deadline = time.monotonic() + _END_S
+        while is_held_by(self.home, pid):
+            if time.monotonic() > deadline:
+                raise Unreachable("the agent does not end", hint=_holder(self.home, pid))
+            time.sleep(0.02)
+        self.close()
+        return True
+
+    def _ask_to_stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
+        path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}" + (f"&pid={pid}" if pid else "")
         try:
             self._connection.ask("POST", path, timeout_s=_STATUS_S)
-        except AgentGone:
+        except (AgentGone, NotFound):
             return False
         except Unreachable as error:
-            if only_if_idle or not kill_hung_agent(self.home):
-                raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home)) from error
+            if only_if_idle or not kill_hung_agent(self.home, pid):
+                raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home, pid)) from error
         return True
 
     def _wait(self, what: str) -> None:
@@ -406,14 +417,9 @@ def _absolute(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _holder(home: StateDir) -> str:
-    import json
-
-    try:
-        pid = int(json.loads(home.lock.read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"who holds {home.lock}?"
-    return f"its pid is {pid}; if it hangs: kill -9 {pid}"
+def _holder(home: StateDir, pid: int | None = None) -> str:
+    pid = pid or last_holder(home)
+    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"who holds {home.lock}?"
 
 
 def _headers() -> dict[str, str]:

@@ -66,19 +66,29 @@ def is_locked(home: StateDir) -> bool:
     return False
 
 
-def kill_hung_agent(home: StateDir) -> bool:
-    """Ends an agent that no longer answers; it keeps no truth that is not on disk. False when there is none."""
-    import json
+def is_held_by(home: StateDir, pid: int | None) -> bool:
+    return is_locked(home) and last_holder(home) == pid
+
+
+def last_holder(home: StateDir) -> int | None:
+    """The agent that has the lock, or had it last; None while it changes hands."""
+    try:
+        return int(json.loads(home.lock.read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def kill_hung_agent(home: StateDir, pid: int | None) -> bool:
+    """Ends an agent that no longer answers; it keeps no truth that is not on disk. False when it is gone."""
     import signal
 
     try:
-        pid = int(json.loads(home.lock.read_text())["pid"])
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         # The lock is held and the process is one of ours: no stranger that got its number is meant.
-        if not is_locked(home) or b"ugro.agent" not in command:
+        if pid is None or not is_held_by(home, pid) or b"ugro.agent" not in command:
             return False
         os.kill(pid, signal.SIGKILL)
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
         return False
     return True
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Ugro
-from tests.rig.waiting import wait_until
+from tests.integration.test_agent import AS_VERSION, OLD, ask_raw, start_agent, status
+from tests.rig.waiting import is_alive, wait_until
 from ugro.client import Client
 from ugro.core.agent import AgentStatus
 
@@ -41,8 +42,9 @@ def test_a_command_whose_agent_is_stopped_before_it_is_given_the_cluster_starts_
     assert ours("agent", "start").returncode == 0
     file = ours.home / "cluster.yaml"
     file.write_text("nodes: {here: {transport: local}}\n")
-    with StoppedOnce(home=ours.home, cluster=file) as client:
-        client.ugro = ours
+    client = StoppedOnce(home=ours.home, cluster=file)
+    client.ugro = ours
+    with client:
         assert client.agent().cluster_file == str(file)
 
 
@@ -91,6 +93,58 @@ def hold_up_the_load(folder: Path) -> None:
 
 def agent_pid(ugro: Ugro) -> int:
     return int(json.loads((ugro.home / "agent.lock").read_text())["pid"])
+
+
+def test_stopping_is_done_when_the_agent_that_was_asked_is_gone(ugro: Ugro) -> None:
+    assert ugro("agent", "start").returncode == 0
+    old = agent_pid(ugro)
+    with half_a_request(ugro), ugro.start("agent", "stop") as stopper:
+        wait_until(lambda: not is_listening(ugro), what="the agent to be asked")
+        os.kill(stopper.pid, signal.SIGSTOP)  # until another command has started the next agent
+        wait_until(lambda: not is_alive(old), 20, "the agent to end")
+        assert ugro("agent", "start").returncode == 0
+        os.kill(stopper.pid, signal.SIGCONT)
+        _, said = stopper.communicate(timeout=30)
+    assert (stopper.returncode, said) == (0, b"the agent has ended\n")
+    assert is_alive(agent_pid(ugro))
+
+
+def half_a_request(ugro: Ugro) -> socket.socket:
+    """An agent that ends waits a while for the rest of it."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(ugro.home / "agent.sock"))
+    connection.sendall(b"POST /v1/nodes HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    return connection
+
+
+def is_listening(ugro: Ugro) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+        connection.connect(str(ugro.home / "agent.sock"))
+        return True
+    return False
+
+
+def test_a_right_agent_that_replaced_the_old_one_meanwhile_is_not_stopped(ours: Ugro) -> None:
+    old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="agent")))
+    found: list[int] = []
+
+    def replace_it_first(what: str) -> None:
+        if not found:
+            assert "replacing" in what
+            assert ours("health").returncode == 0
+            found.append(agent_pid(ours))
+
+    with Client(home=ours.home, on_wait=replace_it_first) as client:
+        assert [client.agent().pid] == found
+    assert found != [old["pid"]]
+
+
+def test_an_agent_that_is_not_meant_does_not_stop(ugro: Ugro) -> None:
+    assert ugro("agent", "start").returncode == 0
+    pid = agent_pid(ugro)
+    assert ask_raw(ugro.home, f"/v1/agent/stop?pid={pid + 1}", {}).startswith(b"HTTP/1.1 404")
+    assert status(ugro)["pid"] == pid
+    assert ask_raw(ugro.home, "/v1/agent/stop?mood=fine", {}).startswith(b"HTTP/1.1 204"), "as older agents take a pid"
 
 
 def connections() -> list[str]:

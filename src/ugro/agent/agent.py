@@ -146,7 +146,10 @@ class Agent:
             config_hint=error.hint if error else None,
         )
 
-    def stop(self, *, only_if_idle: bool) -> None:
+    def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
+        """``pid`` is the agent that is meant: another may have taken its place meanwhile."""
+        if pid not in (None, os.getpid()):
+            raise NotFound(f"agent {pid} has ended; this is {os.getpid()}")
         if only_if_idle and self._executions:
             raise NotAllowed(
                 f"the agent is busy with {len(self._executions)} running command(s)",

@@ -109,8 +109,8 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
         return json_response(agent.status())
 
     @app.post("/v1/agent/stop", status_code=204)
-    async def stop(only_if_idle: bool = False) -> None:
-        agent.stop(only_if_idle=only_if_idle)
+    async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
+        agent.stop(pid, only_if_idle=only_if_idle)
 
     @app.post("/v1/dashboard")
     async def dashboard() -> Response:
