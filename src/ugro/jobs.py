@@ -269,10 +269,11 @@ class Jobs:
         """The job now, and again each time it has moved, until it has ended; raises TimedOut."""
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         seen: Job | None = None
-        for _ in _again():
+        for again in _again():
             left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
             try:
                 for found in self._moves(seen.id if seen else job, left_s):
+                    again()
                     if seen is None or _step(found) != _step(seen):
                         seen = found
                         yield found
