@@ -18,6 +18,7 @@ from tests.proof.place import Place
 from tests.rig.agent import AgentProcess
 from tests.rig.judge import Final, Task
 from tests.rig.waiting import wait_until
+from ugro import Client
 from ugro.agent.crashpoint import POINTS
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
@@ -89,6 +90,18 @@ def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> No
         slow.let_go()
         assert first.result(_REACHED_S) == second.result(_REACHED_S)
         place.judge(place.finals())
+
+
+def test_a_retry_of_the_last_job_whose_answer_is_lost_makes_one_job() -> None:
+    with Place(1) as place:
+        agent = ready(place.agent("submit.recorded@2"))
+        with Client(home=place.home, cluster=place.cluster) as client:
+            first = client.jobs.submit(fields={"command": ["true"], "cwd": "/"}, env={})
+            client.jobs.wait(first.id)
+            second = client.jobs.retry("last")
+            assert wait_until(lambda: agent.was_killed, what="the agent to die over the retry")
+            assert [job.id for job in client.jobs.newest()] == [second.id, first.id]
+            assert client.jobs.wait(second.id).state == "succeeded"
 
 
 def asleep_at(point: str) -> None:

@@ -87,6 +87,8 @@ class JobService:
 
     async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
         """A job that has ended, once more: as a new job with the same spec. ``exact``: surely with the same code."""
+        if (known := await self._jobs.submitted(key)) is not None:
+            return known  # asked again, and ``word`` may mean this very job by now
         old = await self.find(word)
         if not old.is_final:
             raise NotAllowed(f"job {old.id} is {old.state}: only what has ended is run again", hint=_end_first(old))
@@ -94,6 +96,7 @@ class JobService:
             self._submitting.expect_code(old)
         await self._submitting.check_fit([old.spec])
         submission = await self._jobs.submit(old.spec, user, key, About(origin=old.origin))
+        point("submit.recorded")
         if submission.is_new:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
             await self._jobs.note("retried", f"the same as job {old.id}, which {old.state}", job=submission.job)

@@ -91,6 +91,10 @@ class JobStore:
             then=lambda submission: self._tell(submission.job),
         )
 
+    async def submitted(self, key: str) -> Job | None:
+        """The job that was handed in with this key."""
+        return await self._database.run(lambda db: _submitted(db, key))
+
     async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str, About]]) -> list[Submission]:
         """Spec, user, key, and what else is known, of each: all of them or none."""
 
@@ -214,9 +218,8 @@ def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
 
 
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
-    known = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
-    if known is not None:
-        return Submission(_job(known), is_new=False)
+    if (known := _submitted(db, key)) is not None:
+        return Submission(known, is_new=False)
     now, reason = _now(), "submitted"
     cursor = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, origin, cache_key) "
@@ -230,6 +233,11 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     if about.cache_key is not None and about.cached_from is not None:
         job = _point_to(db, job, about.cache_key, about.cached_from)
     return Submission(job, is_new=True)
+
+
+def _submitted(db: sqlite3.Connection, key: str) -> Job | None:
+    row = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
+    return _job(row) if row is not None else None
 
 
 def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> Job:
