@@ -10,28 +10,28 @@ import asyncio
 import shutil
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
+from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.engine import Engine
 from ugro.agent.homecoming import Homecoming
 from ugro.agent.signal import Signal
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Job, JobState
+from ugro.core.job import HOLDING_STATES, Job, JobState, Share
+from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, Order, RankRecord, RunStatus
+from ugro.nodes.runs import Moment, Order, RunStatus
 from ugro.policy.attempt import NodeRun, RunState
 from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 
 T = TypeVar("T")
-Key = tuple[int, int]  # job and attempt
 GPUS_OF_A_NODE = 2
 _STATES = {"starting": RunState.STARTING, "running": RunState.RUNNING, "dead": RunState.DEAD}
 _GIB = 1 << 30
@@ -87,97 +87,6 @@ class InlineDatabase(Database):
             raise asyncio.CancelledError
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Run:
-    status: RunStatus
-    lives: bool = True  # of its ranks, any
-
-
-@dataclass
-class ModelNode:
-    name: str
-    is_reachable: bool = True
-    loses_answers: bool = False  # what is asked is done, and nobody hears of it
-    runs: dict[Key, Run] = field(default_factory=dict)
-    fence: dict[int, tuple[int, int]] = field(default_factory=dict)  # seen and closed, by job
-    starts: Counter[Key] = field(default_factory=Counter)
-    boots: int = 1
-
-    @property
-    def boot_id(self) -> str:
-        return f"boot-{self.boots}"
-
-    def start(self, key: Key, ranks: Sequence[int], boot_id: str | None) -> RunStatus:
-        job, attempt = key
-        if boot_id not in (None, self.boot_id):
-            raise RemoteFailure("the node was restarted", cause="other-boot", subject=self.name)
-        seen, closed = self.fence.get(job, (0, 0))
-        if attempt < seen or attempt <= closed:
-            raise RemoteFailure("a newer attempt came", cause="fenced", subject=self.name)
-        self.fence[job] = (attempt, closed)
-        for other, run in self.runs.items():
-            if other[0] == job and other[1] < attempt and run.status.status != "exited":
-                self._end(other, run, "stopped")
-        if key not in self.runs:
-            self.starts[key] += 1
-            self.runs[key] = Run(RunStatus(str(job), attempt, "running", True, started_ranks=tuple(ranks)))
-        return self.runs[key].status
-
-    def stop(self, key: Key) -> RunStatus:
-        job, attempt = key
-        if key not in self.runs:
-            seen, closed = self.fence.get(job, (0, 0))
-            self.fence[job] = (max(seen, attempt), max(closed, attempt))
-            return RunStatus(str(job), attempt, "absent")
-        run = self.runs[key]
-        if run.status.status != "exited":
-            self._end(key, run, "lost" if run.status.status == "dead" else "stopped")
-        return run.status
-
-    def remove(self, key: Key) -> None:
-        run = self.runs.get(key)
-        if run is not None and run.status.status != "exited":
-            raise RemoteFailure("stop it first", cause="not-exited", subject=self.name)
-        seen, closed = self.fence.get(key[0], (0, 0))
-        self.fence[key[0]] = (max(seen, key[1]), max(closed, key[1]))
-        self.runs.pop(key, None)
-
-    def finish(self, key: Key, code: int) -> None:
-        self._end(key, self.runs[key], "failed" if code else "succeeded", code)
-
-    def lose_supervisor(self, key: Key) -> None:
-        """Its ranks may live on, and nobody says how it was."""
-        run = self.runs[key]
-        run.status = replace(run.status, status="dead")
-
-    def power_off(self) -> None:
-        self.boots += 1
-        for key, run in self.runs.items():
-            if run.status.status != "exited":
-                self.lose_supervisor(key)
-                run.lives = False
-
-    def unfinished(self, status: str = "running") -> list[Key]:
-        return sorted(key for key, run in self.runs.items() if run.status.status == status)
-
-    def living(self) -> list[Key]:
-        return [key for key, run in self.runs.items() if run.lives]
-
-    @staticmethod
-    def _end(key: Key, run: Run, outcome: str, code: int | None = None) -> None:
-        ends = [RankRecord(rank, code, 15 if code is None else None, 1.0) for rank in run.status.started_ranks]
-        failed = run.status.started_ranks[0] if code and run.status.started_ranks else None
-        # A small log comes along with the news of a good end.
-        logs = tuple((rank, b"") for rank in run.status.started_ranks) if outcome == "succeeded" else None
-        told_ranks = () if outcome == "lost" else tuple(ends)
-        told = {"outcome": outcome, "logs": logs, "ranks": told_ranks, "failed_rank": failed}
-        run.status = replace(run.status, status="exited", **cast(Any, told))
-        run.lives = False
-
-
 # --- the agent's side of them -----------------------------------------------------------------------------------
 
 
@@ -189,12 +98,13 @@ class Known:
     closed: set[Key] = field(default_factory=set)
     is_open: bool = False
     has_answered: bool = False
-    boot_id: str = ""
+    machine: Machine | None = None
 
 
 class ModelRuns:
-    def __init__(self, node: ModelNode) -> None:
+    def __init__(self, node: ModelNode, known: Known) -> None:
         self._node = node
+        self._known = known
 
     async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
         return await self._call(lambda: self._start(order))
@@ -229,12 +139,13 @@ class ModelRuns:
         return await self._call(lambda: as_of)
 
     def _start(self, order: Order) -> RunStatus:
-        return self._node.start((order.job, order.attempt), [0], order.boot_id)
+        return self._node.start(order, [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
         if not self._node.is_reachable:
             raise Unreachable("no route", subject=self._node.name)
+        self._known.machine = self._node.machine  # told when the link opens
         done = work()
         await asyncio.sleep(0)
         if not self._node.is_reachable or self._node.loses_answers:
@@ -255,8 +166,13 @@ class ModelWatch:
         known.is_open = node.is_reachable
         if node.is_reachable:
             known.has_answered = True
-            known.boot_id = node.boot_id
+            known.machine = node.machine
             known.seen = {key: run.status for key, run in node.runs.items()}
+        self._tell()
+
+    def forget(self, name: str) -> None:
+        """The configuration leads the name elsewhere: nothing that was known counts there."""
+        self.known[name] = Known()
         self._tell()
 
     def on_change(self, tell: Callable[[], None]) -> None:
@@ -269,7 +185,7 @@ class ModelWatch:
         return
 
     def runs(self, node: str) -> ModelRuns:
-        return ModelRuns(self._nodes[node])
+        return ModelRuns(self._nodes[node], self.known[node])
 
     def is_member(self, node: str) -> bool:
         return True
@@ -282,7 +198,14 @@ class ModelWatch:
 
     def moment(self, node: str) -> tuple[Moment, float] | None:
         known = self.known[node]
-        return (Moment(known.boot_id, 0.0), 0.0) if known.has_answered else None
+        return (Moment(known.machine.boot_id, 0.0), 0.0) if known.has_answered and known.machine else None
+
+    def machine(self, node: str) -> Machine | None:
+        return self.known[node].machine
+
+    def is_elsewhere(self, share: Share) -> bool:
+        machine = self.known[share.node].machine
+        return machine is not None and not share.is_of(machine)
 
     def note_moment(self, node: str, moment: Moment) -> None:
         return
@@ -358,8 +281,8 @@ class ModelLaunching(NoCode):
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
         assert job.placement is not None
-        boot_id = next(share.boot_id for share in job.placement.shares if share.node == node)
-        return Order(job.id, job.attempt, part, {}, boot_id)
+        share = job.placement.on(node)
+        return Order(job.id, job.attempt, part, {}, share.boot_id, share.root)
 
 
 class ModelMirror:

@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.proof.model import Clock, ModelAgent, ModelNode
+from tests.proof.model import Clock, ModelAgent
+from tests.proof.modelnode import Key, ModelNode
 from ugro.core.errors import UgroError
 from ugro.core.failure import Cause
 from ugro.core.job import (
@@ -42,7 +43,8 @@ NODES = ("n1", "n2", "n3")
 # What is done before the next thing happens: from next to nothing to all there is to do.
 turns = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 40])
 picks = st.integers(0, 30)
-_ROUNDS = 120
+_ROUNDS = 360
+_ROUNDS_IN_A_PLACE = 15
 _STATES = {str(state) for state in JobState}
 
 
@@ -54,6 +56,9 @@ class Jobs(RuleBasedStateMachine):
         shm = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
         self.nodes = {name: ModelNode(name) for name in NODES}
+        self.away = {name: ModelNode(name, "elsewhere") for name in NODES}  # where names do not lead now
+        self.has_led = False
+        self.left_behind: set[Key] = set()  # they had a node whose name was led elsewhere
         self.clock = Clock()
         self.runner = asyncio.Runner(loop_factory=lambda: self.clock)
         self.lives = 0
@@ -124,6 +129,15 @@ class Jobs(RuleBasedStateMachine):
         self.nodes[name].loses_answers = loses_answers
         self._turn(n)
 
+    @rule(name=st.sampled_from(NODES), n=turns)
+    def lead_elsewhere(self, name: str, n: int) -> None:
+        """An edit of the cluster file: the same name, and another machine or folder; the next one leads it back."""
+        self.left_behind.update(self._held_on(name))
+        self.nodes[name], self.away[name] = self.away[name], self.nodes[name]
+        self.has_led = True
+        self.agent.watch.forget(name)
+        self._turn(n)
+
     # --- what happens to the agent ------------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 30.0, 600.0]), n=turns)
@@ -166,9 +180,8 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def no_device_has_two_holders(self) -> None:
         taken: dict[tuple[str, int], int] = {}
-        states = ",".join(f"'{state}'" for state in HOLDING_STATES)
-        for job, text in self._sql(f"SELECT id, placement FROM jobs WHERE state IN ({states})"):
-            for share in json.loads(text)["shares"]:
+        for job, _, shares in self._held():
+            for share in shares:
                 for gpu in share.get("gpus", ()):
                     other = taken.setdefault((share["node"], gpu), job)
                     assert other == job, f"{share['node']} GPU {gpu} was given to jobs {other} and {job}"
@@ -183,11 +196,13 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def a_job_lives_in_one_attempt_and_only_while_it_holds_its_devices(self) -> None:
         rows = {job: (state, attempt) for job, state, attempt in self._sql("SELECT id, state, attempt FROM jobs")}
-        for node in self.nodes.values():
+        for node in self._places():
             assert all(count == 1 for count in node.starts.values()), f"{node.name} started twice: {node.starts}"
             for job, attempt in node.living():
                 state, current = rows[job]
                 assert current == attempt, f"job {job} is at attempt {current}, and {attempt} lives on {node.name}"
+                if state == "cancelled" and (job, attempt) in self.left_behind:
+                    continue  # nobody could be asked; it is swept when its node's name leads there again
                 assert JobState(state) in HOLDING_STATES, f"job {job} is {state}, and lives on {node.name}"
 
     @invariant()
@@ -205,14 +220,16 @@ class Jobs(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When all is well again, everything comes to an end: nothing is lost, and nothing is left on a node."""
         try:
-            for node in self.nodes.values():
+            for node in self._places():
                 node.is_reachable, node.loses_answers = True, False
-            for _ in range(_ROUNDS):
+            for number in range(_ROUNDS):
                 if self._is_over():
                     break
+                if self.has_led and number % _ROUNDS_IN_A_PLACE == 0:
+                    self._lead_all(number // _ROUNDS_IN_A_PLACE)
                 self._help_along()
             left = [tuple(row) for row in self._sql("SELECT id, state, attempt, ending, reason FROM jobs")]
-            assert self._is_over(), (left, {name: node.runs for name, node in self.nodes.items()})
+            assert self._is_over(), (left, [(node.name, node.root, node.runs) for node in self._places()])
             for job, (_, must_hold) in self.cancelled.items():
                 assert not must_hold or self._row(job)["state"] == "cancelled", f"job {job}: the cancel was forgotten"
         finally:
@@ -222,6 +239,18 @@ class Jobs(RuleBasedStateMachine):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _places(self) -> list[ModelNode]:
+        return [*self.nodes.values(), *self.away.values()]
+
+    def _held(self) -> list[tuple[int, int, list[dict[str, Any]]]]:
+        """Job, attempt and shares of all that hold devices."""
+        states = ",".join(f"'{state}'" for state in HOLDING_STATES)
+        rows = self._sql(f"SELECT id, attempt, placement FROM jobs WHERE state IN ({states})")
+        return [(job, attempt, json.loads(text)["shares"]) for job, attempt, text in rows]
+
+    def _held_on(self, name: str) -> list[Key]:
+        return [(job, attempt) for job, attempt, shares in self._held() if any(one["node"] == name for one in shares)]
 
     def _unfinished(self) -> list[int]:
         return [job for job in self.keys.values() if job not in self.final]
@@ -240,9 +269,15 @@ class Jobs(RuleBasedStateMachine):
         self.agent.engine.wake()
         self._turn(40)
 
+    def _lead_all(self, number: int) -> None:
+        """Each number has a combination of its own: the parts of a job may be on both sides."""
+        for bit, name in enumerate(NODES):
+            if (self.nodes[name].root == "elsewhere") != bool(number >> bit & 1):
+                self.lead_elsewhere(name, 0)
+
     def _is_over(self) -> bool:
         states = {JobState(state) for (state,) in self._sql("SELECT state FROM jobs")}
-        return states <= FINAL_STATES and not any(node.runs for node in self.nodes.values())
+        return states <= FINAL_STATES and not any(node.runs for node in self._places())
 
     def _make_agent(self, path: Path | None = None) -> ModelAgent:
         made: list[ModelAgent] = []
