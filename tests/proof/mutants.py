@@ -86,6 +86,22 @@ MUTANTS = (
         (Edit("src/ugro/remote/starting.py", "if meant is not None and meant != boot_id():", "if False:"),),
         KEPT,
     ),
+    Mutant(
+        "a start that is meant for another folder is taken",
+        (Edit("src/ugro/remote/starting.py", "if meant is not None and meant != agent.root:", "if False:"),),
+        KEPT,
+    ),
+    Mutant(
+        "what has a node's name now is asked for what another has",
+        (
+            Edit(
+                "src/ugro/agent/engine.py",
+                "is_elsewhere = job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))",
+                "is_elsewhere = False",
+            ),
+        ),
+        MACHINE,
+    ),
     Mutant("a keeper lets closed and older attempts in", (_KEPT_UNFENCED,), KEPT),
     Mutant(
         "a keeper begins what has begun: by fence, folder and claim",
