@@ -27,7 +27,8 @@ _LOGS_S = 30.0
 _SILENT_S = 1.0
 # A node that is away for longer than this keeps a job's checkpoints.
 _FORGETTINGS = 60
-_FORGET_AGAIN_S = 60.0
+_FORGET_AGAIN_S = 1.0
+_LONGEST_FORGET_S = 60.0
 
 
 def checkpoint_env(checkpoints: Checkpoints) -> ExtraEnv:
@@ -184,11 +185,13 @@ class Homecoming:
             await self.checkpoints.collect(job, nodes)
         if await self._is_removed(job.id):
             await self.checkpoints.drop(job.id)
+        pause_s = _FORGET_AGAIN_S
         for _ in range(_FORGETTINGS):
             nodes = await self.checkpoints.forget(job, nodes)
             if not nodes:
                 return
-            await asyncio.sleep(_FORGET_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_FORGET_S, 2 * pause_s)
 
     async def close(self) -> None:
         await self._logs.close()
