@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, until
-from tests.rig.waiting import wait_until
+from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, seen_soon, submitted, until
 from ugro.agent.checkpoint_home import Checkpoint as CheckpointAtHome
 from ugro.agent.checkpoint_home import CheckpointHome
 from ugro.agent.checkpoints import Checkpoints, Offer
@@ -75,16 +74,6 @@ def place(tmp_path: Path) -> Iterator[EngineRig]:
     rig = EngineRig(tmp_path, 1)
     yield rig
     rig.end()
-
-
-async def submitted(store: Store, engine: Engine, spec: JobSpec) -> Job:
-    job = (await store.jobs.submit(spec, "ann", "k")).job
-    engine.wake()
-    return job
-
-
-async def seen_soon(predicate: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(wait_until, predicate, SOON_S, what)
 
 
 async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:

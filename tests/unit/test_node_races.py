@@ -15,23 +15,9 @@ from tests.rig.code import CodeRig
 from ugro.remote import contents, durable, ending, settling, stopping, trees
 from ugro.remote.packs import PackWriter
 from ugro.remote.processname import ProcessName
-from ugro.remote.rundir import AgentDir, RunDir
+from ugro.remote.rundir import RunDir
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> AgentDir:
-    folder = AgentDir(str(tmp_path), "a1")
-    folder.admit(1)
-    return folder
-
-
-@pytest.fixture
-def run(agent: AgentDir) -> RunDir:
-    made = agent.run("train", 1)
-    made.make(SPEC, None)
-    return made
 
 
 @pytest.fixture

@@ -31,20 +31,6 @@ SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
 SOURCES = Path(rundir.__file__).parent
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> AgentDir:
-    folder = AgentDir(str(tmp_path), "a1")
-    folder.admit(1)
-    return folder
-
-
-@pytest.fixture
-def run(agent: AgentDir) -> RunDir:
-    made = agent.run("train", 1)
-    made.make(SPEC, None)
-    return made
-
-
 def refused(work: Callable[[], Any]) -> str:
     with pytest.raises(Refused) as refusal:
         work()
