@@ -73,7 +73,7 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
 def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.starting._START_S", 1.0)
+    monkeypatch.setattr("ugro.agent.starting._START_S", 4.0)
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
@@ -84,7 +84,7 @@ def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
             job = await submitted(store, engine, spec)
             await seen_soon(begun.exists, "the set-up to begin")
         async with place.agent() as (store, _):
-            await asyncio.sleep(2.5)  # longer than ranks have to start
+            await asyncio.sleep(6)  # longer than ranks have to start
             job = await store.jobs.get(job.id)
             assert (job.state, job.attempt) == (JobState.STARTING, 1), job.reason
             gate.touch()
@@ -109,9 +109,9 @@ def test_a_lease_is_kept_while_the_database_hangs(place: EngineRig, monkeypatch:
 
     async def work() -> None:
         async with place.agent() as (store, engine):
-            job, _ = await running(store, await submitted(store, engine, leased(2.0, "sleep", "7792")))
+            job, _ = await running(store, await submitted(store, engine, leased(4.0, "sleep", "7792")))
             goes_on.clear()
-            await asyncio.sleep(5)  # longer than the lease
+            await asyncio.sleep(8)  # longer than the lease
             goes_on.set()
             engine.wake()
             await asyncio.sleep(1)
@@ -169,7 +169,7 @@ def test_a_job_whose_nodes_name_leads_elsewhere_can_be_cancelled(place: EngineRi
 def test_a_leased_job_starts_elsewhere_when_its_old_place_has_ended_it(
     place: EngineRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.leases._MARGIN_S", 1.0)
+    monkeypatch.setattr("ugro.agent.leases._MARGIN_S", 5.0)
 
     async def work() -> None:
         async with place.agent() as (store, engine):
