@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.job import Ending, JobState
+from ugro.core.job import Ending, JobState, Share
+from ugro.core.node import Machine
 from ugro.policy.attempt import AttemptView, Conclude, Move, NodeRun, RunState, Start, Stop, next_step
 
 RUNNING, DONE, FAILED, ABSENT = RunState.RUNNING, RunState.DONE, RunState.FAILED, RunState.ABSENT
@@ -93,3 +94,21 @@ def test_a_wish_to_end_goes_before_everything_but_is_only_a_wish() -> None:
 
 def test_a_running_node_that_forgot_its_run_has_lost_it() -> None:
     assert move(next_step(view(JobState.RUNNING, ABSENT))) == (JobState.STOPPING, Ending.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("hostname", "boot_id", "root", "is_same"),
+    [
+        ("gpu1", "b1", "/data", True),
+        ("gpu1", "b2", "/data", True),  # restarted
+        ("new-name", "b1", "/data", True),  # renamed while it ran
+        ("gpu2", "b2", "/data", False),  # another machine
+        ("gpu1", "b1", "/other", False),
+    ],
+)
+def test_a_share_knows_the_machine_and_the_folder_that_gave_it(
+    hostname: str, boot_id: str, root: str, is_same: bool
+) -> None:
+    machine = Machine(hostname, "", "", "", boot_id, "", root, "", "", 8, "", 0)
+    assert Share("n1", boot_id="b1", hostname="gpu1", root="/data").is_of(machine) is is_same
+    assert Share("n1", boot_id="b1").is_of(machine), "of a time when that was not noted"

@@ -77,6 +77,14 @@ def test_a_run_that_is_removed_while_it_is_stopped_is_absent(
     assert stopping.stop(run, "test", 0)["status"] == "absent"
 
 
+def test_a_stop_that_finds_its_folders_broken_says_so_and_ends(run: RunDir) -> None:
+    os.rename(run.fence.path.rpartition("/")[0], run.agent.path + "/away")
+    lock = Path(run.file("lock"))
+    lock.symlink_to("no/such/folder")
+    with pytest.raises(FileNotFoundError):
+        stopping.stop(run, "test", 0)
+
+
 def test_a_run_that_somebody_else_removes_is_removed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     meanwhile(monkeypatch, RunDir, "take_lock", run.set_aside)
     stopping.remove(run)

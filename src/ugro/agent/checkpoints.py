@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ugro.agent.checkpoint_home import Checkpoint, CheckpointHome
+from ugro.agent.job_folder import delete_results
 from ugro.agent.threads import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
@@ -154,7 +154,7 @@ class Checkpoints:
         """Nothing more of it comes, and what is home goes."""
         self._unfollow(job)
         async with self._transfer(job):
-            await to_the_end(partial(shutil.rmtree, self._folder / str(job) / "checkpoints", ignore_errors=True))
+            await to_the_end(partial(delete_results, self._folder / str(job)))
 
     async def close(self) -> None:
         tasks = [following.task for following in self._following.values()]

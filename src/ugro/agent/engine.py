@@ -300,7 +300,7 @@ class Engine:
 
     async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
         """Their devices, to all that can start now, in one commit."""
-        given = [(waiting[one.job], self._with_boots(one.placement), one.reason) for one in wanted]
+        given = [(waiting[one.job], self._located(one.placement), one.reason) for one in wanted]
         outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
         point("start.recorded")
         started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
@@ -321,7 +321,7 @@ class Engine:
                     await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
                     self.wake()
 
-    def _with_boots(self, placement: Placement) -> Placement | None:
+    def _located(self, placement: Placement) -> Placement | None:
         """Which machine, boot and folder each node is; None when one cannot tell: it could not be asked to start."""
         shares: list[Share] = []
         for share in placement.shares:

@@ -10,11 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
-from ugro.core.node import Machine
+
+if TYPE_CHECKING:
+    from ugro.core.node import Machine
 
 ALL_GPUS = -1
 ANY_GPUS = -2

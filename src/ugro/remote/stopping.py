@@ -49,7 +49,7 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
         if not run.exists():  # somebody else stopped it, and has removed it since
             return {**run.status(), "status": "absent"}
         if not run.is_alive():
-            with contextlib.suppress(FileNotFoundError):
+            with _unless_removed(run):
                 clean(run)
         elif now >= hangs_at:
             _end_supervisor(run, hangs_at + LIMIT_S)
@@ -83,11 +83,11 @@ def clean(run: RunDir) -> None:
 
 def remove(run: RunDir) -> None:
     """Also what earlier removals left that were cut short."""
-    try:
-        _set_aside(run)
-    except FileNotFoundError:  # somebody else removes it, too
-        if run.exists():
-            raise
+    if run.exists():
+        with _unless_removed(run), _over(run, timeout_s=0.5), run.fence.held():
+            run.fence.close(run.attempt)
+            point("remove.closed")
+            run.set_aside()
     point("remove.renamed")
     _set_orphans_aside(run.agent)
     for path in run.agent.set_aside_before():
@@ -95,12 +95,14 @@ def remove(run: RunDir) -> None:
     point("remove.deleted")
 
 
-def _set_aside(run: RunDir) -> None:
-    if run.exists():
-        with _over(run, timeout_s=0.5), run.fence.held():
-            run.fence.close(run.attempt)
-            point("remove.closed")
-            run.set_aside()
+@contextlib.contextmanager
+def _unless_removed(run: RunDir) -> Iterator[None]:
+    """That something is not there is no error if somebody else has removed the run meanwhile."""
+    try:
+        yield
+    except FileNotFoundError:
+        if run.exists():
+            raise
 
 
 def _set_orphans_aside(agent: AgentDir) -> None:
