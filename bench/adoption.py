@@ -20,7 +20,7 @@ from tests.rig.waiting import wait_until, wait_until_dead
 
 from bench.bars import Bar, Row, print_rows
 from bench.jobs import output_of
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.core.job import Job, JobState
 from ugro.core.node import Status
 

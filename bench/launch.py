@@ -24,7 +24,7 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 
 from bench.bars import Bar, Row, print_rows
-from ugro.client import Client
+from ugro.client.client import Client
 
 _RANKS = 3
 _LIMIT_S = 120.0

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.bars import Bar, Row, print_rows
-from ugro.core.codec import dumps
+from ugro.core.support.codec import dumps
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Wanted
 from ugro.telemetry.metricstore import MetricStore, job_owner

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Resources
-from ugro.policy.decision import Start
-from ugro.policy.scheduler import schedule
-from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
-from ugro.policy.why import why
+from ugro.policy.scheduling.decision import Start
+from ugro.policy.scheduling.scheduler import schedule
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.scheduling.why import why
 
 GIB = 2**30
 NODES = 1000

@@ -16,7 +16,7 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 
 from bench.peers_ssh import Measurement
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.core.node import NodeSpec, Status
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions

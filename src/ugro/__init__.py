@@ -11,12 +11,12 @@ __version__ = "0.1.0"
 __all__ = ["Client", "__version__"]
 
 if TYPE_CHECKING:
-    from ugro.client import Client
+    from ugro.client.client import Client
 
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        from ugro.client import Client
+        from ugro.client.client import Client
 
         return Client
     raise AttributeError(f"module 'ugro' has no attribute {name!r}")

@@ -20,9 +20,9 @@ import ugro as package
 from tests.integration.conftest import Ugro
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.core.agent import AgentStatus
-from ugro.core.codec import decode
+from ugro.core.support.codec import decode
 
 # Runs the agent or the command line as if it were of another version.
 AS_VERSION = """
@@ -394,7 +394,7 @@ def test_a_full_log_is_rotated_and_old_ones_go(tmp_path: Path) -> None:
     code = """
 import logging, os, sys
 from pathlib import Path
-from ugro.agent.logs import configure
+from ugro.agent.log_format import configure
 os.umask(0o077)
 configure(Path(sys.argv[1]), "info", max_bytes=2000)
 for number in range(200):

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.integration.test_agent import AS_VERSION, OLD, ask_raw, start_agent, status
 from tests.rig.waiting import is_alive, wait_until
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.core.agent import AgentStatus
 
 

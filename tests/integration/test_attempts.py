@@ -23,7 +23,7 @@ from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
-from ugro.remote.rundir import POINTS, AgentDir, spec_hash
+from ugro.remote.state.rundir import POINTS, AgentDir, spec_hash
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]

@@ -17,7 +17,8 @@ from tests.rig.waiting import wait_until
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
-from ugro.remote import check_net, check_system, wire
+from ugro.remote import wire
+from ugro.remote.checks import net, system
 
 _SOON_S = 5
 
@@ -66,14 +67,14 @@ def answers(port: int) -> bool:
 
 def connect(port: int, *addresses: str, word: str = "hello", timeout_s: float = 4) -> dict[str, Any]:
     where = {"addresses": addresses or ["127.0.0.1"], "port": port, "timeout_s": timeout_s}
-    return check_net.connect({**where, "word": word, "reply": "world"})
+    return net.connect({**where, "word": word, "reply": "world"})
 
 
 def test_a_listener_is_gone_with_its_node_program(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with local_link(tmp_path) as link:
             _, port = await port_of(link)
-            listener = check_net.port_use(port)["pid"]
+            listener = net.port_use(port)["pid"]
             # Alone, as the kernel might, not with the rest of its process group.
             os.kill(parent_of(listener), signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: not answers(port), _SOON_S, "the listener to be gone")
@@ -126,7 +127,7 @@ def test_whoever_else_listens_is_not_taken_for_the_node() -> None:
 def test_a_port_that_somebody_listens_on_is_taken(family: socket.AddressFamily, host: str) -> None:
     try:
         with listening(family, host) as port:
-            use = check_net.port_use(port)
+            use = net.port_use(port)
     except OSError:
         pytest.skip("no IPv6 here")
     assert not use["is_free"]
@@ -137,7 +138,7 @@ def test_a_port_that_somebody_has_bound_is_taken_even_where_sharing_was_allowed(
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
-        assert not check_net.port_use(holder.getsockname()[1])["is_free"]
+        assert not net.port_use(holder.getsockname()[1])["is_free"]
 
 
 def test_a_port_with_the_remains_of_closed_connections_is_free() -> None:
@@ -151,13 +152,13 @@ def test_a_port_with_the_remains_of_closed_connections_is_free() -> None:
         port = listener.getsockname()[1]
     with socket.socket() as naive, pytest.raises(OSError, match="in use"):
         naive.bind(("0.0.0.0", port))
-    assert check_net.port_use(port)["is_free"]
+    assert net.port_use(port)["is_free"]
 
 
 def test_a_privileged_port_says_why_it_cannot_be_used() -> None:
     if os.geteuid() == 0:
         pytest.skip("root may use any port")
-    assert check_net.port_use(1)["error"] == "Permission denied"
+    assert net.port_use(1)["error"] == "Permission denied"
 
 
 def write(path: Path, text: str = "") -> None:
@@ -201,27 +202,27 @@ def test_logind_is_understood_as_its_files_are_read(tmp_path: Path, files: dict[
     write(tmp_path / "etc/systemd/logind.conf.d/00-root.conf", "[Login]\nKillExcludeUsers=\n")
     for path, text in files.items():
         write(tmp_path / path, text)
-    assert check_system.survival(str(tmp_path))["kills_processes"] is kills
+    assert system.survival(str(tmp_path))["kills_processes"] is kills
 
 
 def test_the_signs_of_systemd_and_of_a_lingering_user_are_seen(tmp_path: Path) -> None:
-    found = check_system.survival(str(tmp_path))
+    found = system.survival(str(tmp_path))
     assert (found["has_logind"], found["lingers"]) == (False, False)
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     write(tmp_path / "var/lib/systemd/linger" / found["user"])
-    found = check_system.survival(str(tmp_path))
+    found = system.survival(str(tmp_path))
     assert (found["has_logind"], found["lingers"]) == (True, True)
 
 
 def test_root_is_left_alone_by_logind_unless_told_otherwise(tmp_path: Path) -> None:
     write(tmp_path / "etc/systemd/logind.conf", "[Login]\nKillUserProcesses=yes\n")
-    assert check_system.survival(str(tmp_path))["kills_processes"] is (os.geteuid() != 0)
+    assert system.survival(str(tmp_path))["kills_processes"] is (os.geteuid() != 0)
 
 
 def test_the_root_is_really_written_and_left_clean(tmp_path: Path) -> None:
-    found = check_system.root(str(tmp_path))
+    found = system.root(str(tmp_path))
     assert found["error"] is None
     assert found["free_bytes"] > 0
     assert list(tmp_path.iterdir()) == []
-    assert check_system.root("/dev/shm")["filesystem"] == "tmpfs"
-    assert check_system.root(str(tmp_path / "missing"))["error"] == "No such file or directory"
+    assert system.root("/dev/shm")["filesystem"] == "tmpfs"
+    assert system.root(str(tmp_path / "missing"))["error"] == "No such file or directory"

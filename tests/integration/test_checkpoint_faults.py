@@ -18,7 +18,7 @@ from tests.integration.conftest import in_loop, memory_bytes, until
 from tests.integration.test_link_fuzz import GREETING, fake
 from tests.rig.checkpoints import AGENT, Rig, job, name_at_home, nodes_and_home, write
 from tests.rig.waiting import wait_until
-from ugro.agent.checkpoints import Checkpoints
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints
 from ugro.core.errors import RemoteFailure, Unreachable
 from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
 from ugro.nodes.runs import Identity

@@ -21,7 +21,7 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.cli.main import cli
-from ugro.client import Ended, Output
+from ugro.client.client import Ended, Output
 from ugro.core.errors import NotFound, Unsatisfiable, UsageError
 from ugro.core.node import Status
 from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
@@ -342,7 +342,7 @@ sys.exit(code)
 HEAVY = {
     *("asyncio", "email", "fastapi", "http", "httpx", "logging", "pydantic", "rich", "sqlite3", "ssl", "starlette"),
     *("statistics", "subprocess", "tempfile", "uvicorn", "yaml", "random", "hashlib", "secrets", "shutil"),
-    *("ugro.agent", "ugro.config", "ugro.nodes", "ugro.store", "ugro.policy.selection"),
+    *("ugro.agent", "ugro.config", "ugro.nodes", "ugro.store", "ugro.policy.scheduling.selection"),
 }
 
 
@@ -358,7 +358,7 @@ def test_a_warm_command_imports_nothing_heavy(ugro: Ugro) -> None:
     assert modules_after(ugro, "health", "--json") & HEAVY == set()
     assert modules_after(ugro, "exec", "n002", "--", "true") & HEAVY == set()
     # click itself brings shutil along to lay out its help.
-    assert modules_after(ugro, "--help") & {*HEAVY, "json", "pathlib", "socket", "ugro.client"} <= {"shutil"}
+    assert modules_after(ugro, "--help") & {*HEAVY, "json", "pathlib", "socket", "ugro.client.client"} <= {"shutil"}
 
 
 def cpu_s(ugro: Ugro, *argv: str) -> float:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import wait_until
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.lab import processes, train
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab

@@ -17,8 +17,8 @@ from tests.integration.conftest import Completed, Farms, Ugro
 from tests.integration.test_check import free_port, listening
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import name_of, processes_with_variable, wait_until
-from ugro.core.codec import decode
 from ugro.core.finding import Finding, Grade
+from ugro.core.support.codec import decode
 from ugro.lab.pretend import GPU_IS_LOST, PretendGpu, write_gpus, write_nvidia_smi
 
 _SOON_S = 5

@@ -21,8 +21,8 @@ from tests.rig.engine import (
     soon,
     submitted,
 )
-from ugro.agent.launching import Launching
-from ugro.agent.livejobs import LiveJobs
+from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.core.job import Job, JobSpec, JobState, Launcher
 
 
@@ -48,7 +48,7 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
         await brings(self, jobs, nodes)
 
     monkeypatch.setattr(Launching, "bring_code", bring_code)
-    monkeypatch.setattr("ugro.agent.runwatch._SILENT_S", 0.1)
+    monkeypatch.setattr("ugro.agent.tracking.run_tracker._SILENT_S", 0.1)
 
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -73,7 +73,7 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
 def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.starting._START_S", 4.0)
+    monkeypatch.setattr("ugro.agent.engine.start._START_S", 4.0)
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
@@ -169,7 +169,7 @@ def test_a_job_whose_nodes_name_leads_elsewhere_can_be_cancelled(place: EngineRi
 def test_a_leased_job_starts_elsewhere_when_its_old_place_has_ended_it(
     place: EngineRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.leases._MARGIN_S", 5.0)
+    monkeypatch.setattr("ugro.agent.engine.leases._MARGIN_S", 5.0)
 
     async def work() -> None:
         async with place.agent() as (store, engine):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import is_alive, processes_with, wait_until
-from ugro.client import Client, Ended
+from ugro.client.client import Client, Ended
 from ugro.core.errors import ConfigError, UsageError
 
 

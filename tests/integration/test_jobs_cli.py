@@ -18,9 +18,9 @@ import ugro as package
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.waiting import wait_until
+from ugro.client.jobs import LogChoice
 from ugro.core.errors import UgroError
 from ugro.core.job import JobState
-from ugro.jobs import LogChoice
 
 CORES = os.cpu_count() or 1
 SHOW = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:], flush=True)\n"

@@ -30,7 +30,8 @@ from tests.rig.waiting import signal_all, wait_until
 from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
-from ugro.remote.rundir import KEEPER_POINTS, boot_id
+from ugro.remote.clock import boot_id
+from ugro.remote.state.rundir import KEEPER_POINTS
 
 ENDS = ["supervisor.ending", "exit.written", "exit.renamed"]
 BEFORE_THE_CLAIM = KEEPER_POINTS[: KEEPER_POINTS.index("keeper.claimed")]

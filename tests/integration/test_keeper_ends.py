@@ -35,8 +35,8 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import UgroError
-from ugro.remote.flood import read_cut
-from ugro.remote.runspec import LEAST_LOG_CAP_BYTES
+from ugro.remote.files.capped_log import read_cut
+from ugro.remote.state.runspec import LEAST_LOG_CAP_BYTES
 
 NO_DISK = disk.available()
 

@@ -18,8 +18,8 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.rig.pace import measure
 from tests.rig.waiting import is_alive, wait_until
-from ugro.client import Client
-from ugro.core.statedir import StateDir
+from ugro.client.client import Client
+from ugro.core.support.state_dir import StateDir
 from ugro.lab import cgroups, processes
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab

@@ -29,7 +29,7 @@ from tests.integration.conftest import (
 )
 from tests.rig.sshd import SshdFarm, command, make_keys
 from tests.rig.waiting import descendants, is_alive, name_of, wait_until
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.config.load import load_config
 from ugro.config.schema import Config
 from ugro.core.errors import Unreachable

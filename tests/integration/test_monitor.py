@@ -16,7 +16,7 @@ from tests.integration.conftest import Farms, Ugro
 from tests.rig.receivers import HttpReceiver, http_receiver
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import wait_until
-from ugro.client import Client
+from ugro.client.client import Client
 
 LIMIT_S = 60
 INTERVAL_S = 0.5

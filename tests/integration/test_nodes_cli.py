@@ -351,7 +351,7 @@ def test_the_last_line_of_the_file_may_lack_its_end(strangers: tuple[Ugro, SshdF
 
 
 def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ugro, SshdFarm]) -> None:
-    from ugro.client import Client
+    from ugro.client.client import Client
     from ugro.core.errors import NotAllowed
 
     ugro, farm = strangers

@@ -10,19 +10,19 @@ from typing import ClassVar
 import pytest
 
 from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, seen_soon, submitted, until
-from ugro.agent.checkpoint_home import Checkpoint as CheckpointAtHome
-from ugro.agent.checkpoint_home import CheckpointHome
-from ugro.agent.checkpoints import Checkpoints, Offer
-from ugro.agent.engine import Engine
-from ugro.agent.job_results import ResultService
-from ugro.agent.result_home import RunHome
-from ugro.agent.results import Results, Run
-from ugro.agent.runwatch import RunWatch
-from ugro.agent.snapshot import Snapshots
+from ugro.agent.artifacts.checkpoint_store import Checkpoint as CheckpointAtHome
+from ugro.agent.artifacts.checkpoint_store import CheckpointHome
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints, Offer
+from ugro.agent.artifacts.output_store import RunHome
+from ugro.agent.artifacts.output_sync import Results, Run
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.outputs import Wanted
 from ugro.nodes.runs import Runs, RunStatus
-from ugro.policy.snapshot import Snapshot
+from ugro.policy.scheduling.snapshot import Snapshot
 from ugro.store.database import Store
 
 

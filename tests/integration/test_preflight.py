@@ -20,15 +20,15 @@ from tests.integration.conftest import in_loop
 from tests.rig import netns
 from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
-from ugro.agent import mesh
-from ugro.agent.cluster import Cluster
-from ugro.agent.launching import Launching
-from ugro.agent.preflight import LaunchRefused, Preflight
-from ugro.agent.runwatch import RunWatch
+from ugro.agent.engine import rendezvous
+from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.preflight import LaunchRefused, Preflight
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
-from ugro.policy.meeting import Apart, Crossing, Meeting, Place, meet
+from ugro.policy.nodes.meeting import Apart, Crossing, Meeting, Place, meet
 from ugro.remote.main import RUN_METHODS
 from ugro.store.database import Store
 
@@ -127,8 +127,8 @@ async def test_a_port_that_was_taken_meanwhile_is_replaced_before_ranks_start(tm
 @in_loop
 async def test_ports_that_are_always_taken_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = placement("n1", "n2")
-    taken = AsyncMock(side_effect=mesh.PortTaken("in use", subject="n1"))
-    monkeypatch.setattr("ugro.agent.preflight.find_meeting", taken)
+    taken = AsyncMock(side_effect=rendezvous.PortTaken("in use", subject="n1"))
+    monkeypatch.setattr("ugro.agent.engine.preflight.find_meeting", taken)
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
         with pytest.raises(LaunchRefused, match="n1: 3 ports were free and then taken") as refused:
             await preflight.rendezvous(job(where), where)
@@ -147,7 +147,7 @@ async def test_nodes_that_are_slow_are_not_apart(tmp_path: Path, monkeypatch: py
         seen.append(meet(places, port, crossings))
         return seen[-1]
 
-    monkeypatch.setattr(mesh, "meet", deaf_at_first)
+    monkeypatch.setattr(rendezvous, "meet", deaf_at_first)
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
         found = await preflight.rendezvous(job(where), where)
         assert [type(one) for one in seen] == [Apart, Meeting]

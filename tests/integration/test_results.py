@@ -21,12 +21,13 @@ from tests.rig import disk
 from tests.rig.checkpoints import LONG_AGO, contents
 from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
-from ugro.agent import result_home
-from ugro.agent.result_home import HomeFull, RunHome
-from ugro.agent.results import Results, Run
+from ugro.agent.artifacts import output_store
+from ugro.agent.artifacts.output_store import HomeFull, RunHome
+from ugro.agent.artifacts.output_sync import Results, Run
 from ugro.core.errors import RemoteFailure
 from ugro.core.job import Job, JobSpec, JobState, ResultRule
-from ugro.remote import pieces, wire
+from ugro.remote import wire
+from ugro.remote.files import resumable
 
 MIB = 1 << 20
 RUN = Run(7, 1, "n1")
@@ -50,7 +51,7 @@ def tree(folder: Path) -> dict[bytes, bytes]:
     return found
 
 
-def arrived(rig: ResultRig, node: str = "n1", *, is_first: bool = True) -> result_home.Arrived:
+def arrived(rig: ResultRig, node: str = "n1", *, is_first: bool = True) -> output_store.Arrived:
     found = RunHome(rig.here(), node, is_first=is_first).arrived()
     assert found is not None
     return found
@@ -168,7 +169,7 @@ async def test_random_edits_arrive_identical_whatever_was_home_before(rig: Resul
 def _edit(output: Path, chance: random.Random) -> None:
     path = output / chance.choice(["a", "b", "c/d", "c/e"])
     path.parent.mkdir(exist_ok=True)
-    size = chance.choice([0, 1, 100, pieces.BLOCK, 3 * pieces.BLOCK + 1])
+    size = chance.choice([0, 1, 100, resumable.BLOCK, 3 * resumable.BLOCK + 1])
     kind = chance.choice(["write", "append", "overwrite", "cut", "replace", "delete"])
     if kind == "write" or not path.exists():
         path.write_bytes(chance.randbytes(size))
@@ -330,7 +331,7 @@ async def test_results_of_an_older_attempt_that_come_late_do_not_take_the_newest
 async def test_while_the_disk_here_is_full_it_waits_on_the_node_and_goes_on_when_there_is_room(
     rig: ResultRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_home, "SPARE_BYTES", 4 * MIB)
+    monkeypatch.setattr(output_store, "SPARE_BYTES", 4 * MIB)
     small = SmallDisk(rig.home, 16 * MIB)
     small.mount()
     try:
@@ -367,7 +368,7 @@ async def test_a_file_that_goes_away_while_it_is_asked_for_is_told_and_the_other
 
 @in_loop
 async def test_what_cannot_be_read_stays_on_the_node_and_is_told(rig: ResultRig) -> None:
-    said = [FINE, sent(pieces.send_problem(0, "permission denied"))]
+    said = [FINE, sent(resumable.send_problem(0, "permission denied"))]
     said += [listed(["a", 4, 1, 1, None], call=3), wire.message(wire.RESULT, 4, {"kept": "there"})]
     place = rig.rig.root("far")
     place.mkdir()

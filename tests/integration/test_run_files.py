@@ -24,8 +24,9 @@ from tests.rig.waiting import wait_until
 from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure
 from ugro.nodes.link import Link
-from ugro.remote import flood, wire
-from ugro.remote.runspec import LEAST_LOG_CAP_BYTES
+from ugro.remote import wire
+from ugro.remote.files import capped_log
+from ugro.remote.state.runspec import LEAST_LOG_CAP_BYTES
 
 MIB = 1 << 20
 FLOOD_BLOCK = (b"y" * 1023 + b"\n") * 1024
@@ -278,7 +279,7 @@ def test_where_no_holes_can_be_punched_a_log_is_emptied_and_offsets_go_on(folder
             cap = LEAST_LOG_CAP_BYTES * 4
             start(node, link, ledger.rank(0, "write_lines", 6000, 0.0002, cap), log_cap_bytes=cap)
             ended(node)
-            assert flood.read_cut(str(log_of(node))).base > 0
+            assert capped_log.read_cut(str(log_of(node))).base > 0
             assert log_of(node).stat().st_size <= 4 * cap
             mirror = Mirror(node).follow(link)
             assert mirror.pieces[0][0] > 0

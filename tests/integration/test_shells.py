@@ -245,7 +245,8 @@ async def test_a_program_of_which_a_cleaner_took_something_is_sent_anew(farm_of:
     async with link_to(farm, node):
         pass
     [home] = program_folder(node.home / "grid_workspace").iterdir()
-    target = {"a file": home / "ugro/remote/execute.py", "the folder inside": home / "ugro/remote", "everything": home}
+    program = home / "ugro/remote"
+    target = {"a file": program / "process/execute.py", "the folder inside": program, "everything": home}
     shutil.rmtree(target[damage]) if target[damage].is_dir() else target[damage].unlink()
     async with link_to(farm, node) as link:
         assert (await run_command(link, "true"))[0]["code"] == 0

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.cluster import Cluster
-from ugro.agent.health import HealthCheck
-from ugro.agent.snapshot import Snapshots
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
-from ugro.policy.decision import Decision, Start
-from ugro.policy.scheduler import schedule
-from ugro.policy.snapshot import NodeView, Snapshot
+from ugro.policy.scheduling.decision import Decision, Start
+from ugro.policy.scheduling.scheduler import schedule
+from ugro.policy.scheduling.snapshot import NodeView, Snapshot
 from ugro.store.database import Store
 
 _LIMIT_S = 30

@@ -17,16 +17,16 @@ from tests.rig import disk
 from tests.rig.code import AGENT, CHUNK, MARK, TREES, CodeRig, make, seen
 from tests.rig.disk import SmallDisk
 from tests.rig.waiting import processes_with_variable
-from ugro.agent.cluster import Cluster
-from ugro.agent.code import Code
-from ugro.agent.sending import Sending
+from ugro.agent.code.service import Code
+from ugro.agent.code.transfer import Sending
+from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.nodes.bootstrap import node_program
 from ugro.nodes.runs import Identity
 from ugro.remote import trees
-from ugro.remote.contents import store_in
-from ugro.remote.contentstream import block, record
+from ugro.remote.cas.contents import store_in
+from ugro.remote.cas.stream import block, record
 from ugro.store.database import Store
 
 MIB = 1 << 20

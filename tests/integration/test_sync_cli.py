@@ -15,7 +15,7 @@ from tests.integration.conftest import Ugro
 from tests.rig.agent import holder
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until, wait_until_dead
-from ugro.client import Client
+from ugro.client.client import Client
 
 HELD = "import os, time\nwhile not os.path.exists({go!r}):\n    time.sleep(0.02)\nprint(open('version').read())\n"
 

@@ -18,7 +18,7 @@ from tests.rig.sshd import SshdNode
 from tests.rig.waiting import descendants, name_of, signal_all
 
 Undo = Callable[[], None]
-_SUPERVISOR = b"ugro.remote.supervisor"
+_SUPERVISOR = b"ugro.remote.runs.supervisor"
 _PROGRAM = b"sys.stdin.readline"
 _WAYS = (Way.BOTH, Way.BOTH, Way.TO_NODE, Way.FROM_NODE)
 

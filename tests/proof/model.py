@@ -18,16 +18,16 @@ from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
-from ugro.agent.engine import Engine
-from ugro.agent.homecoming import Homecoming
-from ugro.agent.signal import Signal
+from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.support.change_signal import Signal
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import HOLDING_STATES, Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
 from ugro.nodes.runs import Moment, Order, RunStatus
-from ugro.policy.attempt import NodeRun, RunState
-from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.lifecycle.attempt import NodeRun, RunState
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 

@@ -48,16 +48,16 @@ class Mutant:
     tests: tuple[str, ...]  # arguments of pytest
 
 
-_RUNDIR = "src/ugro/remote/rundir.py"
-_SUPERVISOR = "src/ugro/remote/supervisor.py"
-_STOPPING = "src/ugro/remote/stopping.py"
-_FENCE = "src/ugro/remote/fence.py"
-_KEPT = "src/ugro/remote/kept.py"
-_FAMILY = "src/ugro/remote/ending.py"
-_LIGHT = "src/ugro/agent/light.py"
+_RUNDIR = "src/ugro/remote/state/rundir.py"
+_SUPERVISOR = "src/ugro/remote/runs/supervisor.py"
+_STOPPING = "src/ugro/remote/runs/stop.py"
+_FENCE = "src/ugro/remote/state/fence.py"
+_KEPT = "src/ugro/remote/batch/claim.py"
+_FAMILY = "src/ugro/remote/process/terminate.py"
+_LIGHT = "src/ugro/agent/engine/batching.py"
 _JOBS = "src/ugro/store/jobs.py"
-_ENGINE = "src/ugro/agent/engine.py"
-_ATTEMPT = "src/ugro/policy/attempt.py"
+_ENGINE = "src/ugro/agent/engine/reconciler.py"
+_ATTEMPT = "src/ugro/policy/lifecycle/attempt.py"
 
 _NO_CLAIM = Edit(
     _RUNDIR,
@@ -83,19 +83,19 @@ MUTANTS = (
     Mutant("the fence lets older attempts in", (_NO_FENCE,), NODE),
     Mutant(
         "a start of before a restart of the machine is taken",
-        (Edit("src/ugro/remote/starting.py", "if meant is not None and meant != boot_id():", "if False:"),),
+        (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != boot_id():", "if False:"),),
         KEPT,
     ),
     Mutant(
         "a start that is meant for another folder is taken",
-        (Edit("src/ugro/remote/starting.py", "if meant is not None and meant != agent.root:", "if False:"),),
+        (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != agent.root:", "if False:"),),
         KEPT,
     ),
     Mutant(
         "what has a node's name now is asked for what another has",
         (
             Edit(
-                "src/ugro/agent/engine.py",
+                "src/ugro/agent/engine/reconciler.py",
                 "is_elsewhere = job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))",
                 "is_elsewhere = False",
             ),
@@ -124,14 +124,14 @@ MUTANTS = (
     ),
     Mutant(
         "nobody ends what a killed keeper left",
-        (Edit("src/ugro/remote/warden.py", "        _end_all()\n        for name", "        for name"),),
+        (Edit("src/ugro/remote/batch/reaper.py", "        _end_all()\n        for name", "        for name"),),
         KEPT_ENDS,
     ),
     Mutant(
         "a kept run is over while something it left lives",
         (
             Edit(
-                "src/ugro/remote/kin.py",
+                "src/ugro/remote/batch/ownership.py",
                 "return self.rank not in self._kin.ranks and not self._kin.strangers_of(self)",
                 "return True",
             ),
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "a folder is used again whatever its run did to it",
-        (Edit("src/ugro/remote/blank.py", "        if not _is_plain(run):\n            return False\n", ""),),
+        (Edit("src/ugro/remote/batch/dir_pool.py", "        if not _is_plain(run):\n            return False\n", ""),),
         KEPT_ENDS,
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "older attempts are not ended before a newer starts",
-        (Edit("src/ugro/remote/starting.py", "older.attempt < run.attempt and", "False and"),),
+        (Edit("src/ugro/remote/runs/start.py", "older.attempt < run.attempt and", "False and"),),
         NODE,
     ),
     Mutant(
@@ -183,7 +183,7 @@ MUTANTS = (
         "a lease is taken for over too soon",
         (
             Edit(
-                "src/ugro/agent/leases.py",
+                "src/ugro/agent/engine/leases.py",
                 "return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S",
                 "return True",
             ),
@@ -301,7 +301,7 @@ MUTANTS = (
         (
             Edit(_ENGINE, _STRAY, "self._watch.others(set())"),
             Edit(
-                "src/ugro/agent/sweep.py",
+                "src/ugro/agent/engine/orphan_runs.py",
                 "return job.state in HOLDING_STATES and job.attempt == status.attempt",
                 "return False",
             ),
@@ -311,9 +311,9 @@ MUTANTS = (
     Mutant(
         "logs are not waited for",
         (
-            Edit("src/ugro/agent/homecoming.py", "        return all(done)\n", "        return True\n"),
+            Edit("src/ugro/agent/artifacts/collector.py", "        return all(done)\n", "        return True\n"),
             Edit(
-                "src/ugro/agent/logmirror.py",
+                "src/ugro/agent/artifacts/log_mirror.py",
                 "            await asyncio.wait(tasks, timeout=timeout_s)\n",
                 "            pass\n",
             ),

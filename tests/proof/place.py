@@ -18,9 +18,9 @@ from tests.rig.agent import AgentProcess
 from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, orphans
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
+from ugro.client.http import AgentGone
 from ugro.core.errors import UgroError, Unreachable
 from ugro.core.job import Job
-from ugro.http import AgentGone
 
 T = TypeVar("T")
 _PATIENCE_S = 40.0

@@ -19,7 +19,7 @@ from tests.rig.agent import AgentProcess
 from tests.rig.judge import Final, Task
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.crashpoint import POINTS
+from ugro.agent.support.crashpoint import POINTS
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions

@@ -17,7 +17,7 @@ import pytest
 
 from tests.rig.agent import AgentProcess
 from tests.rig.waiting import end_all_with_variable
-from ugro.client import Client
+from ugro.client.client import Client
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

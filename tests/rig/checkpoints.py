@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
-from ugro.agent.checkpoints import Checkpoints
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints
 from ugro.core.errors import NotFound
 from ugro.core.job import Checkpoint, Job, JobSpec, JobState
 from ugro.core.node import NodeSpec

@@ -14,16 +14,16 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from tests.rig.waiting import end_all_with_variable
-from ugro.agent.codehome import CodeHome, Taken, Wish
-from ugro.agent.scanning import Choices
-from ugro.agent.sending import Sending
+from ugro.agent.code.scanner import Choices
+from ugro.agent.code.snapshot_store import CodeHome, Taken, Wish
+from ugro.agent.code.transfer import Sending
 from ugro.core.node import NodeSpec
 from ugro.nodes.node import Dialling, Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.transport import SshOptions
 from ugro.remote import trees
-from ugro.remote.checkout import check_out
-from ugro.remote.contents import store_in
+from ugro.remote.cas.checkout import check_out
+from ugro.remote.cas.contents import store_in
 from ugro.store.database import Store
 
 MARK = "TEST_CODE_NODE"

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
-from ugro.agent.checkpoints import Checkpoints
-from ugro.agent.cluster import Cluster
-from ugro.agent.engine import Engine
-from ugro.agent.health import HealthCheck
-from ugro.agent.homecoming import Homecoming, checkpoint_env
-from ugro.agent.launching import Launching
-from ugro.agent.logmirror import LogMirror
-from ugro.agent.results import Results
-from ugro.agent.runwatch import RunWatch
-from ugro.agent.snapshot import Snapshots
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.log_mirror import LogMirror
+from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.nodes.runs import Identity
 from ugro.store.database import Store

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ugro.core.job import JobSpec
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.store.database import Store
 from ugro.store.jobs import About
 from ugro.telemetry.metricstore import MetricStore, job_owner

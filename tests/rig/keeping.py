@@ -12,7 +12,7 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
 from tests.rig.watcher import Watcher
 from ugro.nodes.link import Link
-from ugro.remote.rundir import boot_id
+from ugro.remote.clock import boot_id
 
 
 def spec_of(ledger: Ledger, device: int, *words: Any, **more: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class LocalNode:
     def supervisors(self, job: str, attempt: int) -> list[int]:
         wanted = [str(self.run_dir(job, attempt))]
         found = [pid for pid in processes_with_variable("UGRO_RUN_DIR", wanted) if is_alive(pid)]
-        return [pid for pid in found if b"ugro.remote.supervisor" in _cmdline(pid)]
+        return [pid for pid in found if b"ugro.remote.runs.supervisor" in _cmdline(pid)]
 
     def supervisor(self, job: str, attempt: int) -> int:
         return wait_until(lambda: self.supervisors(job, attempt), 10, "a supervisor")[0]

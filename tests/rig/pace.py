@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ugro.client import Client, Ended, Output
+from ugro.client.client import Client, Ended, Output
 from ugro.core.errors import RemoteFailure
 
 _LEAD_S = 1.0  # within it, the slowest node has started its part

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from tests.rig.checkpoints import AGENT, Rig, nodes_and_home
-from ugro.agent.results import Results
+from ugro.agent.artifacts.output_sync import Results
 from ugro.core.errors import NotFound
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity

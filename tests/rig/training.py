@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ugro.policy.balancer import Balancer, Batch, Mode, Observation
+from ugro.policy.balance.planner import Balancer, Batch, Mode, Observation
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.rundir import AgentDir, RunDir
+from ugro.remote.state.rundir import AgentDir, RunDir
 
 
 @pytest.fixture

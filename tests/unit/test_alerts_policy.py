@@ -9,7 +9,7 @@ import pytest
 
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
-from ugro.policy.alerts import (
+from ugro.policy.nodes.alerts import (
     CLUSTER,
     Finding,
     Notice,

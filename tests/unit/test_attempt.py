@@ -6,7 +6,7 @@ import pytest
 
 from ugro.core.job import Ending, JobState, Share
 from ugro.core.node import Machine
-from ugro.policy.attempt import AttemptView, Conclude, Move, NodeRun, RunState, Start, Stop, next_step
+from ugro.policy.lifecycle.attempt import AttemptView, Conclude, Move, NodeRun, RunState, Start, Stop, next_step
 
 RUNNING, DONE, FAILED, ABSENT = RunState.RUNNING, RunState.DONE, RunState.FAILED, RunState.ABSENT
 DEAD, UNKNOWN = RunState.DEAD, RunState.UNKNOWN

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ugro.core.errors import Unsatisfiable, UsageError
-from ugro.policy.balancer import Balancer, Batch, Mode, Observation, Plan
-from ugro.policy.balancer_split import Bounds, Cost, slowest_s, split
+from ugro.policy.balance.planner import Balancer, Batch, Mode, Observation, Plan
+from ugro.policy.balance.split import Bounds, Cost, slowest_s, split
 
 NAMES = ("gpu0", "gpu1", "gpu2")
 UNEQUAL = (Cost(0.02, 0.0, 0.01), Cost(0.04, 0.0, 0.02), Cost(0.08, 0.0, 0.04))

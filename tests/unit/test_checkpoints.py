@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ugro.agent.checkpoint_home import Checkpoint, CheckpointHome
-from ugro.agent.checkpoints import Offer, choose
+from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointHome
+from ugro.agent.artifacts.checkpoint_sync import Offer, choose
 from ugro.core.errors import NotFound, RemoteFailure, UgroError
 from ugro.nodes.checkpoints import Found, decode_found
-from ugro.remote import checkpoints, parcel
-from ugro.remote.parcel import ParcelError, Unpacker, pack
+from ugro.remote.files import archive, checkpoints
+from ugro.remote.files.archive import ParcelError, Unpacker, pack
 
 HEADER = struct.Struct(">BHHqQ")
 FOLDER, FILE, END = 1, 2, 3
@@ -182,10 +182,10 @@ def unpack(stream: bytes, folder: Path, most_bytes: int = 1 << 30, step: int = 1
 def test_a_folder_arrives_as_it_was_and_is_known_as_the_same(tmp_path: Path) -> None:
     fill(tmp_path / "a")
     stream = b"".join(pack(str(tmp_path / "a")))
-    assert max(map(len, pack(str(tmp_path / "a")))) <= parcel.CHUNK
+    assert max(map(len, pack(str(tmp_path / "a")))) <= archive.CHUNK
     unpack(stream, tmp_path / "b", step=1000)
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
-    assert parcel.fingerprint(str(tmp_path / "b")) == parcel.fingerprint(str(tmp_path / "a"))
+    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(tmp_path / "a"))
     assert stat.S_IMODE((tmp_path / "b" / "run.sh").stat().st_mode) == 0o755
 
 
@@ -194,20 +194,20 @@ def test_a_file_arrives_in_a_folder_of_its_own_and_is_known_as_the_same(tmp_path
     file.write_bytes(b"weights")
     unpack(b"".join(pack(str(file))), tmp_path / "b")
     assert contents(tmp_path / "b") == {"last.pt": b"weights"}
-    assert parcel.fingerprint(str(tmp_path / "b")) == parcel.fingerprint(str(file))
+    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(file))
 
 
 def test_a_change_of_anything_is_seen_in_the_fingerprint(tmp_path: Path) -> None:
     fill(tmp_path / "a")
-    seen = {parcel.fingerprint(str(tmp_path / "a"))}
+    seen = {archive.fingerprint(str(tmp_path / "a"))}
     (tmp_path / "a" / "run.sh").write_text("#!/bin/sh\n# longer\n")
-    seen.add(parcel.fingerprint(str(tmp_path / "a")))
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
     os.utime(tmp_path / "a" / "nothing", ns=(5, 6))
-    seen.add(parcel.fingerprint(str(tmp_path / "a")))
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
     (tmp_path / "a" / "nothing").rename(tmp_path / "a" / "something")
-    seen.add(parcel.fingerprint(str(tmp_path / "a")))
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
     (tmp_path / "a" / "sub" / "empty").rmdir()
-    seen.add(parcel.fingerprint(str(tmp_path / "a")))
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
     assert len(seen) == 5
 
 
@@ -218,7 +218,7 @@ def test_a_link_or_a_pipe_is_refused_by_name(tmp_path: Path, make: Any) -> None:
     with pytest.raises(ParcelError, match="sub/strange"):
         list(pack(str(tmp_path / "a")))
     with pytest.raises(ParcelError, match="sub/strange"):
-        parcel.fingerprint(str(tmp_path / "a"))
+        archive.fingerprint(str(tmp_path / "a"))
 
 
 def test_a_link_to_a_folder_is_no_folder(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.clusterfile import find_cluster_file
+from ugro.client.clusterfile import find_cluster_file
 from ugro.core.errors import ConfigError
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.code import CodeRig
-from ugro.agent.codediff import FileDiff, code_diff
+from ugro.agent.code.diff import FileDiff, code_diff
 from ugro.core.errors import NotFound
 
 

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.rig.code import CHUNK, TREES, CodeRig, make, seen
-from ugro.agent.codehome import Wish
-from ugro.agent.scanning import Choices, Links
+from ugro.agent.code.scanner import Choices, Links
+from ugro.agent.code.snapshot_store import Wish
 from ugro.core.errors import UgroError, UsageError
-from ugro.remote import tidying, trees
-from ugro.remote.checkout import check_out
-from ugro.remote.packs import ContentStore, Lacking, PackWriter
+from ugro.remote import trees
+from ugro.remote.cas import gc
+from ugro.remote.cas.checkout import check_out
+from ugro.remote.cas.packs import ContentStore, Lacking, PackWriter
 
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -225,7 +226,7 @@ def test_what_was_not_used_for_longest_goes_first_and_what_is_kept_stays_whole(r
         (rig.source / "own").write_bytes(os.urandom(50_000))
         roots.append(trees.parse_id(rig.take().id))
         os.utime(Path(rig.home.store.roots, roots[-1].hex()), (number, number))
-    done = tidying.tidy(rig.home.store, 130_000, [roots[0]])
+    done = gc.tidy(rig.home.store, 130_000, [roots[0]])
     left = [root for root in roots if rig.home.store.has_root(root)]
     assert left == [roots[0], roots[4]]
     assert done.freed_bytes > 100_000
@@ -238,7 +239,7 @@ def test_many_small_packs_become_few(rig: CodeRig) -> None:
     for number in range(100):
         (rig.source / f"f{number}").write_text(str(number))
         last = rig.take()
-    tidying.tidy(rig.home.store, 1 << 30)
+    gc.tidy(rig.home.store, 1 << 30)
     assert len(list(Path(rig.home.store.packs).iterdir())) <= 41
     assert len(out(rig, last.id)) == 100
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.codec import DecodeError, decode, dumps
 from ugro.core.node import Disk, Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeReport, Reason, Role, Status
+from ugro.core.support.codec import DecodeError, decode, dumps
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(max_size=10)

@@ -6,11 +6,11 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from ugro.cli.origin import origin_of, parsed
+from ugro.cli.jobs.origin import origin_of, parsed
 from ugro.core.environment import Environment, Origin
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.core.metrics import MetricsSummary
-from ugro.policy.comparison import Side, compare
+from ugro.policy.experiments.comparison import Side, compare
 
 ENVIRONMENT = Environment("3.11.7", "/usr/bin/python3", "x86_64", (("numpy", "1.0"), ("torch", "2.0")))
 

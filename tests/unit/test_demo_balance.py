@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from ugro.cli.demo_balance import MODES, Result, Telling, Trial, document, gain
+from ugro.cli.demo.balance import MODES, Result, Telling, Trial, document, gain
 from ugro.cli.output import Output
 from ugro.core.job import Job, JobSpec, JobState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.destination import Destination
 from ugro.core.errors import UsageError
+from ugro.core.support.destination import Destination
 
 
 @pytest.mark.parametrize(

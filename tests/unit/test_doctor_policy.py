@@ -7,8 +7,8 @@ import pytest
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec, Role
-from ugro.policy.agreement import judge_versions
-from ugro.policy.crossing import (
+from ugro.policy.nodes.agreement import judge_versions
+from ugro.policy.nodes.crossing import (
     Connection,
     Trial,
     Tried,
@@ -17,8 +17,8 @@ from ugro.policy.crossing import (
     judge_trials,
     pairs_to_try,
 )
-from ugro.policy.diagnosis import judge_node
-from ugro.policy.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
+from ugro.policy.nodes.diagnosis import judge_node
+from ugro.policy.nodes.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)

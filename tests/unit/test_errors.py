@@ -18,7 +18,7 @@ from ugro.core.errors import (
     UsageError,
     error_from_wire,
 )
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 
 EXIT_CODES = {
     UgroError: 1,

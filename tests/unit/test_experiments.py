@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment, Figure
 from ugro.core.job import JobSpec, JobState
-from ugro.policy.experiment_columns import Column, columns_at_first, is_larger_better, known_columns
-from ugro.policy.experiment_filter import matching
-from ugro.policy.experiment_table import Line, Order, Place, Spread, groups_of, lines, page
-from ugro.policy.parameters import configuration, parameters
+from ugro.policy.experiments.columns import Column, columns_at_first, is_larger_better, known_columns
+from ugro.policy.experiments.filter import matching
+from ugro.policy.experiments.parameters import configuration, parameters
+from ugro.policy.experiments.table import Line, Order, Place, Spread, groups_of, lines, page
 
 NOW = 2e9
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Reason, Status
-from ugro.policy.health import Verdict, assess, status_of
+from ugro.policy.nodes.health import Verdict, assess, status_of
 
 GB = 1000**3
 FINE = Facts(

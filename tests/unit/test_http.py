@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ugro.client.http import AgentGone, Connection, NoAgent, lines
 from ugro.core.errors import NotFound, UgroError, Unreachable
-from ugro.http import AgentGone, Connection, NoAgent, lines
 
 Serve = Callable[..., Connection]
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.rig.code import CodeRig
-from ugro.agent.scanning import Choices, scan
+from ugro.agent.code.scanner import Choices, scan
 
 PARTS = ("a", "b", "a.py", "b.log", "data", "x y", "#h", "!n", "ab", "[a]", "d.d")
 PATHS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)

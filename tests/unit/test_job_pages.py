@@ -10,10 +10,10 @@ from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement,
 from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.profile import RankProfile
 from ugro.nodes.runs import RankRecord, RunStatus
-from ugro.policy.attempt import NodeRun, RunState
+from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.telemetry.curves import KeySummary
-from ugro.web.jobview import JobPage, bar, plan_text
-from ugro.web.rankview import Known, last_steps, rank_rows
+from ugro.web.views.job import JobPage, bar, plan_text
+from ugro.web.views.ranks import Known, last_steps, rank_rows
 
 SPEC = JobSpec(
     "train",

@@ -8,19 +8,19 @@ from typing import Any
 import click
 import pytest
 
-from ugro.cli.jobs import launch, run
-from ugro.cli.jobs_document import job_document
-from ugro.cli.jobs_lines import Bytes, Documents, Prefixed
-from ugro.cli.jobs_text import duration_s, exit_code, ranks, variables
-from ugro.cli.jobs_time import MOMENT
-from ugro.cli.jobs_words import divide
+from ugro.cli.jobs.arguments import divide
+from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.lines import Bytes, Documents, Prefixed
+from ugro.cli.jobs.moments import MOMENT
+from ugro.cli.jobs.submit import launch, run
+from ugro.cli.jobs.text import duration_s, exit_code, ranks, variables
 from ugro.cli.output import Output
-from ugro.config.jobflags import FLAGS, POSITIONAL
-from ugro.core.codec import dumps
+from ugro.client.jobs import LogPiece
+from ugro.config.job.flags import FLAGS, POSITIONAL
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.secret import looks_secret
-from ugro.jobs import LogPiece
+from ugro.core.support.codec import dumps
+from ugro.core.support.secret import looks_secret
 
 OPTIONS = {"--nodes": True, "--name": True, "--detach": False, "-d": False, "-e": True}
 

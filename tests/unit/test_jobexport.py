@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.jobexport import job_file
-from ugro.config.jobfile import parse_job
+from ugro.config.job.export import job_file
+from ugro.config.job.file import parse_job
 from ugro.core.failure import Cause
 from ugro.core.job import (
     ALL_GPUS,

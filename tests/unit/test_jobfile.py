@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ugro.config import jobreference
-from ugro.config.jobfile import Resolve, job_from_fields, load_job, parse_job, read_job
-from ugro.config.jobflags import FLAGS, kind_at
-from ugro.config.jobkinds import is_job_name
+from ugro.config.job import reference
+from ugro.config.job.file import Resolve, job_from_fields, load_job, parse_job, read_job
+from ugro.config.job.flags import FLAGS, kind_at
+from ugro.config.job.kinds import is_job_name
 from ugro.config.kinds import BadValueError
-from ugro.core.codec import decode, dumps
 from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
@@ -32,6 +31,7 @@ from ugro.core.job import (
     Retry,
     Stop,
 )
+from ugro.core.support.codec import decode, dumps
 
 JOBS = {"prepare": 7, "last": 9}
 
@@ -246,7 +246,7 @@ def test_fields_alone_are_a_job() -> None:
 def test_every_key_but_the_alternatives_has_a_flag() -> None:
     keys = {
         (*path, key)
-        for path, section in jobreference.sections()
+        for path, section in reference.sections()
         for key in section.model_fields
         if section.kind_of(key) is not None
     }

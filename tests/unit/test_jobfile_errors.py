@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ugro.config.jobfile import Resolve, job_from_fields, load_job, parse_job
-from ugro.config.jobflags import FLAGS, flag_of
+from ugro.config.job.file import Resolve, job_from_fields, load_job, parse_job
+from ugro.config.job.flags import FLAGS, flag_of
 from ugro.core.errors import ConfigError, NotFound, Unreachable
 from ugro.core.job import JobSpec
 

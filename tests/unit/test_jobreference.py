@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ugro.config import jobreference
 from ugro.config.document import read_document
-from ugro.config.jobfile import parse_job
-from ugro.config.jobflags import FLAGS, flag_of
+from ugro.config.job import reference
+from ugro.config.job.file import parse_job
+from ugro.config.job.flags import FLAGS, flag_of
 from ugro.core.failure import Cause
 from ugro.core.job import JobSpec
 
@@ -35,12 +35,12 @@ def test_the_example_file_loads() -> None:
 
 def test_the_committed_page_is_what_the_schema_says() -> None:
     committed = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    assert committed == jobreference.render(), "run: python -m ugro.config.jobreference docs/jobs.md"
+    assert committed == reference.render(), "run: python -m ugro.config.job.reference docs/jobs.md"
 
 
 def test_the_page_has_every_key_flag_and_cause() -> None:
-    page = jobreference.render()
-    for _, section in jobreference.sections():
+    page = reference.render()
+    for _, section in reference.sections():
         for key, field in section.model_fields.items():
             rows = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")]
             assert any(str(field.description or "") in row and not row.endswith("|  |") for row in rows), key
@@ -51,33 +51,33 @@ def test_the_page_has_every_key_flag_and_cause() -> None:
 
 
 def test_every_snippet_of_the_page_loads() -> None:
-    snippets = [part.partition("```")[0] for part in jobreference.render().split("```yaml\n")[1:]]
+    snippets = [part.partition("```")[0] for part in reference.render().split("```yaml\n")[1:]]
     assert len(snippets) == 5
     for snippet in snippets:
         assert load(snippet, env={"WANDB_API_KEY": "x"}).argv
 
 
 def test_the_pages_example_has_every_key() -> None:
-    lines = read_document(jobreference.example(), "job.yaml").lines
+    lines = read_document(reference.example(), "job.yaml").lines
     keys = {tuple(part for part in path if isinstance(part, str)) for path in lines}
-    for path, section in jobreference.sections():
+    for path, section in reference.sections():
         assert {(*path, key) for key in section.model_fields} <= keys
 
 
 def test_the_command_writes_the_page_and_notices_an_old_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "jobs.md"
-    jobreference.main([str(page)])
-    assert page.read_text(encoding="utf-8") == jobreference.render()
-    jobreference.main([str(page), "--check"])
+    reference.main([str(page)])
+    assert page.read_text(encoding="utf-8") == reference.render()
+    reference.main([str(page), "--check"])
     page.write_text("old")
     with pytest.raises(SystemExit) as old:
-        jobreference.main([str(page), "--check"])
+        reference.main([str(page), "--check"])
     assert old.value.code == 1
-    assert "python -m ugro.config.jobreference" in capsys.readouterr().err
+    assert "python -m ugro.config.job.reference" in capsys.readouterr().err
 
 
 def test_a_spec_has_nothing_that_a_job_file_cannot_say() -> None:
-    said = load(jobreference.example())
+    said = load(reference.example())
     default = JobSpec(name="job", argv=())
     unsaid = {f.name for f in dataclasses.fields(JobSpec) if getattr(said, f.name) == getattr(default, f.name)}
     assert unsaid == {"disconnect", "stop", "snapshot"}, "two have their defaults, and one comes with the submit"

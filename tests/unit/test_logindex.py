@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.joblogs import _Stream
-from ugro.agent.logindex import LogIndex, LogIndexWriter, last_lines, line_begin
-from ugro.agent.signal import Signal
+from ugro.agent.artifacts.log_index import LogIndex, LogIndexWriter, last_lines, line_begin
+from ugro.agent.artifacts.log_stream import _Stream
+from ugro.agent.support.change_signal import Signal
 from ugro.remote import wire
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from tests.rig.code import CodeRig
-from ugro.remote import contents, durable, ending, settling, stopping, trees
-from ugro.remote.packs import PackWriter
-from ugro.remote.processname import ProcessName
-from ugro.remote.rundir import RunDir
+from ugro.remote import durable, trees
+from ugro.remote.cas import contents, fsync
+from ugro.remote.cas.packs import PackWriter
+from ugro.remote.process import terminate
+from ugro.remote.process_id import ProcessName
+from ugro.remote.runs import stop
+from ugro.remote.state.rundir import RunDir
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
 
@@ -29,7 +32,7 @@ def code(tmp_path: Path) -> CodeRig:
 def gone() -> ProcessName:
     """The name of a process that has ended."""
     process = subprocess.Popen(["sleep", "60"])
-    name = ProcessName.own()._replace(pid=process.pid, started=ending.start_time(process.pid) or 0)
+    name = ProcessName.own()._replace(pid=process.pid, started=terminate.start_time(process.pid) or 0)
     assert name.is_alive()
     process.kill()
     process.wait()
@@ -74,7 +77,7 @@ def test_a_run_that_is_removed_while_it_is_stopped_is_absent(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     meanwhile(monkeypatch, RunDir, name, run.set_aside)
-    assert stopping.stop(run, "test", 0)["status"] == "absent"
+    assert stop.stop(run, "test", 0)["status"] == "absent"
 
 
 def test_a_stop_that_finds_its_folders_broken_says_so_and_ends(run: RunDir) -> None:
@@ -82,12 +85,12 @@ def test_a_stop_that_finds_its_folders_broken_says_so_and_ends(run: RunDir) -> N
     lock = Path(run.file("lock"))
     lock.symlink_to("no/such/folder")
     with pytest.raises(FileNotFoundError):
-        stopping.stop(run, "test", 0)
+        stop.stop(run, "test", 0)
 
 
 def test_a_run_that_somebody_else_removes_is_removed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     meanwhile(monkeypatch, RunDir, "take_lock", run.set_aside)
-    stopping.remove(run)
+    stop.remove(run)
     assert os.listdir(run.agent.runs_path) == []
 
 
@@ -101,13 +104,13 @@ def test_what_a_keeper_gave_up_is_cleaned_up_without_those_it_still_keeps(
         asked.append(path)
         return {}
 
-    monkeypatch.setattr(ending, "in_cgroup", in_cgroup)
+    monkeypatch.setattr(terminate, "in_cgroup", in_cgroup)
     run.write_state({"run": run.name, "cgroup": "/keeper"})
     for keeper in (ProcessName.own(), gone):
         durable.write_json(run.file("spec.json"), {"run": run.name, "keeper": str(keeper), "spec": SPEC})
         child = os.fork()  # as on a node: it waits for its children to end, and other tests may have left us some
         if child == 0:
-            stopping._end_leftovers(run)
+            stop._end_leftovers(run)
             os._exit(0 if set(asked) == ({None} if keeper.is_alive() else {"/keeper"}) else 1)
         assert os.waitpid(child, 0)[1] == 0, keeper
 
@@ -128,8 +131,8 @@ def test_a_blank_that_nobody_has_any_more_is_a_keepers_or_is_swept(
             os.rename(blank, run.agent.run("other", 1).path)
         tried.append(True)
 
-    meanwhile(monkeypatch, stopping, "_delete", take)
-    stopping.remove(run.agent.run("no-such", 1))
+    meanwhile(monkeypatch, stop, "_delete", take)
+    stop.remove(run.agent.run("no-such", 1))
     assert tried == [True]
     assert os.listdir(run.agent.blanks_path) == []
     assert os.listdir(run.agent.runs_path) == [run.name]
@@ -139,7 +142,7 @@ def test_what_another_machine_left_in_a_shared_folder_is_that_ones(run: RunDir, 
     theirs = gone._replace(machine="another-machine")
     for name in (gone, theirs):
         Path(run.agent.blanks_path, str(name)).mkdir(parents=True)
-    stopping.remove(run.agent.run("no-such", 1))
+    stop.remove(run.agent.run("no-such", 1))
     assert os.listdir(run.agent.blanks_path) == [str(theirs)]
     assert ProcessName.parse(str(theirs)) == theirs
     assert theirs.processes() == {}
@@ -173,15 +176,15 @@ def test_a_pack_that_is_about_to_have_its_name_is_not_taken_for_settled(code: Co
     os.makedirs(folder, exist_ok=True)
     arriving = Path(folder, "x.arriving")
     arriving.touch()
-    settling.note(folder, "x.pack")
-    settling.settle(folder)
-    assert settling._fresh(folder) == ["x.pack"]
+    fsync.note(folder, "x.pack")
+    fsync.settle(folder)
+    assert fsync._fresh(folder) == ["x.pack"]
     arriving.rename(Path(folder, "x.pack"))
-    settling.settle(folder)
-    assert settling._fresh(folder) == []
-    settling.note(folder, "tidied.pack")
-    settling.settle(folder)
-    assert settling._fresh(folder) == []
+    fsync.settle(folder)
+    assert fsync._fresh(folder) == []
+    fsync.note(folder, "tidied.pack")
+    fsync.settle(folder)
+    assert fsync._fresh(folder) == []
 
 
 def test_a_pack_that_is_found_before_it_is_locked_is_written_all_the_same(

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.cli.output import Cell, Output, clean
-from ugro.client import Ended
-from ugro.client import Output as Piece
+from ugro.client.client import Ended
+from ugro.client.client import Output as Piece
 from ugro.core.errors import NotFound
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ugro.remote import pieces
-from ugro.remote.pieces import BLOCK, Head, PiecesError, Reader
+from ugro.remote.files import resumable
+from ugro.remote.files.resumable import BLOCK, Head, PiecesError, Reader
 
 HEADER = struct.Struct(">IBQQQqQI")
 
@@ -44,7 +44,7 @@ class Taken:
 
 def stream(content: bytes, have: bytes) -> bytes:
     with opened(content) as fd, opened(have) as mine:
-        return b"".join(pieces.send(0, fd, len(have), pieces.check_of(mine, len(have))))
+        return b"".join(resumable.send(0, fd, len(have), resumable.check_of(mine, len(have))))
 
 
 SIZES = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK])
@@ -60,7 +60,7 @@ def test_a_file_that_grew_brings_what_it_grew_by_however_the_stream_is_cut(old: 
         taken.reader.feed(sent[first : first + cut])
     taken.reader.finish()
     assert taken.contents == [content[old:]]
-    assert (taken.heads[0].offset, taken.heads[0].size, taken.ends) == (old, len(content), [pieces.WHOLE])
+    assert (taken.heads[0].offset, taken.heads[0].size, taken.ends) == (old, len(content), [resumable.WHOLE])
 
 
 @pytest.mark.parametrize("spoilt", [0, BLOCK - 1, 3 * BLOCK, 4 * BLOCK - 1])
@@ -83,26 +83,26 @@ def test_one_that_is_shorter_now_comes_from_its_beginning() -> None:
 
 def test_what_is_cut_while_it_is_read_is_told_to_be_of_no_use() -> None:
     with opened(bytes(3 * BLOCK)) as fd:
-        sending = pieces.send(0, fd, 0, "")
+        sending = resumable.send(0, fd, 0, "")
         sent = [next(sending), next(sending)]
         os.ftruncate(fd, 10)
         taken = Taken(0)
         taken.reader.feed(b"".join([*sent, *sending]))
     taken.reader.finish()
-    assert (len(taken.contents[0]), taken.ends) == (3 * BLOCK, [pieces.BROKEN])
+    assert (len(taken.contents[0]), taken.ends) == (3 * BLOCK, [resumable.BROKEN])
 
 
 def test_what_changed_just_now_is_told_to_be_unsettled() -> None:
     with opened(b"abc") as fd:
         os.utime(fd)
         taken = Taken(0)
-        taken.reader.feed(b"".join(pieces.send(0, fd, 0, "")))
-    assert taken.ends == [pieces.UNSETTLED]
+        taken.reader.feed(b"".join(resumable.send(0, fd, 0, "")))
+    assert taken.ends == [resumable.UNSETTLED]
 
 
 def test_a_file_that_cannot_be_read_says_why_and_the_next_one_comes() -> None:
     with opened(b"abc") as fd:
-        sent = pieces.send_problem(0, "it is gone") + b"".join(pieces.send(1, fd, 0, ""))
+        sent = resumable.send_problem(0, "it is gone") + b"".join(resumable.send(1, fd, 0, ""))
     taken = Taken(7, 0)
     taken.reader.feed(sent)
     taken.reader.finish()

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Placement, Resources, Share
-from ugro.policy.decision import Start
-from ugro.policy.scheduler import schedule
-from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.scheduling.decision import Start
+from ugro.policy.scheduling.scheduler import schedule
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ import pytest
 
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Retry, Share
 from ugro.core.plan import Plan, Rendezvous
-from ugro.policy.hardware_speed import Speeds
+from ugro.policy.balance.hardware_speed import Speeds
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
 MEETING = Rendezvous("10.0.0.1", 29500, (("gpu1", "eth0"),))

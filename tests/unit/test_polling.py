@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.breaker import Breaker, BreakerState, Limits
-from ugro.policy.polling import Pace, poll
+from ugro.policy.lifecycle.breaker import Breaker, BreakerState, Limits
+from ugro.policy.lifecycle.polling import Pace, poll
 
 MINUTE, HOUR = 60.0, 3600.0
 LIMITS = Limits()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.failure import Cause, Failure
-from ugro.policy.lastwords import MOST_LINES
-from ugro.policy.postmortem import Lost, RankEnd, classify
+from ugro.policy.lifecycle.log_signatures import MOST_LINES
+from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = '  File "train.py", line 7, in step'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ugro.core.job import Launcher
-from ugro.policy.examination import Packages, Untold
-from ugro.policy.meeting import Apart, Crossing, Meeting, Missed, Place, Reached, addresses_to_try, meet, pairs
-from ugro.policy.preflight import Disagreement, Installed, Need, judge
+from ugro.policy.nodes.examination import Packages, Untold
+from ugro.policy.nodes.meeting import Apart, Crossing, Meeting, Missed, Place, Reached, addresses_to_try, meet, pairs
+from ugro.policy.nodes.preflight import Disagreement, Installed, Need, judge
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 ON_CPUS = Need(Launcher.DDP)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.rig.training import Pretend
 from ugro.core.profile import FindingKind, JobProfile
 from ugro.core.training import read
-from ugro.policy.balancer import Mode
-from ugro.policy.profile import profile
+from ugro.policy.balance.planner import Mode
+from ugro.policy.training.profile import profile
 
 
 def profiled(pretend: Pretend, steps: int = 60, window: int | None = None) -> JobProfile:

@@ -31,8 +31,8 @@ THE_PRINTER = "src/ugro/cli/output.py"
 CATCHES_EVERYTHING = {
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
     "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
-    "src/ugro/agent/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
-    "src/ugro/agent/engine.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
+    "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
+    "src/ugro/agent/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
 }
 
 # Spelled in pieces, so that this file does not find itself.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ugro.core import job
 from ugro.core.failure import Cause, Failure
-from ugro.policy.recovery import (
+from ugro.policy.lifecycle.retry import (
     FREE_RETRIES,
     INFRASTRUCTURE,
     LASTING,

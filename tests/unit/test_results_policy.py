@@ -9,7 +9,7 @@ import pytest
 from tests.rig.training import Pretend
 from ugro.core.job import ResultRule
 from ugro.core.metrics import summarise
-from ugro.policy.results import OutputFile, choose, is_being_written
+from ugro.policy.result_selection import OutputFile, choose, is_being_written
 
 MIB = 1 << 20
 

@@ -19,16 +19,21 @@ import pytest
 
 from tests.rig.waiting import wait_until
 from ugro.nodes import bootstrap
-from ugro.remote import detach, durable, flood, guise, ports, rundir, stopping, survival
+from ugro.remote import durable
+from ugro.remote.clock import age_s, boot_id, clock_s, moment
 from ugro.remote.durable import Numbers
+from ugro.remote.files import capped_log
 from ugro.remote.main import RUN_METHODS
 from ugro.remote.program import Refused
-from ugro.remote.rundir import EXIT_BYTES, KEEPER_POINTS, POINTS, AgentDir, RunDir, age_s, clock_s, moment
-from ugro.remote.runs import METHODS
-from ugro.remote.runspec import RunSpec
+from ugro.remote.runs import daemonize, ports, proc_title, stop
+from ugro.remote.runs import linger as survival
+from ugro.remote.runs.api import METHODS
+from ugro.remote.state import rundir
+from ugro.remote.state.rundir import EXIT_BYTES, KEEPER_POINTS, POINTS, AgentDir, RunDir
+from ugro.remote.state.runspec import RunSpec
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
-SOURCES = Path(rundir.__file__).parent
+SOURCES = Path(rundir.__file__).parents[1]
 
 
 def refused(work: Callable[[], Any]) -> str:
@@ -199,41 +204,41 @@ def test_a_claimed_attempt_is_closed_for_good_once_its_claim_is_let_go(agent: Ag
     assert run.claim()
     run.fence.close(1, is_lasting=False)
     run.make_claim_last()
-    assert run.claimed_in() == rundir.boot_id()
+    assert run.claimed_in() == boot_id()
     run.reserve_exit()
     run.write_exit({"outcome": "succeeded"})
-    assert stopping.remove_quickly(run)
+    assert stop.remove_quickly(run)
     assert os.listdir(agent.runs_path) == []
     assert refused(lambda: run.fence.enter(1)) == "fenced"
 
 
 def test_what_is_not_small_or_not_closed_is_not_removed_quickly(agent: AgentDir, run: RunDir) -> None:
-    assert refused(lambda: stopping.remove_quickly(run)) == "not-exited"
+    assert refused(lambda: stop.remove_quickly(run)) == "not-exited"
     run.claim()
     run.write_exit({"outcome": "succeeded"})
-    assert not stopping.remove_quickly(run)
+    assert not stop.remove_quickly(run)
     run.fence.close(1)
     for number in range(100):
         (Path(run.file("output")) / str(number)).touch()
-    assert not stopping.remove_quickly(run)
+    assert not stop.remove_quickly(run)
     assert run.exists()
     shutil.rmtree(run.file("output"))
     Path(run.file("output.large")).touch()
     os.truncate(run.file("output.large"), 1 << 30)
-    assert not stopping.remove_quickly(run)
+    assert not stop.remove_quickly(run)
     os.unlink(run.file("output.large"))
     lock = run.take_lock(0)
-    assert refused(lambda: stopping.remove_quickly(run)) == "alive"
+    assert refused(lambda: stop.remove_quickly(run)) == "alive"
     os.close(lock or 0)
-    assert stopping.remove_quickly(run)
-    assert not stopping.remove_quickly(run)
+    assert stop.remove_quickly(run)
+    assert not stop.remove_quickly(run)
 
 
 def test_a_machine_that_was_restarted_is_known_by_the_claim(run: RunDir) -> None:
     run.claim()
     Path(run.file("claim")).write_text("another boot")
     # In a process of its own, as on a node: it waits for its children to end, and other tests may have left us some.
-    os.waitpid(_fork(lambda: stopping.clean(run)), 0)
+    os.waitpid(_fork(lambda: stop.clean(run)), 0)
     record = run.exit()
     assert record is not None
     assert (record["outcome"], record["reason"]) == ("lost", "the machine was restarted")
@@ -241,7 +246,7 @@ def test_a_machine_that_was_restarted_is_known_by_the_claim(run: RunDir) -> None
 
 
 def test_a_forked_process_can_show_a_command_and_an_environment_of_its_own(tmp_path: Path) -> None:
-    shown = guise.Guise([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
+    shown = proc_title.Guise([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
 
     def show() -> None:
         shown.put_on()
@@ -326,26 +331,26 @@ def test_a_spec_that_makes_no_sense_is_refused_in_words(change: dict[str, Any], 
 
 def test_the_head_of_a_long_log_is_given_back_and_offsets_stay(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    log = flood.CappedLog(str(path), 1 << 20)
+    log = capped_log.CappedLog(str(path), 1 << 20)
     for number in range(64):
         os.write(log.fileno(), b"%07d\n" % number * 8192)
         log.trim()
         assert path.stat().st_blocks * 512 <= (1 << 20) + 2 * 65536
-    cut = flood.read_cut(str(path))
+    cut = capped_log.read_cut(str(path))
     assert path.stat().st_size == 64 * 65536
     assert cut.base == 0
     assert (1 << 20) * 3 // 4 <= path.stat().st_size - cut.first <= 1 << 20
     assert path.read_bytes()[cut.first : cut.first + 8].strip(b"\0")
-    assert flood.last_lines(str(path), 2, 4096) == ["0000063", "0000063"]
+    assert capped_log.last_lines(str(path), 2, 4096) == ["0000063", "0000063"]
 
 
 def test_last_lines_of_short_binary_and_missing_logs(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    assert flood.last_lines(str(path), 50, 4096) == []
+    assert capped_log.last_lines(str(path), 50, 4096) == []
     path.write_bytes(b"one\n\xff\nunfinished")
-    assert flood.last_lines(str(path), 2, 4096) == ["\ufffd", "unfinished"]
+    assert capped_log.last_lines(str(path), 2, 4096) == ["\ufffd", "unfinished"]
     path.write_bytes(b"a" * 10000)
-    assert flood.last_lines(str(path), 2, 4096) == ["a" * 4096]
+    assert capped_log.last_lines(str(path), 2, 4096) == ["a" * 4096]
 
 
 # --- ports ------------------------------------------------------------------------------------------------------
@@ -379,7 +384,7 @@ def test_a_port_that_somebody_listens_on_is_not_free() -> None:
 def test_a_supervisor_is_started_where_a_logout_does_not_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: bool, lingers: bool, firsts: list[str]
 ) -> None:
-    found = detach.ways(_system(tmp_path, monkeypatch, kills, lingers), "unit", str(tmp_path))
+    found = daemonize.ways(_system(tmp_path, monkeypatch, kills, lingers), "unit", str(tmp_path))
     assert [next(iter(way), "") for way in found] == firsts
 
 
@@ -388,7 +393,7 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 ) -> None:
     system = _system(tmp_path, monkeypatch, True, False)
     with pytest.raises(Refused, match=f"loginctl enable-linger {system['user']}") as refusal:
-        detach.ways(system, "unit", str(tmp_path))
+        daemonize.ways(system, "unit", str(tmp_path))
     assert refusal.value.kind == "would-be-killed"
 
 
@@ -396,7 +401,7 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 
 
 def test_every_crash_point_is_in_one_place() -> None:
-    text = "".join(path.read_text() for path in SOURCES.glob("*.py"))
+    text = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
     assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS + KEEPER_POINTS)
 
 
@@ -409,7 +414,7 @@ def test_the_node_program_offers_every_method_without_loading_it(tmp_path: Path)
         [sys.executable, "-I", "-S", "-c", code, str(archive)], capture_output=True, text=True, check=True
     )
     assert "ugro.remote.main" in loaded.stdout.split()
-    assert not {"typing", "ugro.remote.runs", "ugro.remote.rundir"} & set(loaded.stdout.split())
+    assert not {"typing", "ugro.remote.runs.api", "ugro.remote.state.rundir"} & set(loaded.stdout.split())
 
 
 def _fork(work: Callable[[], Any]) -> int:

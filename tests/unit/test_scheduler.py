@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ugro.core.job import After, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.policy.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduler import actions, schedule
-from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
+from ugro.policy.scheduling.scheduler import actions, schedule
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 GIB = 2**30
 URGENT, NORMAL, BATCH = 90, 50, 10

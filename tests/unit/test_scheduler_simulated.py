@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.unit.test_scheduler import BATCH, GIB, NORMAL, URGENT, job, nodes, snapshot
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
-from ugro.policy.decision import Decision, Preempt, Start, Wait
-from ugro.policy.demand import Makes, alternatives, gpu_fits, needs_of
-from ugro.policy.fit import check_fits
-from ugro.policy.scheduler import actions, schedule
-from ugro.policy.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.scheduling.decision import Decision, Preempt, Start, Wait
+from ugro.policy.scheduling.demand import Makes, alternatives, gpu_fits, needs_of
+from ugro.policy.scheduling.fit import check_fits
+from ugro.policy.scheduling.scheduler import actions, schedule
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 Work = list[tuple[Waiting, float]]  # jobs, and how long each takes
 

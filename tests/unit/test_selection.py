@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.node import Facts, Gpu, Machine, NodeReport, Status
-from ugro.policy.selection import Candidate, Choice, Exclusion, best_node, exclusions
+from ugro.policy.scheduling.selection import Candidate, Choice, Exclusion, best_node, exclusions
 
 GIB = 2**30
 

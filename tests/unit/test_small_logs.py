@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.agent.logmirror import LogMirror
-from ugro.agent.smalllogs import SmallLogs
+from ugro.agent.artifacts.inline_logs import SmallLogs
+from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.moment import unix_seconds
+from ugro.core.support.moment import unix_seconds
 from ugro.store.database import Store
 from ugro.store.smalllogs import SmallLog
 

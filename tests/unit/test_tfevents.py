@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.tfevents import Damaged, Scalar, masked_checksum, parse
+from ugro.core.support.tfevents import Damaged, Scalar, masked_checksum, parse
 from ugro.train.integrations.tensorboard import scalars
 
 # The first records of a file that torch.utils.tensorboard wrote: a version, then a plain value, then two tensors.

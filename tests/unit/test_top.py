@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ugro.cli.output import Output
-from ugro.cli.top_view import Seen, headline, lines, spark
+from ugro.cli.top.view import Seen, headline, lines, spark
 from ugro.core.node import Facts, Gpu, NodeReport, Status
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.agent import metricstail
-from ugro.agent.metricstail import read_end
+from ugro.agent.monitoring import metrics_tail
+from ugro.agent.monitoring.metrics_tail import read_end
 from ugro.train.trace import Tracer
 
 
@@ -100,14 +100,14 @@ def test_the_end_of_a_large_file_is_read_with_its_beginning_and_no_more(
     file.write_bytes(b"".join(lines) + b'{"kind":"prof')
     whole = read_end(file, 10_000)
     assert (len(whole.steps), whole.steps[-1].step) == (3000, 2999)
-    monkeypatch.setattr(metricstail, "_BLOCK", 10_000)
+    monkeypatch.setattr(metrics_tail, "_BLOCK", 10_000)
     some = read_end(file, 20)
     assert 20 <= len(some.steps) < 100
     assert some.steps[-1].step == 2999
     assert [step.step for step in some.steps] == list(range(some.steps[0].step, 3000)), "without a gap"
     assert some.names(2) == ("a", "b"), "which is said at the beginning only"
     assert some.plan is not None
-    monkeypatch.setattr(metricstail, "_MOST_BYTES", 30_000)
+    monkeypatch.setattr(metrics_tail, "_MOST_BYTES", 30_000)
     assert len(read_end(file, 10_000).steps) < 100, "whatever is asked for"
 
 

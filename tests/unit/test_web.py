@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ugro.config.schema import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
-from ugro.web import nodetable, words
+from ugro.web import words
 from ugro.web.access import COOKIE_S, ONCE_S, Tokens
-from ugro.web.nodetable import NodesQuery, node_table
-from ugro.web.overview import NodeRow, _without_small_gaps, chosen, totals
 from ugro.web.passing import may_pass
 from ugro.web.serve import Place
+from ugro.web.views import nodes
+from ugro.web.views.nodes import NodesQuery, node_table
+from ugro.web.views.overview import NodeRow, _without_small_gaps, chosen, totals
 
 NOW = 1_800_000_000.0
 
@@ -212,4 +213,4 @@ def test_nodes_are_sorted_by_use_and_those_of_which_it_is_not_known_come_last() 
 
 @pytest.mark.parametrize(("use", "level"), [(None, 0), (0.0, 0), (0.1, 1), (0.5, 3), (0.99, 5), (1.0, 5)])
 def test_a_square_is_darker_the_more_is_in_use(use: float | None, level: int) -> None:
-    assert nodetable.level(_row("a", gpus=(_gpu(0, use),))) == level
+    assert nodes.level(_row("a", gpus=(_gpu(0, use),))) == level

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.test_scheduler import holds, job, node, nodes, snapshot
 from ugro.core.errors import NotFound
 from ugro.core.job import ANY_GPUS, JobState, Placement, Share
-from ugro.policy.snapshot import Holding
-from ugro.policy.why import why
+from ugro.policy.scheduling.snapshot import Holding
+from ugro.policy.scheduling.why import why
 
 
 def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:

@@ -1,0 +1,1 @@
+"""The daemon: it alone writes state, decides, and talks to nodes."""

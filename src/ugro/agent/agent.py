@@ -12,28 +12,28 @@ from functools import partial
 from pathlib import Path
 
 import ugro
-from ugro.agent import hostkeys
-from ugro.agent.cache import ResultCache
-from ugro.agent.checkpoints import Checkpoints
-from ugro.agent.cluster import Cluster
-from ugro.agent.code import Code
-from ugro.agent.doctor import Doctor
-from ugro.agent.engine import Engine
-from ugro.agent.environments import Environments
-from ugro.agent.execution import Command, Execution
-from ugro.agent.front import Front
-from ugro.agent.health import HealthCheck
-from ugro.agent.homecoming import Homecoming, checkpoint_env
-from ugro.agent.job_results import ResultService
-from ugro.agent.jobs import JobService
-from ugro.agent.launching import Launching
-from ugro.agent.logmirror import LogMirror
-from ugro.agent.profiling import Profiling
-from ugro.agent.results import Results
-from ugro.agent.runwatch import RunWatch
-from ugro.agent.snapshot import Snapshots
-from ugro.agent.submitting import Submitting
-from ugro.agent.watching import Watching, ranks_by
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.environments import Environments
+from ugro.agent.artifacts.log_mirror import LogMirror
+from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.code.service import Code
+from ugro.agent.dashboard_address import Front
+from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.jobs.result_cache import ResultCache
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.service import JobService
+from ugro.agent.jobs.submission import Submitting
+from ugro.agent.monitoring.profiling import Profiling
+from ugro.agent.monitoring.service import Watching, ranks_by
+from ugro.agent.ops import host_keys
+from ugro.agent.ops.doctor import Doctor
+from ugro.agent.ops.exec import Command, Execution
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
@@ -41,10 +41,10 @@ from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
 from ugro.core.finding import Finding
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, NodeSpec
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
-from ugro.policy.selection import Choice
+from ugro.policy.scheduling.selection import Choice
 from ugro.store.database import Store
 
 
@@ -189,10 +189,10 @@ class Agent:
         await self.store.resume(name)
 
     async def host_key(self, name: str) -> HostKey:
-        return await hostkeys.look_up(self._way(name))
+        return await host_keys.look_up(self._way(name))
 
     async def trust(self, name: str, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
-        key = await hostkeys.trust(self._way(name), fingerprints, replace=replace)
+        key = await host_keys.trust(self._way(name), fingerprints, replace=replace)
         self.cluster.inventory.get(name).wake()
         return key
 
@@ -265,9 +265,9 @@ class Agent:
             await self.cluster.look_again()
             raise error
 
-    def _way(self, name: str) -> hostkeys.Way:
+    def _way(self, name: str) -> host_keys.Way:
         spec = self.cluster.inventory.get(name).spec
         if spec.transport != "ssh":
             raise NotAllowed("is not reached by ssh and has no host key", subject=name)
         dialling = self.cluster.inventory.dialling(self.cluster.config)
-        return hostkeys.Way(spec, dialling.options, dialling.environment())
+        return host_keys.Way(spec, dialling.options, dialling.environment())

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ugro
-from ugro.agent.logs import configure
+from ugro.agent.log_format import configure
 from ugro.core.errors import UgroError
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
     from ugro.agent.serve import ServeFront

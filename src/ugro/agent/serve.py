@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.agent.agent import Agent
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

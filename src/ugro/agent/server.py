@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
-from ugro.agent.api import create_app
+from ugro.agent.api.app import create_app
 
 _GOODBYE_S = 2
 

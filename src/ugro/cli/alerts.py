@@ -6,11 +6,11 @@ import time
 
 import click
 
-from ugro.cli.jobs_text import local_time
+from ugro.cli.jobs.text import local_time
 from ugro.cli.output import Cell, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.alert import Alert, Severity
-from ugro.core.quantity import format_duration
+from ugro.core.support.quantity import format_duration
 
 _SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.CRITICAL: ("✗", "bad"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.quantity import format_duration
+from ugro.core.support.quantity import format_duration
 
 
 @click.command()

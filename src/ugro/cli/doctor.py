@@ -11,7 +11,7 @@ import click
 from ugro.cli.output import Cell, Output, Style, clean
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.finding import Finding, Grade
-from ugro.core.quantity import format_duration
+from ugro.core.support.quantity import format_duration
 
 SIGNS: dict[Grade, tuple[str, Style]] = {
     Grade.OK: ("✓", "good"),

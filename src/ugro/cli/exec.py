@@ -14,10 +14,10 @@ import click
 
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client import Client, Ended
-from ugro.client import Output as Piece
+from ugro.client.client import Client, Ended
+from ugro.client.client import Output as Piece
 from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
-from ugro.core.signals import signal_name
+from ugro.core.support.signals import signal_name
 
 _LONGEST_LINE = 64 * 1024  # that is kept until its end is there
 _MOST_HELD = 1024 * 1024

@@ -15,12 +15,12 @@ import click
 from ugro.cli import health
 from ugro.cli.output import clean
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.clusterfile import find_cluster_file
-from ugro.core.destination import Destination
+from ugro.client.clusterfile import find_cluster_file
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.node import NodeReport, Status
-from ugro.core.quantity import format_size
-from ugro.core.statedir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
+from ugro.core.support.destination import Destination
+from ugro.core.support.quantity import format_size
+from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 _SSH_CONFIG = "~/.ssh/config"
 _OWN_CONFIG = f"without the option, {_SSH_CONFIG} is read"

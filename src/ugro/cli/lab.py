@@ -11,7 +11,7 @@ from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import UsageError
 from ugro.core.node import Status
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.lab.lab import Lab, Outcome
 from ugro.lab.shape import Shape, Throttle, Wish, parse_speeds
 

@@ -12,7 +12,7 @@ from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, Status, by_name
-from ugro.core.quantity import format_duration, format_size
+from ugro.core.support.quantity import format_duration, format_size
 
 
 @click.group(cls=CommandGroup)

@@ -56,7 +56,7 @@ class Output:
     # --- results -----------------------------------------------------------------------------------------------
 
     def document(self, value: Any) -> None:
-        from ugro.core.codec import dumps  # `ugro --help` and tables do without
+        from ugro.core.support.codec import dumps  # `ugro --help` and tables do without
 
         self._print(dumps(value) + "\n")
 
@@ -188,7 +188,7 @@ class Output:
         """A bug of ours: the traceback goes to a file, the person gets one line."""
         import traceback
 
-        from ugro.core.statedir import StateDir
+        from ugro.core.support.state_dir import StateDir
 
         if os.environ.get("UGRO_DEBUG"):
             raise error

@@ -13,7 +13,7 @@ from ugro.cli.output import Output
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ugro.client import Client
+    from ugro.client.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ class Session:
         return client
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
-        from ugro.client import Client
+        from ugro.client.client import Client
 
         return Client(
             cluster=self.cluster, any_cluster=any_cluster, log_level=self.log_level, on_wait=self.output.progress

@@ -9,7 +9,7 @@ import click
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.code import Snapshot, SyncReport
-from ugro.core.quantity import format_duration, format_size
+from ugro.core.support.quantity import format_duration, format_size
 
 _BAR = 24
 _MOST_SHOWN = 20

@@ -1,0 +1,1 @@
+"""Configuration files: cluster.yaml and job files, checked, edited and documented."""

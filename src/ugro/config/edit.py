@@ -21,7 +21,7 @@ from ugro.config.validate import validated
 from ugro.config.yamltext import flow
 from ugro.core.errors import ConfigError, NotFound, UsageError
 from ugro.core.node import NodeSpec, Role
-from ugro.core.statedir import CLUSTER_FILE
+from ugro.core.support.state_dir import CLUSTER_FILE
 
 
 def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = CLUSTER_FILE) -> str:

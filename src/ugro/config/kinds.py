@@ -15,7 +15,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ugro.config.yamltext import flow, shown
-from ugro.core.quantity import DURATION_EXAMPLES, parse_duration, parse_size
+from ugro.core.support.quantity import DURATION_EXAMPLES, parse_duration, parse_size
 
 LONGEST_DURATION_S = 86400.0
 _LARGEST_WEIGHT = 1_000_000

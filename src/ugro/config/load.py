@@ -19,7 +19,7 @@ from ugro.config.validate import validated
 from ugro.config.yamltext import escaped, shown
 from ugro.core.errors import ConfigError
 from ugro.core.node import NodeSpec, Role
-from ugro.core.statedir import CLUSTER_FILE
+from ugro.core.support.state_dir import CLUSTER_FILE
 
 MAX_FILE_BYTES = 1024 * 1024
 

@@ -14,7 +14,7 @@ from ugro.config.environment import variables
 from ugro.config.kinds import Kind, OrNull
 from ugro.config.schema import NodeEntry, Section, Settings
 from ugro.config.yamltext import flow
-from ugro.core.statedir import CLUSTER_VARIABLE
+from ugro.core.support.state_dir import CLUSTER_VARIABLE
 
 _BEGINNING = f"""\
 # Configuration

@@ -1,0 +1,1 @@
+"""Nouns: jobs, nodes, plans, errors. No I/O."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugro.core.codec import dumps
+from ugro.core.support.codec import dumps
 
 
 @dataclass(frozen=True, slots=True)

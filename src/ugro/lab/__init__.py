@@ -1,0 +1,1 @@
+"""Unequal nodes on one machine, for trying and testing."""

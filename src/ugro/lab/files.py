@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ugro.core.codec import DecodeError, decode, dumps
 from ugro.core.errors import UgroError
+from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.lab.pretend import PRETEND_MODELS, build_nvml_stub, write_gpus, write_nvidia_smi
 from ugro.lab.shape import LabNode, Shape
 

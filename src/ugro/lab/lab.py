@@ -16,9 +16,9 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
-from ugro.client import Client
+from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, Unreachable
-from ugro.core.statedir import StateDir
+from ugro.core.support.state_dir import StateDir
 from ugro.lab import cgroups, files, processes
 from ugro.lab.shape import LabNode, Shape, Throttle, Wish
 

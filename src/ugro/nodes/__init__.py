@@ -1,0 +1,1 @@
+"""The agent's side of a node: transport, link, typed calls."""

@@ -46,8 +46,7 @@ def newer():
             path = os.path.join(folder, "python3.%d" % minor)
             if os.access(path, os.X_OK): return path
 def is_whole(home):
-    try: return set(A["files"]) <= set(os.listdir(os.path.join(home, "ugro", "remote")))
-    except OSError: return False
+    return all(os.path.isfile(os.path.join(home, "ugro", "remote", name)) for name in A["files"])
 def receive():
     import hashlib
     say("want")
@@ -174,14 +173,15 @@ class Archive:
 
 @functools.cache
 def node_program() -> Archive:
-    paths = sorted(Path(remote.__file__).parent.glob("*.py"))
+    folder = Path(remote.__file__).parent
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("ugro/__init__.py"), "")
-        for path in paths:
-            archive.writestr(_entry(f"ugro/remote/{path.name}"), path.read_bytes())
+        for name in names:
+            archive.writestr(_entry(f"ugro/remote/{name}"), (folder / name).read_bytes())
     content = buffer.getvalue()
-    return Archive(content, hashlib.sha256(content).hexdigest(), tuple(path.name for path in paths))
+    return Archive(content, hashlib.sha256(content).hexdigest(), tuple(names))
 
 
 def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:

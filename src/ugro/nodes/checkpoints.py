@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ugro.core.codec import DecodeError, decode
 from ugro.core.errors import RemoteFailure, UgroError
+from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.streaming import Pouring, Thread, in_time
-from ugro.remote import checkpoints, parcel
+from ugro.remote.files import archive, checkpoints
 
 _ANSWER_S = 30.0
 _WHAT = "a checkpoint"
@@ -85,7 +85,7 @@ class NodeCheckpoints:
 
     async def fetch(self, where: Where, found: Found, folder: Path) -> None:
         """Into a folder that is new and empty. It is whole, and on the disk, when this returns."""
-        unpacker = parcel.Unpacker(str(folder), found.bytes)
+        unpacker = archive.Unpacker(str(folder), found.bytes)
         chosen = {"name": found.name, "fingerprint": found.fingerprint}
         async with self._stream("send", **where.params(), **chosen) as (_, stream):
             thread = Thread("checkpoint")
@@ -95,7 +95,7 @@ class NodeCheckpoints:
                     await thread.do(partial(unpacker.feed, piece[1]))
                 await stream.result()
                 await thread.do(unpacker.finish)
-            except parcel.ParcelError as error:
+            except archive.ParcelError as error:
                 raise RemoteFailure(_sentence(found, error), subject=self.node.spec.name, cause="damaged") from error
             except OSError as error:
                 text = f"checkpoint {found.name} cannot be kept: {error.strerror or error}"
@@ -107,7 +107,7 @@ class NodeCheckpoints:
 
     async def put(self, where: Where, found: Found, folder: Path) -> str:
         """What is in a folder here becomes what is resumed from there; returns its path there."""
-        pieces = parcel.pack(str(folder))
+        pieces = archive.pack(str(folder))
         chosen = {"name": found.name, "fingerprint": found.fingerprint, "bytes": found.bytes}
         async with self._stream("receive", **where.params(), **chosen) as (link, stream):
             pouring = Pouring(link, stream, self.node.spec.name, _WHAT)
@@ -116,7 +116,7 @@ class NodeCheckpoints:
                 while pouring.is_open and (piece := await thread.do(lambda: next(pieces, None))) is not None:
                     await pouring.send(piece)
                 await pouring.end()
-            except (parcel.ParcelError, OSError) as error:
+            except (archive.ParcelError, OSError) as error:
                 raise UgroError(_sentence(found, error), hint=f"it is kept in {folder}") from error
             finally:
                 await thread.do(pieces.close)

@@ -15,17 +15,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ugro.core.codec import DecodeError, decode
 from ugro.core.errors import RemoteFailure
+from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.streaming import Pouring, Thread
 from ugro.remote import trees, wire
-from ugro.remote.contents import WINDOW
-from ugro.remote.contentstream import BLOCK, block, record
-from ugro.remote.packs import ContentStore
+from ugro.remote.cas.contents import WINDOW
+from ugro.remote.cas.packs import ContentStore
+from ugro.remote.cas.stream import BLOCK, block, record
 
 _ANSWER_S = 30.0
 _TIDY_S = 600.0

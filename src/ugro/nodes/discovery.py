@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ugro.config.kinds import is_host
-from ugro.core.destination import Destination
 from ugro.core.errors import UsageError
+from ugro.core.support.destination import Destination
 
 _MAX_INCLUDE_DEPTH = 8
 

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, cast
 
-from ugro.core.codec import DecodeError, decode
 from ugro.core.errors import RemoteFailure, TimedOut, Unreachable, UsageError
 from ugro.core.node import LinkQuality, Machine, NodeSpec
+from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes import bootstrap, diagnosis
 from ugro.nodes.calls import Answer, Stream
 from ugro.nodes.keepalive import Keepalive

@@ -20,7 +20,7 @@ from ugro.core.node import LinkQuality, Machine, NodeSpec
 from ugro.nodes import diagnosis
 from ugro.nodes.link import Link
 from ugro.nodes.transport import LINK_ENVIRONMENT, SshOptions
-from ugro.policy.backoff import delay_s
+from ugro.policy.lifecycle.backoff import delay_s
 
 log = logging.getLogger(__name__)
 

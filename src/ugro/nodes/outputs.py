@@ -17,9 +17,10 @@ from ugro.nodes.calls import Stream
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.streaming import Thread, in_time
-from ugro.policy.results import OutputFile
-from ugro.remote import outputs, pieces, wire
-from ugro.remote.pieces import Head
+from ugro.policy.result_selection import OutputFile
+from ugro.remote import wire
+from ugro.remote.files import outputs, resumable
+from ugro.remote.files.resumable import Head
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ class NodeOutputs:
 
     async def fetch(self, wanted: Sequence[Wanted], sink: Sink) -> None:
         """Raises what the sink raises."""
-        reader = pieces.Reader([one.offset for one in wanted], sink.begin, sink.write, sink.end)
+        reader = resumable.Reader([one.offset for one in wanted], sink.begin, sink.write, sink.end)
         files = [[_text(one.file.name), one.offset, one.check] for one in wanted]
         thread = Thread("results")
         try:
@@ -109,7 +110,7 @@ class NodeOutputs:
                     await thread.do(partial(reader.feed, piece[1]))
                 await stream.result()
                 reader.finish()
-        except pieces.PiecesError as error:
+        except resumable.PiecesError as error:
             raise self._damaged(str(error)) from error
         finally:
             # By the same thread: perhaps it still writes.
@@ -166,7 +167,7 @@ def parsed(line: bytes) -> OutputFile:
         text, size, changed_ns, inode, problem = json.loads(line)
         name = text.encode("utf-8", "surrogateescape")
         numbers = (size, changed_ns, inode)
-        is_sound = all(type(number) is int for number in numbers) and 0 <= size < pieces.MOST_BYTES
+        is_sound = all(type(number) is int for number in numbers) and 0 <= size < resumable.MOST_BYTES
         if not is_sound or not is_name(name) or not isinstance(problem, str | None):
             raise ValueError("a path that leads elsewhere, or no file")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -1,0 +1,1 @@
+"""Decisions: pure functions of what is known, each with its reason."""

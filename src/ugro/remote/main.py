@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ugro.remote import probe, wire
+from ugro.remote import wire
+from ugro.remote.hardware import probe
 from ugro.remote.program import Call, Program
 
 TYPE_CHECKING = False  # see wire.py
@@ -50,12 +51,12 @@ class _Probing:
     """A node without anything that hints at a GPU pays nothing for GPUs."""
 
     def __init__(self, program: Program) -> None:
-        from ugro.remote.gpu_hint import has_gpu_hint
+        from ugro.remote.hardware.gpu_hint import has_gpu_hint
 
         self._prober = probe.Prober(program.root)
         self._sampler: Optional[Any] = None
         if has_gpu_hint():
-            from ugro.remote.sampler import Sampler
+            from ugro.remote.hardware.sampler import Sampler
 
             self._sampler = Sampler(program)
 
@@ -71,20 +72,20 @@ class _Probing:
 
 
 def _execute(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.execute import execute
+    from ugro.remote.process.execute import execute
 
     execute(call, params)
 
 
 def _check(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.check import check
+    from ugro.remote.checks.check import check
 
     check(call, params)
 
 
 def _runs(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.runs import METHODS
+        from ugro.remote.runs.api import METHODS
 
         METHODS[name](call, params)
 
@@ -93,7 +94,7 @@ def _runs(name: str) -> Method:
 
 def _checkpoints(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.checkpoints import METHODS
+        from ugro.remote.files.checkpoints import METHODS
 
         METHODS[name](call, params)
 
@@ -102,7 +103,7 @@ def _checkpoints(name: str) -> Method:
 
 def _outputs(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.outputs import METHODS
+        from ugro.remote.files.outputs import METHODS
 
         METHODS[name](call, params)
 
@@ -111,7 +112,7 @@ def _outputs(name: str) -> Method:
 
 def _contents(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.contents import METHODS
+        from ugro.remote.cas.contents import METHODS
 
         METHODS[name](call, params)
 

@@ -14,10 +14,11 @@ import os
 import signal
 from typing import Any, Callable, Dict, List, NoReturn, Optional
 
-from ugro.remote import tree, wire
-from ugro.remote.execute import close_all_but
+from ugro.remote import wire
+from ugro.remote.clock import moment
+from ugro.remote.process import process_tree
+from ugro.remote.process.execute import close_all_but
 from ugro.remote.program import Call, Refused
-from ugro.remote.rundir import moment
 
 Answer = Dict[str, Any]
 _ANSWER = b'{"answer"'
@@ -226,7 +227,7 @@ def _say_taken(say: int, amount: int) -> None:
 def _live(work: Callable[[int], Answer], say: int, childs: List[int], parent: int) -> NoReturn:
     """Runs in the forked process and never returns to the node program's code."""
     try:
-        tree.die_with_parent()
+        process_tree.die_with_parent()
         if os.getppid() == parent:
             close_all_but(sorted([say, *childs]))
             outcome = json.dumps(_outcome(lambda: work(say)))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.event import Event
-from ugro.policy.alerts import Notice
+from ugro.policy.nodes.alerts import Notice
 from ugro.store.engine import Database
 from ugro.store.events import event_of, newest_event
 

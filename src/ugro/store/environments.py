@@ -6,8 +6,8 @@ import json
 import sqlite3
 from collections.abc import Mapping
 
-from ugro.core.codec import decode, dumps
 from ugro.core.environment import Environment
+from ugro.core.support.codec import decode, dumps
 from ugro.store.engine import Database
 
 

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TypedDict, Unpack
 
-from ugro.core.codec import DecodeError, decode, dumps
 from ugro.core.environment import Origin
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.event import Event
@@ -32,6 +31,7 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
+from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.store import smalllogs
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ugro.config.channels import Channel
-from ugro.policy.backoff import delay_s
+from ugro.policy.lifecycle.backoff import delay_s
 from ugro.telemetry.channels import SendFailure, channel_of, send
 from ugro.telemetry.message import Message
 

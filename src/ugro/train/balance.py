@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugro.core.errors import UgroError, Unsatisfiable
-from ugro.policy.balancer import Balancer, Observation, Plan
-from ugro.policy.balancer_advice import Advice, advise
+from ugro.policy.balance.advice import Advice, advise
+from ugro.policy.balance.planner import Balancer, Observation, Plan
 from ugro.train.metrics import Metrics
 from ugro.train.sampler import Schedule
 from ugro.train.telemetry import Word

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from ugro.core.errors import UsageError
-from ugro.policy.balancer import Balancer, Batch
-from ugro.policy.balancer_advice import Advice
+from ugro.policy.balance.advice import Advice
+from ugro.policy.balance.planner import Balancer, Batch
 from ugro.train import batchnorm, checkpoint, loader
 from ugro.train.balance import Balance
 from ugro.train.clock import CpuClock, CudaClock

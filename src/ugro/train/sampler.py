@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ugro.policy.balancer import Plan
+from ugro.policy.balance.planner import Plan
 
 _LARGEST_SEED = 2**63
 _DUMMY_SAMPLES = 2  # one would be too few for a BatchNorm

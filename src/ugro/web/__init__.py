@@ -1,0 +1,1 @@
+"""The dashboard: pages, templates, and the stream that keeps them live."""

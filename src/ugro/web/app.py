@@ -12,14 +12,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from ugro.agent.agent import Agent
-from ugro.agent.api import http_status
+from ugro.agent.api.app import http_status
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.web.access import COOKIE_S, Doors, Gate
 from ugro.web.live import add_live
-from ugro.web.pages_cluster import add_cluster_pages
-from ugro.web.pages_experiments import add_experiment_pages
-from ugro.web.pages_jobs import add_job_pages
-from ugro.web.pages_settings import add_settings_pages
+from ugro.web.pages.cluster import add_cluster_pages
+from ugro.web.pages.experiments import add_experiment_pages
+from ugro.web.pages.jobs import add_job_pages
+from ugro.web.pages.settings import add_settings_pages
 from ugro.web.passing import Passing
 from ugro.web.site import STATIC, Site
 

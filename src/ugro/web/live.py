@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Query, Response
 
 from ugro.agent.agent import Agent
-from ugro.agent.responses import LiveResponse
-from ugro.core.codec import dumps
+from ugro.agent.api.responses import LiveResponse
 from ugro.core.errors import UgroError
+from ugro.core.support.codec import dumps
 
 _BEAT_S = 5.0
 _RETRY_MS = 1000

@@ -7,8 +7,8 @@ import re
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ugro.core.codec import dumps
 from ugro.core.errors import NotAllowed
+from ugro.core.support.codec import dumps
 
 _JOB = r"/v1/jobs/[^/]+"
 _NODE = r"/v1/nodes/[^/]+"

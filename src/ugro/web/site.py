@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse
 import ugro
 from ugro.agent.agent import Agent
 from ugro.core.errors import UgroError
-from ugro.policy import health
+from ugro.policy.nodes import health
 from ugro.web import words
 
 _HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-from ugro.core.moment import unix_seconds
-from ugro.core.quantity import format_duration, format_size
+from ugro.core.support.moment import unix_seconds
+from ugro.core.support.quantity import format_duration, format_size
 
 UNKNOWN = "–"
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ugro.core.job import Job, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
-from ugro.policy.hardware_speed import Speeds
+from ugro.policy.balance.hardware_speed import Speeds
 
 Env = dict[str, str]
 

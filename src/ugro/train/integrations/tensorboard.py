@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ugro.core.tfevents import Scalar, parse, record_end
+from ugro.core.support.tfevents import Scalar, parse, record_end
 
 _AT_ONCE = 4 << 20
 

@@ -1,0 +1,211 @@
+"""The HTTP API on the agent's socket. A route parses, asks the agent, answers; it decides nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field
+
+import ugro
+from ugro.agent.agent import Agent
+from ugro.agent.api.code import add_code_routes
+from ugro.agent.api.jobs import add_job_routes, add_job_streams
+from ugro.agent.api.notes import add_note_routes
+from ugro.agent.api.profile import add_profile_routes
+from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.api.results import add_result_routes
+from ugro.agent.api.watch import add_watch_routes
+from ugro.agent.ops.exec import Command
+from ugro.config.kinds import is_host, is_user
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import UgroError, UsageError
+from ugro.core.hostkey import HostKey
+from ugro.core.node import NodeSpec
+from ugro.core.support.codec import dumps
+from ugro.core.support.destination import Destination
+from ugro.nodes.discovery import ssh_config_hosts
+from ugro.policy.scheduling.selection import Choice
+
+_HTTP_STATUS = {
+    "usage": 400,
+    "config": 400,
+    "not_allowed": 403,
+    "not_found": 404,
+    "unsatisfiable": 409,
+    "unreachable": 503,
+    "timed_out": 504,
+}
+Names = Annotated[list[str], Query(alias="node")]
+
+
+class ClusterBody(Body):
+    path: str | None
+
+
+class NodeBody(Body):
+    name: str
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class DrainBody(Body):
+    reason: str = ""
+
+
+class TrustBody(Body):
+    fingerprints: list[str]
+    replace: bool = False
+
+
+class ExecBody(Body):
+    key: str
+    nodes: list[str]
+    argv: list[str] = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    grace_s: float = Field(default=5.0, ge=0, le=600)
+
+
+class ExamineBody(Body):
+    hosts: list[str]
+    ssh_config: str | None = None
+
+
+def create_app(agent: Agent) -> FastAPI:
+    async def look_at_the_file() -> None:
+        # Before every request: who has just edited the cluster file means the new one. It costs a stat.
+        await agent.cluster.look_again()
+
+    app = FastAPI(
+        title="UGRO",
+        version=ugro.__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(look_at_the_file)],
+    )
+    app.exception_handler(UgroError)(_answer_error)
+    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    _add_agent_routes(app, agent)
+    _add_node_routes(app, agent)
+    _add_host_key_routes(app, agent)
+    _add_command_routes(app, agent)
+    add_code_routes(app, agent)
+    add_job_routes(app, agent.jobs)
+    add_job_streams(app, agent.jobs)
+    add_result_routes(app, agent.jobs, agent.results)
+    add_note_routes(app, agent.jobs, agent.store.notes)
+    add_profile_routes(app, agent.jobs, agent.profiling)
+    add_watch_routes(app, agent)
+    return app
+
+
+def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/agent", response_model=AgentStatus)
+    async def agent_status(request: Request) -> Response:
+        if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
+            agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
+        return json_response(agent.status())
+
+    @app.post("/v1/agent/stop", status_code=204)
+    async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
+        agent.stop(pid, only_if_idle=only_if_idle)
+
+    @app.post("/v1/dashboard")
+    async def dashboard() -> Response:
+        return json_response(await agent.front.link())
+
+    @app.put("/v1/cluster", status_code=204)
+    async def use_cluster(body: ClusterBody) -> None:
+        await agent.cluster.switch(Path(body.path) if body.path else None)
+
+    @app.post("/v1/cluster/reload", status_code=204)
+    async def reload_cluster() -> None:
+        await agent.cluster.look_again()
+
+
+def _add_node_routes(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/health")
+    async def health(names: Names = []) -> Response:  # noqa: B006  # FastAPI copies it for each request
+        agent.cluster.inventory.select(names)  # an unknown name is an answer of its own, before the stream begins
+        return LiveResponse(ndjson(agent.reports(names)), "application/x-ndjson")
+
+    @app.get("/v1/best", response_model=Choice)
+    async def best() -> Response:
+        return json_response(await agent.best())
+
+    @app.post("/v1/nodes", status_code=204)
+    async def add(body: NodeBody) -> None:
+        await agent.add_node(body.name, body.fields)
+
+    @app.delete("/v1/nodes/{name:path}", status_code=204)
+    async def remove(name: str) -> None:
+        await agent.remove_node(name)
+
+    @app.post("/v1/nodes/{name:path}/drain", status_code=204)
+    async def drain(name: str, body: DrainBody) -> None:
+        await agent.drain(name, body.reason)
+
+    @app.post("/v1/nodes/{name:path}/resume", status_code=204)
+    async def resume(name: str) -> None:
+        await agent.resume(name)
+
+
+def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
+    async def host_key(name: str) -> Response:
+        return json_response(await agent.host_key(name))
+
+    @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
+    async def trust(name: str, body: TrustBody) -> Response:
+        return json_response(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
+
+
+def _add_command_routes(app: FastAPI, agent: Agent) -> None:
+    @app.post("/v1/exec")
+    async def execute(body: ExecBody) -> Response:
+        agent.cluster.inventory.select(body.nodes)
+        command = Command(tuple(body.argv), body.cwd, tuple(body.env.items()), body.grace_s)
+        return LiveResponse(agent.execute(body.key, body.nodes, command), "application/vnd.ugro.frames")
+
+    @app.delete("/v1/exec/{key}", status_code=204)
+    async def cancel(key: str) -> None:
+        agent.cancel(key)
+
+    @app.get("/v1/doctor")
+    async def doctor(names: Names = []) -> Response:  # noqa: B006  # as above
+        agent.cluster.inventory.select(names)
+        return LiveResponse(ndjson(agent.diagnose(names)), "application/x-ndjson")
+
+    @app.post("/v1/examine")
+    async def examine(body: ExamineBody) -> Response:
+        specs = [_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
+        return LiveResponse(ndjson(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
+
+    @app.get("/v1/ssh-hosts")
+    async def ssh_hosts(ssh_config: str | None = None) -> list[str]:
+        return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
+
+
+def _spec(word: str, remote_root: str) -> NodeSpec:
+    to = Destination.parse(word)
+    if not is_host(to.host) or (to.user and not is_user(to.user)):
+        raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
+    return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, UgroError)
+    return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
+
+
+def http_status(error: UgroError) -> int:
+    return _HTTP_STATUS.get(error.kind, 500)
+
+
+async def _answer_bad_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))

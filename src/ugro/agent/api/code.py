@@ -1,0 +1,64 @@
+"""The API's routes for code: sent by hand, tidied up, and what it has cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Response
+from pydantic import Field
+
+from ugro.agent.agent import Agent
+from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.core.code import SyncTotals
+
+_SIGN_OF_LIFE_S = 5.0
+
+
+class SyncBody(Body):
+    folder: str
+    nodes: list[str] = Field(default_factory=list)
+    dry_run: bool = False
+    force: bool = False
+
+
+class TidyBody(Body):
+    nodes: list[str] = Field(default_factory=list)
+    everything: bool = False
+
+
+def add_code_routes(app: FastAPI, agent: Agent) -> None:
+    @app.post("/v1/sync")
+    async def sync(body: SyncBody) -> Response:
+        """``{"reading"}`` while that takes its time, ``{"snapshot"}``, then ``{"node"}`` again and again.
+
+        It ends when every node's state is done, failed or would.
+        """
+        nodes = [node.spec.name for node in agent.cluster.inventory.select(body.nodes)]
+        return LiveResponse(ndjson(_told(agent, body, nodes)), "application/x-ndjson")
+
+    @app.get("/v1/sync", response_model=SyncTotals)
+    async def totals() -> Response:
+        return json_response(agent.code.totals)
+
+    @app.post("/v1/tidy")
+    async def tidy(body: TidyBody) -> Response:
+        nodes = [node.spec.name for node in agent.cluster.inventory.select(body.nodes)]
+        return json_response({"tidied": await agent.code.tidy(nodes, everything=body.everything)})
+
+
+async def _told(agent: Agent, body: SyncBody, nodes: Sequence[str]) -> AsyncGenerator[list[dict[str, Any]]]:
+    taking = asyncio.ensure_future(agent.code.take(Path(body.folder), force=body.force, is_lasting=False))
+    try:
+        while not (await asyncio.wait([taking], timeout=_SIGN_OF_LIFE_S))[0]:
+            yield [{"reading": body.folder}]
+        snapshot = await taking
+    finally:
+        taking.cancel()
+    yield [{"snapshot": snapshot}]
+    async with contextlib.aclosing(agent.code.sync(snapshot, nodes, dry_run=body.dry_run)) as told:
+        async for reports in told:
+            yield [{"node": report} for report in reports]

@@ -1,0 +1,160 @@
+"""The API's routes for jobs. A route parses, asks, answers; it decides nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Response
+from pydantic import Field
+
+from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.artifacts.log_stream import Selection
+from ugro.agent.jobs.service import JobService
+from ugro.agent.jobs.submission import Needs, Submit
+from ugro.config.job.export import job_file
+from ugro.core.environment import Origin
+from ugro.core.errors import UsageError
+from ugro.core.job import Job, JobState
+from ugro.policy.scheduling.why import Why
+
+_FRAMES = "application/vnd.ugro.frames"
+_MOST_AT_ONCE = 10_000
+_MOST_JOBS = 1_000_000
+_LATEST_S = 4e9  # a time of this century
+
+
+class OriginBody(Body):
+    commit: str | None = None
+    is_dirty: bool = False
+    branch: str | None = None
+
+
+class JobBody(Body):
+    key: str
+    user: str
+    file: str | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)
+    here: str = "/"
+    env: dict[str, str] | None = None
+    force: bool = False
+    origin: OriginBody | None = None
+
+    def submit(self) -> Submit:
+        file = Path(self.file) if self.file else None
+        origin = Origin(**self.origin.model_dump()) if self.origin else None
+        return Submit(self.user, self.key, file, self.fields, Path(self.here), self.env, self.force, origin)
+
+
+class BatchBody(Body):
+    jobs: list[JobBody] = Field(max_length=_MOST_AT_ONCE)
+
+
+class RetryBody(Body):
+    key: str
+    user: str
+    exact: bool = False
+
+
+def add_job_routes(app: FastAPI, jobs: JobService) -> None:
+    _add_submit_routes(app, jobs)
+
+    @app.get("/v1/jobs")
+    async def newest(
+        limit: Annotated[int, Query(ge=1, le=_MOST_JOBS)] = 50,
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006  # FastAPI copies it for each request
+    ) -> Response:
+        return json_response({"jobs": await jobs.newest(limit, state)})
+
+    @app.get("/v1/jobs/{word}")
+    async def details(word: str) -> Response:
+        return json_response(await jobs.details(word))
+
+    @app.get("/v1/jobs/{word}/file")
+    async def file(word: str) -> Response:
+        return json_response({"file": job_file((await jobs.find(word)).spec)})
+
+    @app.post("/v1/jobs/{word}/cancel", response_model=Job)
+    async def cancel(word: str) -> Response:
+        return json_response(await jobs.cancel(word))
+
+    @app.get("/v1/jobs/{word}/why", response_model=Why)
+    async def reason(word: str) -> Response:
+        return json_response(await jobs.why(word))
+
+
+def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
+    @app.post("/v1/jobs")
+    async def submit(body: JobBody) -> Response:
+        """``{"job"}``, or ``{"needs"}``: the names of variables to ask again with, their values in ``env``."""
+        answer = await jobs.submit(body.submit())
+        return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"job": answer})
+
+    @app.post("/v1/jobs/batch")
+    async def submit_many(body: BatchBody) -> Response:
+        return json_response({"jobs": await jobs.submit_many([job.submit() for job in body.jobs])})
+
+    @app.post("/v1/jobs/plan")
+    async def dry_run(body: JobBody) -> Response:
+        answer = await jobs.dry_run(body.submit())
+        return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"dry_run": answer})
+
+    @app.post("/v1/jobs/{word}/retry", response_model=Job)
+    async def retry(word: str, body: RetryBody) -> Response:
+        return json_response(await jobs.retry(word, body.user, body.key, exact=body.exact))
+
+
+def add_job_streams(app: FastAPI, jobs: JobService) -> None:
+    @app.get("/v1/jobs/{word}/wait")
+    async def wait(word: str, timeout_s: Annotated[float | None, Query(ge=0)] = None) -> Response:
+        number = (await jobs.find(word)).id
+        return LiveResponse(ndjson(jobs.moves(number, timeout_s)), "application/x-ndjson")
+
+    @app.get("/v1/events")
+    async def events(
+        after: int = 0,
+        job: str | None = None,
+        since: Annotated[float | None, Query(ge=0, le=_LATEST_S)] = None,  # seconds since the epoch
+        follow: bool = False,
+    ) -> Response:
+        number = (await jobs.find(job)).id if job else None
+        return LiveResponse(ndjson(jobs.events(after, number, since, follow)), "application/x-ndjson")
+
+    @app.get("/v1/jobs/{word}/logs")
+    async def logs(word: str, wanted: Annotated[LogQuery, Query()]) -> Response:
+        selection = wanted.selection()
+        job = await jobs.check_logs(word, selection)
+        return LiveResponse(jobs.logs(job.id, selection), _FRAMES)
+
+
+class LogQuery(Body):
+    rank: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    node: tuple[str, ...] = ()
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    from_attempt: Annotated[int, Field(ge=1)] | None = None
+    since: Annotated[float, Field(ge=0, le=_LATEST_S)] | None = None  # seconds since the epoch
+    tail: Annotated[int, Field(ge=0)] | None = None
+    follow: bool = False
+    moves: bool = False
+    at: tuple[str, ...] = ()  # ATTEMPT.RANK:OFFSET, where a client that was cut off goes on
+
+    def selection(self) -> Selection:
+        return Selection(
+            ranks=self.rank,
+            nodes=self.node,
+            attempt=self.attempt,
+            from_attempt=self.from_attempt,
+            since_unix_s=self.since,
+            tail=self.tail,
+            follow=self.follow,
+            with_moves=self.moves,
+            positions=dict(_position(text) for text in self.at),
+        )
+
+
+def _position(text: str) -> tuple[tuple[int, int], int]:
+    place, _, offset = text.partition(":")
+    attempt, _, rank = place.partition(".")
+    if not (attempt.isdigit() and rank.isdigit() and offset.isdigit()):
+        raise UsageError(f"at: expected ATTEMPT.RANK:OFFSET, got {text:.60}")
+    return (int(attempt), int(rank)), int(offset)

@@ -1,0 +1,70 @@
+"""How the API reads and answers: strict bodies, JSON, and streams that end when their client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import Response
+from pydantic import BaseModel, ConfigDict
+from starlette.types import Receive, Scope, Send
+
+from ugro.core.errors import UgroError
+from ugro.core.support.codec import dumps
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LiveResponse(Response):
+    """A stream that ends at once when the client leaves, also while there is nothing to send."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes], media_type: str) -> None:
+        self._chunks = chunks
+        self.media_type = media_type
+        self.status_code = 200
+        self.background = None
+        self.init_headers(None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        stream = asyncio.create_task(self._send(send), name=f"stream {scope.get('path')}")
+        leave = asyncio.create_task(_left(receive), name="client leaves")
+        try:
+            await asyncio.wait([stream, leave], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leave.cancel()
+            if not stream.done():
+                stream.cancel()
+                await asyncio.wait([stream])
+        if not stream.cancelled():
+            stream.result()
+
+    async def _send(self, send: Send) -> None:
+        # Closed here and now: what it holds (a command, a dialled node) must not wait for the garbage collector.
+        async with contextlib.aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
+    """One JSON document a line; an error after the start is the last line."""
+    try:
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                yield "".join(f"{dumps(value)}\n" for value in batch).encode()
+    except UgroError as error:
+        yield (dumps({"error": error.to_wire()}) + "\n").encode()
+
+
+def json_response(value: Any) -> Response:
+    return Response(dumps(value), media_type="application/json")

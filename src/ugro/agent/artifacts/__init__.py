@@ -1,0 +1,1 @@
+"""What jobs leave behind, collected from the nodes: logs, outputs, checkpoints, environments."""

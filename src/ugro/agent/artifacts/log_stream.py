@@ -1,0 +1,251 @@
+"""The logs of a job as a stream of frames, from what has come home; with ``follow`` until the job has ended.
+
+A CALL frame says what the OUT frames of its number are: a rank of an attempt, and the offset of the next byte. With the
+positions it has seen, a client whose agent died goes on where it was: no byte is lost and none comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ugro.agent.artifacts.inline_logs import SmallLogs
+from ugro.agent.artifacts.log_index import LogIndex, last_lines, line_begin
+from ugro.agent.artifacts.log_mirror import LogMirror
+from ugro.agent.support.change_signal import Signal, wait_for_any
+from ugro.core.errors import NotFound, UgroError, Unreachable
+from ugro.core.job import Attempt, Job, Launcher
+from ugro.core.plan import Plan
+from ugro.core.support.codec import dumps
+from ugro.remote import wire
+from ugro.store.jobs import JobStore
+
+Look = Callable[[int], Awaitable[Job]]
+
+_LOOK_S = 0.5  # without a signal
+_AT_ONCE = wire.CHUNK  # of one rank, before the others have their turn
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    ranks: tuple[int, ...] = ()  # none: all
+    nodes: tuple[str, ...] = ()
+    attempt: int | None = None
+    from_attempt: int | None = None  # without both: the newest, and with ``follow`` those that come
+    since_unix_s: float | None = None
+    tail: int | None = None
+    follow: bool = False
+    with_moves: bool = False  # the job itself, too, each time it has moved
+    positions: Mapping[tuple[int, int], int] = field(default_factory=dict)  # where to go on, by attempt and rank
+
+    def has(self, rank: int, node: str) -> bool:
+        return (not self.ranks or rank in self.ranks) and (not self.nodes or node in self.nodes)
+
+
+class JobLogs:
+    def __init__(self, jobs: JobStore, small: SmallLogs, moved: Signal, look: Look) -> None:
+        self._jobs = jobs
+        self._mirror = small.mirror
+        self._small = small
+        self._moved = moved
+        self._look = look
+        self.is_ending = False
+
+    async def check(self, job: Job, wanted: Selection) -> None:
+        """Raises NotFound for what an attempt does not have."""
+        attempt = wanted.attempt or job.attempt
+        if wanted.attempt is not None and not 1 <= wanted.attempt <= job.attempt:
+            raise NotFound(f"job {job.id} has no attempt {wanted.attempt}", hint=f"it has {job.attempt}")
+        found = await ranks_of(self._jobs, job, attempt)
+        if not found:
+            return
+        ranks, nodes = set(found), set(found.values())
+        if missing := sorted(set(wanted.ranks) - ranks):
+            raise NotFound(f"job {job.id} has no rank {missing[0]}", hint=f"its ranks are 0 to {max(ranks)}")
+        if strange := sorted(set(wanted.nodes) - nodes):
+            raise NotFound(f"job {job.id} did not run on {strange[0]}", hint=f"it ran on {', '.join(sorted(nodes))}")
+
+    async def frames(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
+        reading = _Reading(self._jobs, self._mirror, await self._look(number), wanted)
+        yield wire.message(wire.CALL, 0, {"job": number, "from_attempt": reading.from_attempt})
+        is_shown = False
+        while not self.is_ending:
+            seen = {self._mirror.changed: self._mirror.changed.count, self._moved: self._moved.count}
+            # Looked at before the logs: what was written until its end is then surely read.
+            if reading.is_due(self._moved):
+                reading.job = await self._look(number)
+            if reading.job.is_final and not is_shown:
+                try:
+                    await self._small.show(number)
+                except UgroError as error:
+                    yield wire.message(wire.ERROR, 0, error.to_wire())
+                    return
+                is_shown = True
+            frames = await asyncio.to_thread(reading.read)
+            has_opened = not frames and await reading.open_streams()
+            frames += reading.moves(is_drained=not frames)
+            if frames:
+                yield b"".join(frames)
+            elif (reading.job.is_final or not wanted.follow) and not has_opened:
+                yield b"".join(reading.last_word())
+                return
+            elif not has_opened:
+                await wait_for_any(seen, _LOOK_S)
+        yield wire.message(wire.ERROR, 0, agent_stops().to_wire())
+
+
+async def ranks_of(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
+    """The node of each; none before it is decided what runs where."""
+    tried = replace(job, attempt=attempt)
+    if job.spec.launcher is Launcher.COMMAND:
+        return rank_nodes(tried, await jobs.attempts(job.id), None)
+    return rank_nodes(tried, (), await jobs.plan(tried))
+
+
+def rank_nodes(job: Job, attempts: Iterable[Attempt], plan: Plan | None) -> dict[int, str]:
+    """As ``ranks_of``, of what was read already."""
+    if job.spec.launcher is Launcher.COMMAND:  # one process, whose plan is nowhere written down
+        return next(({0: one.placement.nodes[0]} for one in attempts if one.number == job.attempt), {})
+    return {rank.rank: node.node for node in plan.nodes for rank in node.ranks} if plan else {}
+
+
+def agent_stops() -> Unreachable:
+    """Other than a broken connection this is somebody's wish: no client starts another agent because of it."""
+    return Unreachable("the agent was stopped", cause="stopped", hint="jobs go on; the next command starts it again")
+
+
+class _Reading:
+    """One client's way through the logs of a job."""
+
+    def __init__(self, jobs: JobStore, mirror: LogMirror, job: Job, wanted: Selection) -> None:
+        self.from_attempt = wanted.attempt or wanted.from_attempt or max(1, job.attempt)
+        self._jobs = jobs
+        self._mirror = mirror
+        self._wanted = wanted
+        self._said: tuple[Any, ...] | None = None
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._opened: set[int] = set()  # attempts
+        self._has_begun = False
+        self._moves_seen = -1
+        self.job = job
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @job.setter
+    def job(self, job: Job) -> None:
+        self._job = job
+        self._looked_at = time.monotonic()
+
+    def is_due(self, moved: Signal) -> bool:
+        """Whether to look at the job: it may have moved, or wait for something else by now."""
+        has_moved, self._moves_seen = moved.count != self._moves_seen, moved.count
+        return not self._job.is_final and (has_moved or time.monotonic() - self._looked_at >= _LOOK_S)
+
+    def moves(self, *, is_drained: bool) -> list[bytes]:
+        """What an attempt wrote comes before the word that there is another one."""
+        is_another = self._said is not None and self._said[1] != self._job.attempt
+        return [] if self._job.is_final or (is_another and not is_drained) else self.last_word()
+
+    def last_word(self) -> list[bytes]:
+        job = self._job
+        word = (job.state, job.attempt, job.reason)
+        if not self._wanted.with_moves or word == self._said:
+            return []
+        self._said = word
+        return [wire.frame(wire.RESULT, 0, dumps(job).encode())]
+
+    def read(self) -> list[bytes]:
+        """Some of every rank's: nobody waits for one that writes without end."""
+        return [frame for stream in self._streams.values() for frame in stream.read()]
+
+    async def open_streams(self) -> bool:
+        """True when there are new ones."""
+        known = len(self._opened)
+        last = self._wanted.attempt or self._job.attempt
+        for attempt in range(self.from_attempt, last + 1):
+            if attempt not in self._opened and (ranks := await ranks_of(self._jobs, self._job, attempt)):
+                self._opened.add(attempt)
+                self._open(attempt, ranks)
+        self._has_begun = True
+        return len(self._opened) > known
+
+    def _open(self, attempt: int, ranks: Mapping[int, str]) -> None:
+        for rank, node in ranks.items():
+            if self._wanted.has(rank, node):
+                log = self._mirror.path(self._job.id, attempt, rank)
+                stream = _Stream(len(self._streams) + 1, attempt, rank, node, log)
+                stream.offset = self._begin(stream)
+                self._streams[attempt, rank] = stream
+
+    def _begin(self, stream: _Stream) -> int:
+        wanted = self._wanted
+        if wanted.positions or self._has_begun:
+            return wanted.positions.get((stream.attempt, stream.rank), 0)
+        since = stream.begin_since(wanted.since_unix_s) if wanted.since_unix_s is not None else 0
+        tail = stream.begin_of_tail(wanted.tail) if wanted.tail is not None else 0
+        return max(since, tail)
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    attempt: int
+    rank: int
+    node: str
+    log: Path
+    offset: int = 0
+    _index: LogIndex = field(init=False)
+    _is_announced: bool = False
+
+    def __post_init__(self) -> None:
+        self._index = LogIndex(self.log)
+
+    def begin_since(self, since_unix_s: float) -> int:
+        self._index.refresh()
+        size = self._size()
+        offset = self._index.offset_at(since_unix_s, size)
+        return line_begin(self.log, offset, self._index.begin_after(offset)) if size else 0
+
+    def begin_of_tail(self, lines: int) -> int:
+        self._index.refresh()
+        size = self._size()
+        return last_lines(self.log, size, lines, self._index.begin_after(size)) if size else 0
+
+    def read(self) -> list[bytes]:
+        """Frames; none when there is nothing new."""
+        content = self._content()
+        # Read first: bytes behind a gap are written after the gap was noted.
+        self._index.refresh()
+        frames = [] if self._is_announced else [self._announce(0)]
+        self._is_announced = True
+        if (gap := self._index.gap_at(self.offset)) is not None:
+            dropped, self.offset = gap[1] - self.offset, gap[1]
+            return [*frames, self._announce(dropped)]
+        if (end := self._index.next_gap(self.offset)) is not None:
+            content = content[: end - self.offset]
+        self.offset += len(content)
+        return [*frames, wire.frame(wire.OUT, self.number, content)] if content else frames
+
+    def _announce(self, dropped: int) -> bytes:
+        place = {"attempt": self.attempt, "rank": self.rank, "node": self.node, "offset": self.offset}
+        return wire.message(wire.CALL, self.number, {**place, "dropped_bytes": dropped})
+
+    def _content(self) -> bytes:
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.offset)
+                return file.read(_AT_ONCE)
+        except FileNotFoundError:
+            return b""
+
+    def _size(self) -> int:
+        try:
+            return self.log.stat().st_size
+        except FileNotFoundError:
+            return 0

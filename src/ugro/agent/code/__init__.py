@@ -1,0 +1,1 @@
+"""The user's code: scan, hash, store snapshots, send what nodes lack."""

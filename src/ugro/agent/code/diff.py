@@ -1,0 +1,107 @@
+"""What differs between two trees of code: which files, and of texts which lines. Bounded: it is for reading."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ugro.core.errors import NotFound
+from ugro.remote import trees
+from ugro.remote.cas.packs import ContentStore
+
+_MOST_FILES = 300
+_MOST_BYTES = 200_000  # of one file whose lines are compared
+_MOST_LINES = 400  # that are told of one file
+_MOST_ALL_LINES = 4000
+_CONTEXT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    path: str
+    change: str  # added, removed, changed, mode
+    old_bytes: int
+    new_bytes: int
+    lines: tuple[str, ...] = ()  # as a unified diff has them, without its head
+    remark: str = ""  # why there are no lines, or not all
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDiff:
+    files: tuple[FileDiff, ...]
+    more: int  # files that differ and are not told of
+    same: int
+
+
+def code_diff(store: ContentStore, old: str, new: str) -> CodeDiff:
+    """Blocks."""
+    with store.using():
+        before, after = (dict(_files(store, _known(store, root))) for root in (old, new))
+        names = [name for name in sorted(before | after) if _value(before.get(name)) != _value(after.get(name))]
+        same = len(before | after) - len(names)
+        found: list[FileDiff] = []
+        room = _MOST_ALL_LINES
+        for name in names[:_MOST_FILES]:
+            found.append(_file(store, name, before.get(name), after.get(name), room))
+            room -= len(found[-1].lines)
+    return CodeDiff(tuple(found), max(0, len(names) - _MOST_FILES), same)
+
+
+def _known(store: ContentStore, root: str) -> bytes:
+    key = trees.parse_id(root)
+    if not store.has_root(key):
+        raise NotFound(f"the code {root[:12]} is no longer kept here", hint="only that it differs is known")
+    return key
+
+
+def _files(store: ContentStore, root: bytes) -> Iterator[tuple[bytes, trees.Entry]]:
+    todo = [(b"", root)]
+    while todo:
+        path, tree = todo.pop()
+        for entry in store.entries(tree):
+            if entry.kind == trees.FOLDER:
+                todo.append((path + entry.name + b"/", entry.body))
+            else:
+                yield path + entry.name, entry
+
+
+def _value(entry: trees.Entry | None) -> object:
+    return entry and (entry.kind, entry.mode, entry.body)
+
+
+def _file(
+    store: ContentStore, name: bytes, old: trees.Entry | None, new: trees.Entry | None, room: int
+) -> FileDiff:
+    path = os.fsdecode(name).encode("utf-8", "backslashreplace").decode()
+    sizes = (old.size if old else 0, new.size if new else 0)
+    if old is None or new is None:
+        change = "added" if old is None else "removed"
+    else:
+        change = "changed" if old.body != new.body or old.kind != new.kind else "mode"
+    if change == "mode":
+        return FileDiff(path, change, *sizes, remark=f"mode {old.mode:o} → {new.mode:o}" if old and new else "")
+    texts = [_text(store, entry) for entry in (old, new)]
+    if texts[0] is None or texts[1] is None:
+        return FileDiff(path, change, *sizes, remark="too large, or no text")
+    # The first two lines name the files, which stand above it already.
+    lines = list(difflib.unified_diff(texts[0], texts[1], n=_CONTEXT, lineterm=""))[2:]
+    most = max(0, min(_MOST_LINES, room))
+    remark = f"{len(lines) - most} more lines" if len(lines) > most else ""
+    return FileDiff(path, change, *sizes, tuple(lines[:most]), remark)
+
+
+def _text(store: ContentStore, entry: trees.Entry | None) -> list[str] | None:
+    if entry is None:
+        return []
+    if entry.kind == trees.LINK:
+        return [f"a link to {os.fsdecode(entry.body)}".encode("utf-8", "backslashreplace").decode()]
+    if entry.size > _MOST_BYTES:
+        return None
+    content = b"".join(store.read(chunk) for chunk in entry.chunks)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text.splitlines()

@@ -1,0 +1,287 @@
+"""A look at a folder: what of it goes along, as it is now, without reading a file. Names are bytes, as on the disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ugro.agent.code.gitignore import Ignoring, above, folder_rules
+from ugro.core.errors import UgroError, UsageError
+from ugro.remote import trees
+
+_OUR_OWN = b".ugro"  # what UGRO keeps on a node; it may be this very machine
+_MOST_ENTRIES = 1_000_000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Links(StrEnum):
+    """What becomes of a symbolic link that leads out of the folder."""
+
+    KEEP = "keep"
+    FOLLOW = "follow"
+    SKIP = "skip"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    exclude: tuple[str, ...] = ()
+    follows_links: bool = False
+    links_out: Links = Links.KEEP
+    skip: frozenset[tuple[int, int]] = frozenset()  # device and inode of folders that never go along
+
+
+@dataclass(slots=True)
+class FoundFile:
+    path: bytes  # from the root of the tree
+    status: os.stat_result
+    is_link: bool = False  # followed: read through a link
+    body: bytes = b""
+    is_sure: bool = False  # were it changed, that would be seen
+
+
+@dataclass(slots=True)
+class FoundFolder:
+    path: bytes  # empty, or with a slash at its end
+    mode: int = 0o755
+    files: list[tuple[bytes, FoundFile]] = field(default_factory=list)
+    folders: list[tuple[bytes, FoundFolder]] = field(default_factory=list)
+    links: list[tuple[bytes, bytes]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # one sentence each
+    own_bytes: int = 0  # of its files
+    # How it looked, and what came of it, to be used again as long as it looks so.
+    look: object = None
+    tree: bytes | None = None
+    subtrees: list[bytes] = field(default_factory=list)
+
+    def all_files(self) -> Iterator[FoundFile]:
+        """Those of folders that look as before are known."""
+        todo = [self]
+        while todo:
+            folder = todo.pop()
+            if folder.tree is None:
+                yield from (file for _, file in folder.files)
+            todo += [inner for _, inner in folder.folders]
+
+    @property
+    def can_be_used_again(self) -> bool:
+        return self.tree is not None and all(file.is_sure and not file.is_link for _, file in self.files)
+
+
+Remembered = dict[tuple[int, int], FoundFolder]  # by device and inode
+
+
+@dataclass(slots=True)
+class Scan:
+    root: FoundFolder
+    folders: Remembered = field(default_factory=dict)
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+    skipped: list[str] = field(default_factory=list)  # one sentence each
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder that is being looked at."""
+
+    folder: FoundFolder
+    fd: int
+    rules: Ignoring
+    within: tuple[tuple[int, int], ...]  # the folders that lead here
+
+
+def scan(
+    folder: str, choices: Choices, before: Remembered | None = None, check: Callable[[], None] = lambda: None
+) -> Scan:
+    """``before``: the folders of the last scan. ``check`` is called now and then, and raises what is to end it."""
+    try:
+        fd = os.open(folder, _FOLDER)
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "no such directory" if is_missing else (error.strerror or str(error)).lower()
+        raise UsageError(f"{folder}: {why}", hint="--workdir names where its code is") from error
+    return _Scanner(os.path.realpath(folder), choices, before or {}, check).scan(fd)
+
+
+class _Scanner:
+    def __init__(self, root: str, choices: Choices, before: Remembered, check: Callable[[], None]) -> None:
+        self._check = check
+        self._root = os.fsencode(root)
+        self._choices = choices
+        self._before = before
+        rules = above(root)
+        top = rules[0][2] if rules else root
+        # The root, seen from where the rules above it begin.
+        self._base = os.fsencode(os.path.relpath(root, top)) + b"/" if rules else b""
+        self._ignoring = Ignoring.of(choices.exclude, self._base)
+        for name, text, place in rules:
+            below = os.fsencode(os.path.relpath(place, top))
+            self._ignoring = self._ignoring.with_rules(name, text, b"" if below == b"." else below + b"/")
+        self._result = Scan(FoundFolder(b""))
+
+    def scan(self, fd: int) -> Scan:
+        self._result.root = self._look(b"", fd, self._ignoring, ())
+        return self._result
+
+    def _look(self, path: bytes, fd: int, rules: Ignoring, within: tuple[tuple[int, int], ...]) -> FoundFolder:
+        """Closes the descriptor."""
+        try:
+            self._check()
+            status = os.fstat(fd)
+            here = (status.st_dev, status.st_ino)
+            if here in within or len(within) > trees.MOST_DEPTH:
+                raise UsageError(f"{shown(path)} leads back to itself by a link", hint=_exclude(path))
+            with os.scandir(fd) as found:
+                entries = {entry.name: entry.stat(follow_symlinks=False) for entry in found}
+            rules = folder_rules(entries, fd, rules, self._base + path)
+            look = [path, status.st_mode, rules, self._choices]
+            look += [
+                (name, one.st_mode, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
+                for name, one in entries.items()
+            ]
+            folder = self._same(here, look)
+            if folder is None:
+                folder = FoundFolder(path, status.st_mode & 0o777, look=look)
+                self._fill(_Place(folder, fd, rules, (*within, here)), entries)
+            else:
+                for number, (name, inner) in enumerate(folder.folders):
+                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+                    folder.folders[number] = (name, self._look(inner.path, below, rules, (*within, here)))
+            self._count(folder, len(entries))
+            self._result.folders[here] = folder
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise Changed(f"{shown(path)} changed") from error
+        finally:
+            os.close(fd)
+        return folder
+
+    def _same(self, here: tuple[int, int], look: object) -> FoundFolder | None:
+        known = self._before.get(here)
+        return known if known is not None and known.can_be_used_again and known.look == look else None
+
+    def _fill(self, place: _Place, entries: dict[str, os.stat_result]) -> None:
+        folder = place.folder
+        base = self._base + folder.path
+        for text, status in entries.items():
+            name = os.fsencode(text)
+            kind = stat.S_IFMT(status.st_mode)
+            if name == _OUR_OWN or place.rules.ignores(base, name, is_folder=kind == stat.S_IFDIR):
+                continue
+            if kind == stat.S_IFREG:
+                self._file(folder, name, FoundFile(folder.path + name, status))
+            elif kind == stat.S_IFDIR:
+                if (status.st_dev, status.st_ino) not in self._choices.skip:
+                    self._folder(place, name, os.O_NOFOLLOW)
+            elif kind == stat.S_IFLNK:
+                self._link(place, name)
+            else:
+                folder.skipped.append(f"{shown(folder.path + name)} is neither a file nor a folder")
+
+    def _file(self, folder: FoundFolder, name: bytes, file: FoundFile) -> None:
+        folder.files.append((name, file))
+        folder.own_bytes += file.status.st_size
+
+    def _folder(self, place: _Place, name: bytes, flags: int) -> None:
+        fd = os.open(name, _FOLDER | flags, dir_fd=place.fd)
+        inner = self._look(place.folder.path + name + b"/", fd, place.rules, place.within)
+        place.folder.folders.append((name, inner))
+
+    def _count(self, folder: FoundFolder, entries: int) -> None:
+        self._result.files += len(folder.files) + len(folder.links)
+        self._result.bytes += folder.own_bytes
+        self._result.skipped += folder.skipped
+        self._result.entries += entries
+        if self._result.entries > _MOST_ENTRIES:
+            raise UgroError(
+                f"more than {_MOST_ENTRIES:,} files and folders",
+                hint="is this the right folder? --workdir DIR; --no-sync sends nothing; .ugroignore leaves things out",
+            )
+
+    # --- links -------------------------------------------------------------------------------------------------
+
+    def _link(self, place: _Place, name: bytes) -> None:
+        path = place.folder.path
+        target = os.readlink(name, dir_fd=place.fd)
+        inside = self._inside(path, target)
+        policy = Links.FOLLOW if self._choices.follows_links else self._choices.links_out
+        if not self._choices.follows_links and (inside is not None or policy is Links.KEEP):
+            place.folder.links.append((name, target if inside is None else inside))
+        elif policy is Links.FOLLOW:
+            self._follow(place, name)
+        elif policy is Links.SKIP:
+            place.folder.skipped.append(f"{shown(path + name)} leads out of the folder")
+        else:
+            raise UsageError(
+                f"{shown(path + name)} leads out of the folder, to {shown(target)}",
+                hint="exclude it, or see sync.outside_links in docs/sync.md",
+            )
+
+    def _inside(self, folder: bytes, target: bytes) -> bytes | None:
+        """The target as a path that holds wherever the tree is; None when it leads out of it."""
+        place = os.path.join(self._root, folder)
+        whole = os.path.normpath(os.path.join(place, target))
+        if whole != self._root and not whole.startswith(self._root + b"/"):
+            return None
+        return os.path.relpath(whole, place) if os.path.isabs(target) else target
+
+    def _follow(self, place: _Place, name: bytes) -> None:
+        place.folder.look = None  # what is behind a link changes unseen
+        try:
+            status = os.stat(name, dir_fd=place.fd)
+        except OSError:
+            place.folder.skipped.append(f"{shown(place.folder.path + name)} leads nowhere")
+            return
+        if stat.S_ISDIR(status.st_mode):
+            self._folder(place, name, 0)
+        elif stat.S_ISREG(status.st_mode):
+            self._file(place.folder, name, FoundFile(place.folder.path + name, status, is_link=True))
+
+
+class Changed(Exception):
+    """Something went away while we looked: it is to be looked at again."""
+
+
+# --- what is large ---------------------------------------------------------------------------------------------
+
+
+def largest(scan: Scan, count: int) -> list[tuple[str, int]]:
+    """Paths and their bytes: folders as a whole, unless one thing in them is most of it."""
+    found: list[tuple[bytes, int]] = []
+    todo = [scan.root]
+    sizes = _sizes(scan.root)
+    while todo:
+        folder = todo.pop()
+        found += [(folder.path + name, file.status.st_size) for name, file in folder.files]
+        for _, inner in folder.folders:
+            parts = [file.status.st_size for _, file in inner.files] + [sizes[one.path] for _, one in inner.folders]
+            if parts and max(parts) > 0.5 * sizes[inner.path]:
+                todo.append(inner)
+            else:
+                found.append((inner.path, sizes[inner.path]))
+    return [(shown(path), size) for path, size in sorted(found, key=lambda one: -one[1])[:count]]
+
+
+def _sizes(root: FoundFolder) -> dict[bytes, int]:
+    order: list[FoundFolder] = [root]
+    for folder in order:
+        order += [inner for _, inner in folder.folders]
+    sizes: dict[bytes, int] = {}
+    for folder in reversed(order):
+        sizes[folder.path] = sum(file.status.st_size for _, file in folder.files) + sum(
+            sizes[inner.path] for _, inner in folder.folders
+        )
+    return sizes
+
+
+def shown(path: bytes) -> str:
+    """On one line, whatever is in it."""
+    text = os.fsdecode(path)
+    return text if text.isprintable() else repr(text)
+
+
+def _exclude(path: bytes) -> str:
+    return f"leave it out: echo '/{shown(path)}' >> .ugroignore"

@@ -1,0 +1,231 @@
+"""The code of jobs: taken from a folder when a job is submitted, and on its nodes before it starts there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ugro.agent.code.diff import CodeDiff, code_diff
+from ugro.agent.code.scanner import Choices, Links
+from ugro.agent.code.snapshot_store import CodeHome, Taken, Wish
+from ugro.agent.code.transfer import Sending
+from ugro.agent.code.transfer_preview import travels
+from ugro.agent.tracking.cluster import Cluster
+from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
+from ugro.core.errors import NotFound, UgroError, Unreachable
+from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.support.quantity import format_size
+from ugro.core.support.state_dir import StateDir
+from ugro.nodes.runs import Identity
+from ugro.remote import trees
+from ugro.remote.program import Refused
+from ugro.store.database import Store
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_LIVE = frozenset(JobState) - FINAL_STATES
+
+
+class Code:
+    def __init__(self, state: StateDir, store: Store, cluster: Cluster, identity: Identity) -> None:
+        self._state = state
+        self._store = store
+        self._cluster = cluster
+        self._home = CodeHome(state.contents)
+        self._sending = Sending(self._home, store.code, cluster.inventory.get, identity)
+        self._making_room: asyncio.Task[None] | None = None
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    async def take(self, folder: Path, *, force: bool = False, is_lasting: bool = True) -> Snapshot:
+        """The folder as it is now; it is kept from now on, after a power cut too where that is wanted."""
+        taken = await asyncio.to_thread(self._take, self._wish(folder, force), is_lasting)
+        self._count(taken)
+        if taken.new_bytes:
+            self._make_room_soon()
+        self._sending.note_folder(taken.id, taken.folder)
+        return Snapshot(taken.id, taken.folder, taken.files, taken.bytes, taken.skipped)
+
+    def _take(self, wish: Wish, is_lasting: bool) -> Taken:
+        taken = self._home.take(wish)
+        if is_lasting:
+            self._home.settle()
+        return taken
+
+    def is_left_alone(self, folder: Path) -> bool:
+        """A home, or all of the machine: nobody who runs a command there means to send it all."""
+        try:
+            return any(os.path.samefile(folder, place) for place in ("/", Path.home(), self._state.path))
+        except OSError:
+            return False
+
+    def _wish(self, folder: Path, force: bool) -> Wish:
+        sync = self._cluster.config.sync
+        own = os.stat(self._state.path)
+        choices = Choices(
+            sync.exclude_patterns,
+            sync.follow_symlinks,
+            Links(sync.outside_links),
+            frozenset({(own.st_dev, own.st_ino)}),
+        )
+        return Wish(str(folder), choices, sync.max_size, force, trusts_times=not sync.use_checksums)
+
+    def _count(self, taken: Taken) -> None:
+        old = self._sending.totals
+        self._sending.totals = replace(
+            old,
+            snapshots=old.snapshots + 1,
+            snapshot_seconds=old.snapshot_seconds + taken.seconds,
+            snapshot_files_read=old.snapshot_files_read + taken.new_files,
+        )
+
+    def _make_room_soon(self) -> None:
+        """Nobody who hands in a job waits for it: what is on its way to nodes has to get there first."""
+        if self._making_room is None or self._making_room.done():
+            self._making_room = asyncio.create_task(self._make_room(), name="make room for code")
+
+    async def _make_room(self) -> None:
+        limit = self._cluster.config.sync.store_limit
+        try:
+            if await asyncio.to_thread(self._home.size_bytes) > limit:
+                await self._tidy_home(limit, is_patient=True)
+        except (UgroError, Refused, OSError) as error:
+            log.warning("no room can be made for code: %s", error)
+
+    async def _tidy_home(self, limit: int, *, is_patient: bool = False) -> Tidied:
+        """What was taken lately stays, so also the code of jobs that are being handed in."""
+        async with self._sending.gate.alone(is_patient=is_patient):
+            live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
+            done = await asyncio.to_thread(self._home.tidy, limit, live)
+        return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def has(self, snapshot: str) -> bool:
+        """Whether a job with this code could be started anew."""
+        return self._home.has(snapshot)
+
+    def holds(self, snapshot: str, path: str) -> bool:
+        """Whether a file is in it. Blocks."""
+        return self._home.holds(snapshot, path)
+
+    async def difference(self, old: str, new: str) -> CodeDiff:
+        return await asyncio.to_thread(code_diff, self._home.store, old, new)
+
+    async def bring(self, snapshot: str | None, nodes: Iterable[str]) -> None:
+        if snapshot is None:
+            return
+        self._allow()
+        outcomes = await asyncio.gather(
+            *(self._sending.ensure(node, snapshot) for node in nodes), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _allow(self) -> None:
+        sync = self._cluster.config.sync
+        self._sending.allow(sync.max_parallel_transfers, sync.store_limit)
+
+    def forget(self, snapshot: str | None, node: str) -> None:
+        if snapshot is not None:
+            self._sending.forget(node, snapshot)
+
+    def moved_at(self, job: Job) -> float:
+        """When its code last went on to some node, by the monotonic clock; 0 when it is not on its way."""
+        return max((self._sending.moved.get((node, job.spec.snapshot or ""), 0.0) for node in _nodes(job)), default=0.0)
+
+    def progress(self, job: Job) -> str | None:
+        """In words, while its code is on its way."""
+        for node in _nodes(job):
+            transfer = self._sending.transfer(node, job.spec.snapshot or "")
+            if transfer is not None and transfer.bytes:
+                sent = transfer.sent
+                amounts = f"{format_size(sent.bytes)} of {format_size(transfer.bytes)}"
+                return f"code goes to {node}: {amounts}, {sent.files:,} of {transfer.files:,} files"
+        return None
+
+    def listen(self, tell: Callable[[float], None]) -> None:
+        """Told how many seconds it took, whenever code was brought to a node."""
+        self._sending.on_sync = tell
+
+    @property
+    def totals(self) -> SyncTotals:
+        return self._sending.totals
+
+    def end(self) -> None:
+        """Nothing more is taken."""
+        self._home.end()
+
+    async def close(self) -> None:
+        if self._making_room is not None:
+            self._making_room.cancel()
+            await asyncio.gather(self._making_room, return_exceptions=True)
+        await self._sending.close()
+
+    # --- by hand -----------------------------------------------------------------------------------------------
+
+    async def sync(
+        self, snapshot: Snapshot, nodes: Sequence[str], *, dry_run: bool
+    ) -> AsyncGenerator[list[SyncReport]]:
+        """What becomes of each node, again and again until all are done."""
+        work = self._would if dry_run else self._bring_one
+        tasks = {node: asyncio.create_task(work(snapshot, node), name=f"sync {node}") for node in nodes}
+        told: set[str] = set()
+        try:
+            while len(told) < len(tasks):
+                await asyncio.wait(
+                    [task for task in tasks.values() if not task.done()] or tasks.values(),
+                    timeout=_LOOK_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                done = [node for node, task in tasks.items() if task.done() and node not in told]
+                told.update(done)
+                under_way = [self._sending.transfer(node, snapshot.id) for node in tasks if node not in told]
+                going = zip([node for node in tasks if node not in told], under_way, strict=True)
+                yield [tasks[node].result() for node in done] + [one.report(node) for node, one in going if one]
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _bring_one(self, snapshot: Snapshot, node: str) -> SyncReport:
+        self._allow()
+        try:
+            await self._sending.look_again(node, snapshot.id)
+            return await self._sending.ensure(node, snapshot.id)
+        except UgroError as error:
+            return SyncReport(node, "failed", error=error.message, hint=error.hint)
+
+    async def _would(self, snapshot: Snapshot, node: str) -> SyncReport:
+        try:
+            async with self._sending.gate.shared():
+                ids, why = await self._sending.lacking(node, snapshot.id)
+                base = await self._sending.last(node, snapshot.folder)
+                found, count, size = await asyncio.to_thread(
+                    travels, self._home.store, trees.parse_id(snapshot.id), base, frozenset(ids)
+                )
+        except UgroError as error:
+            return SyncReport(node, "failed", error=error.message, hint=error.hint)
+        return SyncReport(node, "would", why, count, size, travels=found)
+
+    async def tidy(self, nodes: Sequence[str], *, everything: bool) -> list[Tidied]:
+        """The nodes, and this machine."""
+        limit = 0 if everything else self._cluster.config.sync.store_limit
+        return [*await asyncio.gather(*(self._tidy(node, limit) for node in nodes)), await self._tidy_home(limit)]
+
+    async def _tidy(self, node: str, limit: int) -> Tidied:
+        try:
+            done = await self._sending.contents(node).tidy(limit)
+        except (Unreachable, NotFound, UgroError) as error:
+            return Tidied(node, error=error.message)
+        return Tidied(node, done.freed_bytes, done.kept_bytes, done.trees)
+
+
+def _nodes(job: Job) -> tuple[str, ...]:
+    return job.placement.nodes if job.placement else ()

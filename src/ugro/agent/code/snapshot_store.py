@@ -1,0 +1,357 @@
+"""A folder of code becomes a tree: read once, hashed by several threads, kept here for every job that runs it.
+
+What a job will run in is what was there when it was submitted, whatever is edited later: contents are copied. Memory is
+bounded: no file is held whole that is larger than a chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from ugro.agent.code.scanner import Changed, Choices, FoundFile, FoundFolder, Remembered, Scan, largest, scan, shown
+from ugro.agent.code.stat_cache import Memo, now_ns
+from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
+from ugro.core.support.quantity import format_size
+from ugro.remote import trees
+from ugro.remote.cas import fsync, gc
+from ugro.remote.cas.packs import ContentStore, Lacking, PackWriter
+
+_TRIES = 3  # at a tree that changes while it is read
+_BATCH_BYTES = 2 << 20
+_BATCH_FILES = 128
+_THREADS = min(8, (os.cpu_count() or 1) + 1)
+_MOST_REMEMBERED = 200_000  # files and folders of one tree
+_FOLDERS_REMEMBERED = 4
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+Contents = list[tuple[bytes, bytes]]  # hash and content, of what is not kept yet
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a folder is to be taken."""
+
+    folder: str
+    choices: Choices
+    max_bytes: int
+    is_forced: bool = False
+    trusts_times: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A tree that is kept here."""
+
+    id: str
+    folder: str
+    files: int
+    bytes: int
+    new_files: int  # that had to be read
+    new_bytes: int  # that had to be kept
+    seconds: float
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return self.files == 0 and self.id == EMPTY
+
+
+EMPTY = trees.identify(trees.TREE, b"").hex()
+
+
+class CodeHome:
+    """Not async: whoever is asks from a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.store = ContentStore(str(folder))
+        self._memo = Memo(folder / "memo.db")
+        self._one_at_a_time = threading.Lock()
+        self._remembered: dict[str, Remembered] = {}
+        self._is_ending = False
+
+    def end(self) -> None:
+        """What is being taken is given up: a thread cannot be cancelled, and may have a million files before it."""
+        self._is_ending = True
+
+    def _check(self) -> None:
+        if self._is_ending:
+            raise NotAllowed("the agent is being stopped, and takes no more code", hint="try again: it starts anew")
+
+    def take(self, wish: Wish) -> Taken:
+        with self._one_at_a_time:
+            for is_last in (*[False] * (_TRIES - 1), True):
+                try:
+                    return self._take(wish)
+                except (Changed, Lacking) as error:
+                    if is_last:
+                        text = f"{wish.folder} changes faster than it can be read: {error}"
+                        hint = "leave out what changes all the time: .ugroignore; see docs/sync.md"
+                        raise UgroError(text, hint=hint) from error
+        raise AssertionError
+
+    def settle(self) -> None:
+        """What was taken survives a power cut."""
+        if os.path.isdir(self.store.packs):
+            fsync.settle(self.store.packs)
+
+    def has(self, root: str) -> bool:
+        return self.store.has_root(trees.parse_id(root))
+
+    def holds(self, root: str, path: str) -> bool:
+        """Whether that path is in it; what a link leads to is the nodes' business."""
+        tree = trees.parse_id(root)
+        # One that was tidied away meanwhile says nothing: whoever sends it does.
+        with self.store.using(), contextlib.suppress(Lacking):
+            for name in map(os.fsencode, PurePosixPath(path).parts):
+                entry = next((one for one in self.store.entries(tree) if one.name == name), None)
+                if entry is None or entry.kind != trees.FOLDER:
+                    return entry is not None
+                tree = entry.body
+        return True
+
+    def candidates(self, root: str, base: str | None) -> list[bytes]:
+        """What a node may lack of a tree that has, or had, another one."""
+        with self.store.using():
+            if not self.has(root):
+                raise NotFound(
+                    f"the code {root[:12]} is no longer kept here", hint="submit the job anew, from its folder"
+                )
+            known = trees.parse_id(base) if base and self.has(base) else None
+            return list(self.store.reach(trees.parse_id(root), known))
+
+    def tidy(self, limit_bytes: int, keep: Iterable[str]) -> gc.Tidied:
+        with self._one_at_a_time:
+            self._remembered.clear()  # what they say is kept here may go
+            return gc.tidy(self.store, limit_bytes, [trees.parse_id(root) for root in keep])
+
+    def _remember(self, folder: str, found: Scan) -> None:
+        """The folders that were taken last: most are taken again and again."""
+        if found.entries <= _MOST_REMEMBERED:
+            self._remembered[folder] = found.folders
+        while len(self._remembered) > _FOLDERS_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+    def size_bytes(self) -> int:
+        return gc.disk_bytes(self.store)
+
+    def _take(self, wish: Wish) -> Taken:
+        began = time.monotonic()
+        found = scan(wish.folder, wish.choices, self._remembered.pop(wish.folder, None), self._check)
+        if found.bytes > wish.max_bytes and not wish.is_forced:
+            raise _too_large(found, wish)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self.store.using():
+            taking = _Taking(self.store, self._memo, wish, self._check)
+            try:
+                root = taking.take(found)
+            finally:
+                taking.close()
+            if not self.store.has_root(root):
+                self.store.complete(root)
+            self._memo.save()
+        self._remember(wish.folder, found)
+        return Taken(
+            root.hex(), wish.folder, found.files, found.bytes, taking.read_files, taking.kept_bytes,
+            time.monotonic() - began, tuple(found.skipped),
+        )  # fmt: skip
+
+
+class _Taking:
+    """One pass over a folder that was scanned."""
+
+    def __init__(self, store: ContentStore, memo: Memo, wish: Wish, check: Callable[[], None]) -> None:
+        self._check = check
+        self._store = store
+        self._memo = memo
+        self._wish = wish
+        self._root = os.fsencode(os.path.realpath(wish.folder))
+        self._writer: PackWriter | None = None
+        self.read_files = 0
+        self.kept_bytes = 0
+
+    def take(self, found: Scan) -> bytes:
+        unknown = [file for file in found.root.all_files() if not self._is_known(file)]
+        self._read_all(unknown)
+        root = self._tree(found.root)
+        if self._writer is not None:
+            self.kept_bytes = self._writer.bytes
+            self._writer.finish()
+        return root
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _is_known(self, file: FoundFile) -> bool:
+        if file.status.st_size == 0:
+            file.is_sure = True
+            return True
+        body = self._memo.find(file.status, trusts_times=self._wish.trusts_times)
+        if body is None or self._store.lacks(body[at : at + 32] for at in range(0, len(body), 32)):
+            return False
+        file.body, file.is_sure = body, True
+        return True
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _read_all(self, files: list[FoundFile]) -> None:
+        if not files:
+            return
+        self.read_files = len(files)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="hash") as pool:
+            pending: deque[Future[Contents]] = deque()
+            try:
+                for task in self._tasks(files):
+                    self._check()
+                    pending.append(pool.submit(task))
+                    if len(pending) > 2 * _THREADS:
+                        self._keep(pending.popleft().result())
+                while pending:
+                    self._keep(pending.popleft().result())
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def _tasks(self, files: Iterable[FoundFile]) -> Iterator[Callable[[], Contents]]:
+        batch: list[FoundFile] = []
+        size = 0
+        for file in files:
+            if file.status.st_size > trees.CHUNK:
+                yield from self._chunks(file)
+                continue
+            batch.append(file)
+            size += file.status.st_size
+            if size >= _BATCH_BYTES or len(batch) >= _BATCH_FILES:
+                yield partial(self._read_small, batch)
+                batch, size = [], 0
+        if batch:
+            yield partial(self._read_small, batch)
+
+    def _read_small(self, files: list[FoundFile]) -> Contents:
+        found: Contents = []
+        for file in files:
+            read_at = now_ns()
+            fd = self._open(file)
+            try:
+                content = os.read(fd, file.status.st_size + 1)
+                _expect_same(file, fd, len(content))
+            finally:
+                os.close(fd)
+            file.body = trees.identify(trees.CONTENT, content)
+            file.is_sure = self._memo.note(file.status, file.body, read_at)
+            if file.body not in self._store:
+                found.append((file.body, content))
+        return found
+
+    def _chunks(self, file: FoundFile) -> Iterator[Callable[[], Contents]]:
+        """Of a large file, each in its turn; the file is looked at before the first and after the last."""
+        large = _LargeFile(file, self._open(file), now_ns())
+        count = -(-file.status.st_size // trees.CHUNK)
+        for number in range(count):
+            yield partial(self._read_chunk, large, number, count)
+
+    def _read_chunk(self, large: _LargeFile, number: int, count: int) -> Contents:
+        content = large.read(number)
+        key = trees.identify(trees.CONTENT, content)
+        if large.note(number, key, count):
+            large.file.is_sure = self._memo.note(large.file.status, large.file.body, large.read_at)
+        return [] if key in self._store else [(key, content)]
+
+    def _open(self, file: FoundFile) -> int:
+        try:
+            return os.open(os.path.join(self._root, file.path), _READ | (0 if file.is_link else os.O_NOFOLLOW))
+        except FileNotFoundError as error:
+            raise Changed(f"{shown(file.path)} went away") from error
+        except OSError as error:
+            text = f"{shown(file.path)} cannot be read: {(error.strerror or str(error)).lower()}"
+            raise UgroError(text, hint="leave it out: .ugroignore; see docs/sync.md") from error
+
+    def _keep(self, contents: Contents) -> None:
+        for key, content in contents:
+            self._writing().add(key, trees.CONTENT, content)
+
+    def _writing(self) -> PackWriter:
+        if self._writer is None:
+            self._writer = PackWriter(self._store)
+        return self._writer
+
+    # --- the tree ----------------------------------------------------------------------------------------------
+
+    def _tree(self, folder: FoundFolder) -> bytes:
+        subtrees = [self._tree(inner) for _, inner in folder.folders]
+        if folder.tree is None or folder.subtrees != subtrees:
+            folder.tree, folder.subtrees = self._encoded(folder, subtrees), subtrees
+        return folder.tree
+
+    def _encoded(self, folder: FoundFolder, subtrees: list[bytes]) -> bytes:
+        entries = [
+            trees.Entry(name, trees.FILE, file.status.st_mode & 0o777, file.status.st_size, file.body)
+            for name, file in folder.files
+        ]
+        entries += [trees.Entry(name, trees.LINK, 0, 0, target) for name, target in folder.links]
+        below = zip(folder.folders, subtrees, strict=True)
+        entries += [trees.Entry(name, trees.FOLDER, inner.mode, 0, tree) for (name, inner), tree in below]
+        content = trees.encode(entries)
+        key = trees.identify(trees.TREE, content)
+        if key not in self._store:
+            self._writing().add(key, trees.TREE, content)
+        return key
+
+
+class _LargeFile:
+    """Read by several threads, and closed by the last."""
+
+    def __init__(self, file: FoundFile, fd: int, read_at: int) -> None:
+        self.file = file
+        self.read_at = read_at
+        self._fd = fd
+        self._keys: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def read(self, number: int) -> bytes:
+        wanted = min(trees.CHUNK, self.file.status.st_size - number * trees.CHUNK)
+        content = os.pread(self._fd, wanted, number * trees.CHUNK)
+        if len(content) != wanted:
+            raise Changed(f"{shown(self.file.path)} became shorter")
+        return content
+
+    def note(self, number: int, key: bytes, count: int) -> bool:
+        """True for the last one, when the file is still what it was."""
+        with self._lock:
+            self._keys[number] = key
+            is_last = len(self._keys) == count
+        if is_last:
+            _expect_same(self.file, self._fd, self.file.status.st_size)
+            self.file.body = b"".join(self._keys[index] for index in range(count))
+        return is_last
+
+
+def _expect_same(file: FoundFile, fd: int, read_bytes: int) -> None:
+    """What was read is what the scan saw: of a file that changed meanwhile, half may be old and half new."""
+    now, seen = os.fstat(fd), file.status
+    was = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    if (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) != was or read_bytes != seen.st_size:
+        raise Changed(f"{shown(file.path)} changed while it was read")
+
+
+def _too_large(found: Scan, wish: Wish) -> UsageError:
+    paths = largest(found, 10)
+    lines = "".join(f"\n  {format_size(size):>10}  {path}" for path, size in paths)
+    text = f"{wish.folder} has {format_size(found.bytes)} in {found.files:,} files, more than sync.max_size"
+    return UsageError(
+        f"{text} ({format_size(wish.max_bytes)}); nothing was sent. The largest:{lines}",
+        hint=f"leave it out: echo '/{paths[0][0]}' >> {wish.folder}/.ugroignore; or send it all the same: --force",
+    )

@@ -1,0 +1,251 @@
+"""Code to one node: asked for, sent where it is missing, once at a time for each tree and node.
+
+A node that has the tree costs one question. Else only what it lacks travels; what it had last says what that may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ugro.agent.code.snapshot_store import CodeHome
+from ugro.core.code import SyncReport, SyncTotals
+from ugro.core.errors import RemoteFailure, UgroError
+from ugro.core.support.quantity import format_size
+from ugro.nodes.contents import NodeContents, Sent
+from ugro.nodes.link import Link
+from ugro.nodes.node import Node
+from ugro.nodes.runs import Identity
+from ugro.remote import trees
+from ugro.remote.cas.packs import Lacking
+from ugro.store.code import CodeStore
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 3.0
+_ROUNDS = 4
+_IS_THERE = "it is there"
+# So little is sent at once: asking first which of it is missing would take as long.
+_UNASKED_BYTES = 32 * 1024
+_UNASKED = 50
+
+Key = tuple[str, str]  # node and tree
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One under way."""
+
+    task: asyncio.Task[None]
+    sent: Sent = field(default_factory=Sent)
+    files: int = 0
+    bytes: int = 0
+    why: str = ""
+    waiting: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def report(self, node: str) -> SyncReport:
+        return SyncReport(
+            node, "sending" if self.bytes else "checking", self.why, self.files, self.bytes,
+            self.sent.bytes, self.sent.wire_bytes, time.monotonic() - self.began,
+        )  # fmt: skip
+
+
+class Gate:
+    """Many pass it together, or one alone, for whom they wait."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._inside = 0
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def alone(self, *, is_patient: bool = False) -> AsyncIterator[None]:
+        """``is_patient``: when nobody passes; until then, all can."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_closed and not (is_patient and self._inside))
+            self._is_closed = True
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._inside)
+            yield
+        finally:
+            self._is_closed = False
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class Sending:
+    def __init__(self, home: CodeHome, records: CodeStore, node: Callable[[str], Node], identity: Identity) -> None:
+        self._home = home
+        self._records = records
+        self._node = node
+        self._identity = identity
+        self._there: dict[Key, Link] = {}  # the link over which we learnt that it is there
+        self._transfers: dict[Key, Transfer] = {}
+        self._folders: dict[str, str] = {}  # by tree
+        self._last: dict[tuple[str, str], str] = {}  # tree, by node and folder
+        self._writing: set[asyncio.Task[None]] = set()
+        self.moved: dict[Key, float] = {}  # when one that is not done went on last, by the monotonic clock
+        self.gate = Gate()
+        self._slots = asyncio.Semaphore(5)
+        self._slot_count = 5
+        self.store_limit = 10_000_000_000
+        self.totals = SyncTotals()
+        self.on_sync: Callable[[float], None] = lambda seconds: None
+
+    def allow(self, max_parallel: int, store_limit: int) -> None:
+        self.store_limit = store_limit
+        if max_parallel != self._slot_count:
+            self._slots, self._slot_count = asyncio.Semaphore(max_parallel), max_parallel
+
+    def contents(self, node: str) -> NodeContents:
+        return NodeContents(self._node(node), self._identity, _CONNECT_S)
+
+    async def ensure(self, node: str, root: str) -> SyncReport:
+        """When this returns, the node can start what runs in this tree. May be cancelled."""
+        key = (node, root)
+        if (link := self._node(node).link) is not None and self._there.get(key) is link:
+            return SyncReport(node, "done", _IS_THERE)
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            task = asyncio.create_task(self._bring(node, root), name=f"code {root[:12]} to {node}")
+            transfer = self._transfers[key] = Transfer(task)
+            task.add_done_callback(lambda _: self._transfers.pop(key, None))
+        transfer.waiting += 1
+        try:
+            await asyncio.shield(transfer.task)
+            return replace(transfer.report(node), state="done")
+        finally:
+            transfer.waiting -= 1
+            if not transfer.waiting and not transfer.task.done():
+                transfer.task.cancel()
+
+    async def look_again(self, node: str, root: str) -> None:
+        """Whether it is still there: somebody may have tidied up."""
+        if (node, root) in self._there and not await self.contents(node).has(root):
+            self.forget(node, root)
+
+    def note_folder(self, root: str, folder: str) -> None:
+        """Where a tree was taken from: what a node had of the same folder before is most like it."""
+        if self._folders.get(root) != folder:
+            self._folders[root] = folder
+            self._write_down(self._records.taken(folder, root))
+
+    async def last(self, node: str, folder: str) -> str | None:
+        """What the node had last of a folder, or of any."""
+        return self._last.get((node, folder)) or await self._records.last(node, folder)
+
+    async def _folder_of(self, root: str) -> str:
+        if root not in self._folders:
+            self._folders[root] = await self._records.folder_of(root)
+        return self._folders[root]
+
+    def _write_down(self, work: Coroutine[Any, Any, None]) -> None:
+        """Nobody waits for it: what is lost of it only costs a question."""
+        task = asyncio.create_task(work, name="note where code is")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    def forget(self, node: str, root: str) -> None:
+        """The node says that it has it no more."""
+        self._there.pop((node, root), None)
+
+    def transfer(self, node: str, root: str) -> Transfer | None:
+        return self._transfers.get((node, root))
+
+    async def close(self) -> None:
+        tasks = [transfer.task for transfer in self._transfers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._writing, return_exceptions=True)
+
+    async def lacking(self, node: str, root: str) -> tuple[list[bytes], str]:
+        """What would have to travel, and why; nothing when all of it is there."""
+        there = self.contents(node)
+        if await there.has(root):
+            return [], _IS_THERE
+        base = await self.last(node, await self._folder_of(root))
+        ids = await asyncio.to_thread(self._home.candidates, root, base)
+        why = f"some differs from {base[:12]}, which it had last" if base else "it is new there"
+        if len(ids) > _UNASKED or sum(self._home.store.place(key).size for key in ids) > _UNASKED_BYTES:
+            ids = await there.missing(ids)
+        return ids, why
+
+    async def _bring(self, node: str, root: str) -> None:
+        transfer = self._transfers[node, root]
+        link = await self._node(node).ready(_CONNECT_S)
+        try:
+            async with self.gate.shared():
+                await self._send(node, root, transfer)
+        except Lacking as error:
+            self._count(transfer, failed=1)
+            raise UgroError(f"some of the code {root[:12]} is gone here", hint="submit the job anew") from error
+        except UgroError:
+            self._count(transfer, failed=1)
+            raise
+        self._there[node, root] = link
+        self.moved.pop((node, root), None)
+        folder = await self._folder_of(root)
+        self._last[node, folder] = root
+        self._write_down(self._records.sent(node, folder, root))
+        self._count(transfer, unchanged=int(transfer.bytes == 0))
+        self._tell(node, root, transfer)
+
+    async def _send(self, node: str, root: str, transfer: Transfer) -> None:
+        ids, transfer.why = await self.lacking(node, root)
+        transfer.sent.on_change = lambda: self.moved.__setitem__((node, root), time.monotonic())
+        if transfer.why == _IS_THERE:
+            return
+        async with self._slots:
+            for _ in range(_ROUNDS):
+                places = [self._home.store.place(key) for key in ids]
+                transfer.files += sum(place.kind == trees.CONTENT for place in places)
+                transfer.bytes += sum(place.size for place in places)
+                lacking = await self.contents(node).send(root, ids, self._home.store, self.store_limit, transfer.sent)
+                if not lacking:
+                    return
+                # It had less than we believed, or some were damaged on their way.
+                everything = await asyncio.to_thread(self._home.candidates, root, None)
+                ids = await self.contents(node).missing(everything)
+        raise RemoteFailure("the code arrives damaged again and again", subject=node, cause="damaged")
+
+    def _count(self, transfer: Transfer, unchanged: int = 0, failed: int = 0) -> None:
+        old, sent = self.totals, transfer.sent
+        seconds = time.monotonic() - transfer.began
+        self.on_sync(seconds)
+        self.totals = replace(
+            old,
+            syncs=old.syncs + 1,
+            unchanged=old.unchanged + unchanged,
+            failed=old.failed + failed,
+            duration_seconds=old.duration_seconds + seconds,
+            files=old.files + sent.files,
+            bytes=old.bytes + sent.bytes,
+            wire_bytes=old.wire_bytes + sent.wire_bytes,
+        )
+
+    def _tell(self, node: str, root: str, transfer: Transfer) -> None:
+        sent = transfer.sent
+        log.info(
+            "code %s is there: %d files of %s travelled as %s in %.3f s, %d contents again: %s",
+            root[:12], sent.files, format_size(sent.bytes), format_size(sent.wire_bytes),
+            time.monotonic() - transfer.began, sent.bad, transfer.why, extra={"node": node},
+        )  # fmt: skip

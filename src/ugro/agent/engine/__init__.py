@@ -1,0 +1,1 @@
+"""Moves jobs from queued to finished: decide, launch, watch, retry, finish, clean up."""

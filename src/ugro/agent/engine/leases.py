@@ -1,0 +1,125 @@
+"""Leases: a job that may be restarted elsewhere runs on a node only as long as we keep saying that we are there.
+
+A renewal gives back an instant that the node told us, so one that comes late renews no more than that instant. We take
+a silent node's part for dead only when its own clock must have ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from ugro.agent.tracking.run_tracker import RunWatch, boot_clock_s
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.job import Job, OnLost
+from ugro.nodes.runs import Moment
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, str | None]  # a node, and its folder: the configuration may lead the name elsewhere
+
+_LOOK_S = 0.5
+_LONGEST_INTERVAL_S = 5.0
+_CLOCK_DRIFT = 1.01
+# A supervisor looks five times a second, and a machine under load is slow; then its ranks have to be ended.
+_MARGIN_S = 10.0
+
+
+def lease_s(job: Job) -> float | None:
+    """None: silence never ends it, and it is not started elsewhere without proof."""
+    disconnect = job.spec.disconnect
+    return disconnect.lost_after_s if disconnect.on_lost is OnLost.RESTART else None
+
+
+class Leases:
+    def __init__(self, watch: RunWatch) -> None:
+        self._watch = watch
+        # By our clock: when we heard the instant we last gave back. What an agent before us gave back was older.
+        self._since_s = boot_clock_s()
+        self._vouched: dict[Place, float] = {}
+        self._renewed: dict[str, float] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self, holding: Callable[[], Iterable[Job]]) -> None:
+        """Apart from all else: whatever becomes of that, what runs must not end for want of our word."""
+        self._keeping = asyncio.create_task(self._keep(holding), name="renew leases")
+
+    async def _keep(self, holding: Callable[[], Iterable[Job]]) -> None:
+        while True:
+            pause_s = _LOOK_S
+            try:
+                pause_s = min(_LOOK_S, self._renew_due(holding()) / 2)
+            except Exception:  # the top of a daemon's loop
+                log.exception("leases are not renewed")
+            await asyncio.sleep(pause_s)
+
+    def _renew_due(self, holding: Iterable[Job]) -> float:
+        """Returns the shortest time between two renewals."""
+        intervals: dict[str, float] = {}
+        for job in holding:
+            limit_s = lease_s(job)
+            for share in job.placement.shares if job.placement and limit_s is not None else ():
+                assert limit_s is not None
+                if not self._watch.is_elsewhere(share):
+                    intervals[share.node] = min(intervals.get(share.node, _LONGEST_INTERVAL_S), limit_s / 5)
+        now = boot_clock_s()
+        for node, interval_s in intervals.items():
+            if now - self._renewed.get(node, 0.0) >= interval_s * 0.9 and node not in self._tasks:
+                self._renewed[node] = now
+                self._begin(node)
+        return min(intervals.values(), default=_LONGEST_INTERVAL_S)
+
+    async def begin(self, job: Job, node: str) -> Moment | None:
+        """The instant that a start refers to. From it on the lease counts, on the node and here."""
+        limit_s = lease_s(job)
+        if limit_s is None:
+            return None
+        known = self._watch.moment(node)
+        if known is None or boot_clock_s() - known[1] > limit_s / 5:
+            await self._renew(node)
+            known = self._watch.moment(node)
+        if known is None or boot_clock_s() - known[1] > limit_s / 2:
+            raise Unreachable("it has not told the time lately", subject=node, cause="silent")
+        self._vouch(node, known[1])
+        return known[0]
+
+    def is_over(self, job: Job, node: str) -> bool:
+        """The node has ended its part by itself by now, if it lives at all."""
+        limit_s = lease_s(job)
+        if limit_s is None or job.placement is None:
+            return False
+        share = job.placement.on(node)
+        if self._watch.silent_s(node) == 0.0 and not self._watch.is_elsewhere(share):
+            return False
+        vouched_s = max(self._since_s, self._vouched.get((node, share.root), 0.0))
+        return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *([self._keeping] if self._keeping else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, node: str) -> None:
+        task = asyncio.create_task(self._renew(node), name=f"renew the lease on {node}")
+        self._tasks[node] = task
+        task.add_done_callback(lambda _: self._tasks.pop(node, None))
+
+    async def _renew(self, node: str) -> None:
+        known = self._watch.moment(node)
+        if known is None:
+            return
+        as_of, heard_s = known
+        # Noted before it is sent: whether it arrives is not for us to know.
+        self._vouch(node, heard_s)
+        try:
+            self._watch.note_moment(node, await self._watch.runs(node).renew(as_of))
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+            log.debug("no lease renewed: %s", error, extra={"node": node})
+
+    def _vouch(self, node: str, heard_s: float) -> None:
+        machine = self._watch.machine(node)
+        place = (node, machine.root if machine else None)
+        self._vouched[place] = max(heard_s, self._vouched.get(place, 0.0))

@@ -1,0 +1,237 @@
+"""Before ranks start: each node is set up, their environments agree, and there is a proven place to meet.
+
+What it means is decided in ``policy``; here is only the looking. What speaks against a start is a ``LaunchRefused``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ugro.agent.engine.rendezvous import PortTaken, find_meeting
+from ugro.agent.support.aio import one_error, together
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.core.errors import RemoteFailure, TimedOut, UgroError
+from ugro.core.failure import Cause, Failure
+from ugro.core.job import Job, Launcher, Placement
+from ugro.core.node import Role
+from ugro.core.plan import Rendezvous
+from ugro.core.support.codec import DecodeError, decode
+from ugro.nodes.link import Link
+from ugro.policy.nodes.examination import Packages, Untold
+from ugro.policy.nodes.meeting import LOOPBACK, Apart, Meeting, Place
+from ugro.policy.nodes.preflight import Installed, Need, judge
+
+log = logging.getLogger(__name__)
+
+LOOPBACK_INTERFACE = "lo"
+_PACKAGES_AGE_S = 300.0
+_PACKAGES_S = 20.0
+_RESOLVE_S = 3.0
+_PORTS_TRIED = 3
+_SETUP_S = 3600.0
+
+
+class LaunchRefused(UgroError):
+    """An attempt that must not start, with the word by which its retries are decided."""
+
+    kind = "refused"
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason, hint=failure.hint, subject=failure.node)
+        self.failure = failure
+
+    @property
+    def failure_cause(self) -> Cause:
+        return self.failure.cause
+
+    def __str__(self) -> str:
+        return self.message  # it names its nodes itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was installed at that moment, for as long as the link it was asked over lasts."""
+
+    link: Link
+    packages: Packages
+    asked_at: float
+
+
+class Preflight:
+    def __init__(self, cluster: Cluster, watch: RunWatch) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self._known: dict[str, _Known] = {}
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """After a failure there, or a change: what is installed is looked at anew."""
+        for node in nodes:
+            self._known.pop(node, None)
+
+    # --- setup -------------------------------------------------------------------------------------------------
+
+    async def set_up(self, job: Job, placement: Placement) -> None:
+        """Runs the job's setup on all its nodes, where it has not been run before with the same content."""
+        if job.spec.setup is not None:
+            await together(self._set_up(job, node) for node in placement.nodes)
+
+    async def _set_up(self, job: Job, node: str) -> None:
+        link = await self._link(node)
+        assert link.machine is not None  # the link is open
+        content: dict[str, Any] = {"script": job.spec.setup, "env": dict(job.spec.env), "cwd": job.spec.cwd}
+        if job.spec.snapshot is not None:  # it runs in a copy of its own: requirements.txt is there
+            content["code"] = job.spec.snapshot
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        # So that it can install into the Python that will run the ranks.
+        content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": link.machine.python_path}
+        params = self._params(node, job, key=key, **content)
+        answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
+        if answer.get("is_new", True):
+            self.forget([node])
+        if code := int(answer["code"]):
+            lines = _lines(answer.get("tail"))
+            reason = f"the setup on {node} ended with exit code {code}" + (f": {lines[-1]}" if lines else "")
+            raise LaunchRefused(Failure(Cause.SETUP_FAILED, reason, node=node, exit_code=code, last_lines=lines))
+
+    # --- what is installed -------------------------------------------------------------------------------------
+
+    async def agree(self, job: Job, placement: Placement) -> tuple[str, ...]:
+        """What is worth knowing and does not matter to it; refuses what does."""
+        need = Need(job.spec.launcher, any(share.gpus for share in placement.shares))
+        if need.launcher is Launcher.COMMAND or len(placement.nodes) == 1:
+            return ()
+        found = judge(await together(self._installed(node) for node in placement.nodes), need)
+        if any(one.is_fatal for one in found):
+            # Perhaps somebody has just mended it: what we knew may be minutes old.
+            self.forget(placement.nodes)
+            found = judge(await together(self._installed(node) for node in placement.nodes), need)
+        fatal = [one for one in found if one.is_fatal]
+        if fatal:
+            self.forget(placement.nodes)
+            reason = "; ".join(one.text for one in fatal)
+            raise LaunchRefused(Failure(Cause.MISMATCH, reason, node=fatal[0].node, hint=fatal[0].hint))
+        return tuple(one.text for one in found)
+
+    async def _installed(self, node: str) -> Installed:
+        link = await self._link(node)
+        assert link.machine is not None  # the link is open
+        known = self._known.get(node)
+        if known is None or known.link is not link or time.monotonic() - known.asked_at > _PACKAGES_AGE_S:
+            packages = await _packages(link)
+            if isinstance(packages, Untold):
+                return Installed(node, link.machine.python_path, packages)
+            known = self._known[node] = _Known(link, packages, time.monotonic())
+        return Installed(node, link.machine.python_path, known.packages)
+
+    # --- where ranks meet --------------------------------------------------------------------------------------
+
+    async def rendezvous(self, job: Job, placement: Placement) -> Rendezvous:
+        """An address and a port of the first node, proven to be free and reached by all others."""
+        first, *others = placement.nodes
+        port = await self._reserve_port(job, first)
+        if not others:
+            # Not by its own name, which many machines resolve to an address that they do not have.
+            return Rendezvous(LOOPBACK, port, ((first, LOOPBACK_INTERFACE),))
+        for _ in range(_PORTS_TRIED):
+            try:
+                found = await self._meeting(placement.nodes, port)
+            except PortTaken as error:
+                log.info("somebody took it just now; another one is tried: %s", error, extra={"job": job.id})
+                port = await self._another_port(job, first)
+            else:
+                break
+        else:
+            reason = f"{first}: {_PORTS_TRIED} ports were free and then taken, one after the other"
+            raise LaunchRefused(Failure(Cause.PORT_IN_USE, reason, node=first, hint="who listens there? ss -ltnp"))
+        if isinstance(found, Apart):
+            raise LaunchRefused(Failure(Cause.START_FAILED, found.text, node=found.node, hint=found.hint))
+        return Rendezvous(found.address, port, found.interfaces)
+
+    async def _meeting(self, nodes: Sequence[str], port: int) -> Meeting | Apart:
+        async with one_error() as group:
+            opening = [group.create_task(self._link(node)) for node in nodes]
+            wanted = group.create_task(self._wanted(nodes[0]))
+        links = [link.result() for link in opening]
+        places = [_place(link) for link in links]
+        places[0] = replace(places[0], wanted=wanted.result())
+        return await find_meeting(links, places, port)
+
+    def guess(self, placement: Placement) -> Rendezvous:
+        """Where ranks will probably meet, without asking anybody."""
+        nodes = [self._cluster.inventory.get(node) for node in placement.nodes]
+        settings, first = self._cluster.config.cluster, nodes[0].spec
+        if len({node.machine.boot_id if node.machine else node.spec.name for node in nodes}) == 1:
+            interfaces = tuple((node, LOOPBACK_INTERFACE) for node in placement.nodes)
+            return Rendezvous(LOOPBACK, settings.master_port, interfaces, is_tentative=True)
+        wanted = settings.master_ip if first.role is Role.MASTER else None
+        return Rendezvous(wanted or first.host or first.name, settings.master_port, is_tentative=True)
+
+    async def _reserve_port(self, job: Job, node: str) -> int:
+        settings = self._cluster.config.cluster
+        # Not by default: agents that know nothing of each other would all want the same one.
+        preferred = settings.master_port if "master_port" in settings.model_fields_set else None
+        link = await self._link(node)
+        params = self._params(node, job, count=1, preferred=preferred)
+        try:
+            answer = await link.call("runs.reserve_port", params, timeout_s=self._watch.runs(node).answer_s)
+            return int(answer["ports"][0])
+        except RemoteFailure as error:
+            if error.cause != "no-port":
+                raise
+            raise LaunchRefused(Failure(Cause.PORT_IN_USE, str(error), node=node)) from error
+
+    async def _another_port(self, job: Job, node: str) -> int:
+        link = await self._link(node)
+        await link.call("runs.free_port", self._params(node, job), timeout_s=self._watch.runs(node).answer_s)
+        return await self._reserve_port(job, node)
+
+    async def _wanted(self, first: str) -> str | None:
+        """The address that the user wants ranks to meet at, if it can be the first node's."""
+        wanted = self._cluster.config.cluster.master_ip
+        if wanted is None or self._cluster.inventory.get(first).spec.role is not Role.MASTER:
+            return None
+        try:
+            async with asyncio.timeout(_RESOLVE_S):
+                loop = asyncio.get_running_loop()
+                found = await loop.getaddrinfo(wanted, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            log.warning("cluster.master_ip is not used: %s cannot be resolved: %s", wanted, error)
+            return None
+        return str(found[0][4][0])
+
+    async def _link(self, node: str) -> Link:
+        runs = self._watch.runs(node)
+        return await runs.node.ready(runs.connect_s)
+
+    def _params(self, node: str, job: Job, **more: Any) -> dict[str, Any]:
+        return self._watch.runs(node).identity.params(job=str(job.id), attempt=job.attempt, **more)
+
+
+def _place(link: Link) -> Place:
+    assert link.machine is not None  # the link is open
+    return Place(link.spec.name, link.machine.boot_id, host=link.spec.host)
+
+
+async def _packages(link: Link) -> Packages | Untold:
+    params = {"what": "packages", "timeout_s": 0.9 * _PACKAGES_S}
+    try:
+        return decode(Packages, await link.call("check", params, timeout_s=_PACKAGES_S))
+    except (RemoteFailure, TimedOut) as error:
+        return Untold(error.message, error.hint)
+    except DecodeError as error:
+        return Untold(f"its answer makes no sense: {error}")
+
+
+def _lines(tail: object) -> tuple[str, ...]:
+    if isinstance(tail, str):
+        return tuple(tail.splitlines())
+    return tuple(str(line) for line in tail) if isinstance(tail, list) else ()

@@ -1,0 +1,343 @@
+"""The reconcile loop: looks at jobs and nodes, asks policy, acts, and does so again when something has changed.
+
+It keeps no truth of its own. After a crash it looks at the same database and the same nodes and goes on: a start that
+was recorded is asked for again, which the nodes answer with what they already have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.engine.batching import PATIENCE_S, Light, is_light
+from ugro.agent.engine.finish import Conclusion
+from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.leases import Leases
+from ugro.agent.engine.live_jobs import LiveJobs
+from ugro.agent.engine.orphan_runs import Sweep
+from ugro.agent.engine.start import Starting
+from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.crashpoint import point
+from ugro.agent.support.keyed_tasks import Work
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.job import Ending, Job, JobState, Placement, Share
+from ugro.core.support.moment import unix_seconds
+from ugro.nodes.runs import RunStatus
+from ugro.policy.lifecycle import attempt
+from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
+from ugro.policy.scheduling import decision
+from ugro.policy.scheduling.scheduler import actions
+from ugro.store.jobs import JobStore, StaleMove
+
+log = logging.getLogger(__name__)
+
+# Looked at again without a cause: a node may have come to the cluster, a report may have changed.
+_LONGEST_PAUSE_S = 1.0
+_STOP_AGAIN_S = 1.0
+# With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
+_MANY = 16
+_GATHER_S = 0.01
+
+
+class Engine:
+    def __init__(
+        self, jobs: JobStore, watch: RunWatch, launching: Launching, snapshots: Snapshots, home: Homecoming
+    ) -> None:
+        self._jobs = jobs
+        self._watch = watch
+        self._snapshots = snapshots
+        self._home = home
+        self._leases = Leases(watch)
+        self._starting = Starting(launching, watch, self._leases)
+        self._conclusion = Conclusion(jobs, watch, home, self._starting)
+        self._sweep = Sweep(jobs, watch, home)
+        self._wake = asyncio.Event()
+        self._work = Work(self._wake.set)
+        self._light = Light(jobs, watch, self._starting, home, self._work)
+        self._light.on_end = self.wake
+        self._must_schedule = True
+        self._schedule_at = 0.0
+        self._must_keep = True  # some job is over, and may have made something
+        watch.on_change(self._wake.set)
+        snapshots.listen(self.wake)
+        self.changed = Signal()  # some job has moved
+        self.live = LiveJobs(jobs, self.changed.notify)
+
+    def wake(self) -> None:
+        """Something was submitted, has moved, or is to end."""
+        self._must_schedule = True
+        self._wake.set()
+
+    async def all_live(self) -> tuple[list[Job], list[Job]]:
+        """The jobs that wait, and those that hold devices."""
+        await self.live.read()
+        return self.live.waiting(), self.live.holding()
+
+    async def run(self) -> None:
+        self._snapshots.start()
+        self._leases.start(self.live.holding)
+        while True:
+            self._wake.clear()
+            pause_s = _LONGEST_PAUSE_S
+            looked_at = time.monotonic()
+            try:
+                pause_s = await self._look()
+            except UgroError as error:
+                log.error("a pass over the jobs failed: %s", error)
+            except Exception:  # the top of a daemon's loop: whatever it is, the other jobs go on
+                log.exception("a pass over the jobs failed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            if self.live.count > _MANY:
+                await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
+
+    async def close(self) -> None:
+        await self._snapshots.close()
+        await self._work.close()
+        await self._leases.close()
+        await self._watch.close()
+        await self._home.close()
+
+    def told(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
+        """What each node of the newest attempt says of it now, and its last word."""
+        return {
+            node: (self._watch.state(node, job.id, job.attempt), self._watch.status(node, job.id, job.attempt))
+            for node in _nodes(job)
+        }
+
+    async def _look(self) -> float:
+        """Returns after how long it has to look again, whatever happens."""
+        self._watch.keep_up()
+        await self.live.read()
+        holding = self.live.holding()
+        await self._go_on(holding)
+        if self._must_keep:
+            await self._keep()
+        under_way = {(job.id, job.attempt) for job in holding}
+        self._clear_away(under_way)
+        self._light.forget(under_way)
+        schedule_s = await self._schedule_when_due(holding)
+        return min(schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
+
+    async def _go_on(self, holding: Iterable[Job]) -> None:
+        # One that ends at this moment and was told to end, too: that is seen when the former is over.
+        steps = [self._step(job) for job in holding if not self._light.is_ending(job)]
+        await self._write_down(filter(None, steps))
+        self._light.flush()
+
+    async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
+        """What cannot be of one job is tried again; the others' go on."""
+        for result in await asyncio.gather(*moves, return_exceptions=True):
+            if isinstance(result, UgroError):
+                log.error("cannot be written down now: %s", result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    # --- jobs that hold devices --------------------------------------------------------------------------------
+
+    def _step(self, job: Job) -> Awaitable[None] | None:
+        """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
+        start = ("start", job.id, job.attempt)
+        self._follow(job)
+        if job.state is not JobState.STARTING and start in self._work:
+            self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
+            return None
+        step = attempt.next_step(self._view(job))
+        if is_light(job) and self._is_taken_along(job, step):
+            return None
+        match step:
+            case attempt.Start(nodes):
+                self._work.do(start, partial(self._start, job, nodes))
+            case attempt.Stop(nodes):
+                for node in nodes:
+                    self._work.do(("stop", job.id, job.attempt, node), partial(self._stop, job, node))
+            case attempt.Move(state, reason, ending):
+                return self._move(job, state, reason, ending)
+            case attempt.Conclude():
+                self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
+        return None
+
+    def _follow(self, job: Job) -> None:
+        is_concluding = ("conclude", job.id, job.attempt) in self._work
+        if not is_concluding and (not is_light(job) or self._light.may_follow(job)):
+            self._home.follow(job)
+
+    def _view(self, job: Job) -> AttemptView:
+        refusal = self._starting.refusal(job)
+        return AttemptView(
+            state=job.state,
+            ending=job.ending,
+            runs=tuple(self._node_run(job, node) for node in _nodes(job)),
+            is_over_time=_is_over_time(job),
+            refusal=refusal.reason if refusal else None,
+            is_overdue=self._starting.is_overdue(job),
+        )
+
+    def _is_taken_along(self, job: Job, step: attempt.Step | None) -> bool:
+        """Small ones start and end together with others."""
+        match step:
+            case attempt.Start(nodes):
+                self._light.start(job, nodes[0])
+                return True
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE):
+                return self._light.finish(job)
+            case attempt.Move(JobState.RUNNING):
+                return self._light.may_be_over_soon(job)
+        return False
+
+    def _node_run(self, job: Job, node: str) -> NodeRun:
+        run = self._watch.state(node, job.id, job.attempt)
+        is_elsewhere = job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))
+        if run.is_reachable and not is_elsewhere:
+            return run
+        is_gone = self._leases.is_over(job, node) or self._is_out_of_sight(job, node, is_elsewhere)
+        state = RunState.UNKNOWN if is_elsewhere else run.state
+        return NodeRun(node, state, is_reachable=False, is_gone=is_gone, is_elsewhere=is_elsewhere)
+
+    def _is_out_of_sight(self, job: Job, node: str, is_elsewhere: bool) -> bool:
+        """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""
+        is_about_to = ("start", job.id, job.attempt) in self._work or self._light.is_starting(job)
+        if not is_about_to and self._starting.was_never_asked(job, node):
+            return True
+        return job.ending is Ending.CANCELLED and (is_elsewhere or not self._watch.is_member(node))
+
+    async def _move(self, job: Job, state: JobState, reason: str, ending: Ending | None) -> None:
+        with contextlib.suppress(StaleMove):
+            await self._jobs.move(job, state, reason, ending=ending or job.ending)
+            if state in (JobState.RUNNING, JobState.STOPPING):
+                point("running.recorded" if state is JobState.RUNNING else "stop.recorded")
+            self._wake.set()
+
+    async def _start(self, job: Job, nodes: tuple[str, ...]) -> None:
+        await self._home.gather(job, await self._used(job))
+        await self._starting.start(job, nodes)
+
+    async def _used(self, job: Job) -> tuple[str, ...]:
+        """Every node that it was ever given, this attempt's first."""
+        if job.attempt == 1:
+            return _nodes(job)
+        attempts = await self._jobs.attempts(job.id)
+        earlier = [node for attempt in attempts for node in attempt.placement.nodes]
+        return tuple(dict.fromkeys((*_nodes(job), *earlier)))
+
+    async def _stop(self, job: Job, node: str) -> None:
+        point("stop.asked")
+        try:
+            runs = self._watch.runs(node)
+            status = await runs.stop(job.id, job.attempt, job.reason or "asked to end", job.spec.stop.grace_s)
+        except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
+            log.warning("cannot stop it yet: %s", error, extra={"job": job.id, "node": node})
+            await asyncio.sleep(_STOP_AGAIN_S)
+        else:
+            point("stop.answered")
+            if self.live.is_under_way(job):  # else it is over by now, and gone from the node
+                self._watch.learn(node, status)
+
+    async def _conclude(self, job: Job) -> None:
+        with contextlib.suppress(StaleMove):
+            await self._conclusion.conclude(job)
+        self._must_keep = self._must_keep or job.spec.has_checkpoints
+        self.wake()
+        # Apart: it may have to ask the nodes, and nobody's start is to wait for that.
+        self._work.do(("describe", job.id), partial(self._home.describe, job.id))
+
+    async def _keep(self) -> None:
+        """Also what an agent before us did not come to."""
+        jobs = await self._jobs.to_keep()
+        self._must_keep = bool(jobs)
+        for job in jobs:
+            self._work.do(("keep", job.id), partial(self._keep_what_it_made, job))
+
+    async def _keep_what_it_made(self, job: Job) -> None:
+        await self._home.keep_what_it_made(job, await self._used(job))
+        await self._jobs.kept(job)
+
+    def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
+        for node, status in self._watch.others(under_way | self._light.busy()):
+            key = ("clear", node, status.job, status.attempt)
+            self._work.do(key, partial(self._sweep.clear, node, status))
+
+    # --- jobs that wait ----------------------------------------------------------------------------------------
+
+    async def _schedule_when_due(self, holding: Sequence[Job]) -> float:
+        """Returns when it is due again. A long queue takes its time to look through: not more than half of all time."""
+        begun = time.monotonic()
+        wait_s = self._schedule_at - begun
+        if wait_s > (0.0 if self._must_schedule else -_LONGEST_PAUSE_S):
+            return wait_s if self._must_schedule else _LONGEST_PAUSE_S
+        self._must_schedule = False
+        await self._schedule(holding)
+        self._schedule_at = 2 * time.monotonic() - begun
+        return _LONGEST_PAUSE_S
+
+    async def _schedule(self, holding: Sequence[Job]) -> None:
+        waiting = self.live.waiting()
+        await self._drop([job for job in waiting if job.ending is Ending.CANCELLED])
+        waiting = [job for job in waiting if job.ending is None]
+        if not waiting:
+            return
+        by_id = {job.id: job for job in waiting}
+        wanted = actions(await self._snapshots.take(waiting, holding))
+        await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
+        await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
+
+    async def _drop(self, cancelled: Iterable[Job]) -> None:
+        await self._write_down(self._drop_one(job) for job in cancelled)
+
+    async def _drop_one(self, job: Job) -> None:
+        reason = "cancelled between two attempts" if job.attempt else "cancelled before it started"
+        with contextlib.suppress(StaleMove):
+            await self._jobs.move(job, JobState.CANCELLED, reason, exit_code=130)
+            self._must_keep = True
+
+    async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
+        """Their devices, to all that can start now, in one commit."""
+        given = [(waiting[one.job], self._located(one.placement), one.reason) for one in wanted]
+        outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
+        point("start.recorded")
+        started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+        for job in started:
+            self._starting.decided(job)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
+                log.error("cannot be started now: %s", outcome)
+        await self._go_on(started)
+
+    async def _act(self, wanted: decision.Decision, waiting: dict[int, Job]) -> None:
+        with contextlib.suppress(StaleMove):
+            match wanted:
+                case decision.Preempt(job):
+                    await self._jobs.ask_to_end(job, Ending.PREEMPTED)
+                    self._wake.set()
+                case decision.Fail(job, reason):
+                    await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
+                    self.wake()
+
+    def _located(self, placement: Placement) -> Placement | None:
+        """Which machine, boot and folder each node is; None when one cannot tell: it could not be asked to start."""
+        shares: list[Share] = []
+        for share in placement.shares:
+            moment, machine = self._watch.moment(share.node), self._watch.machine(share.node)
+            if moment is None or machine is None:
+                return None
+            shares.append(replace(share, boot_id=moment[0].boot_id, hostname=machine.hostname, root=machine.root))
+        return Placement(tuple(shares))
+
+
+def _nodes(job: Job) -> tuple[str, ...]:
+    return job.placement.nodes if job.placement else ()
+
+
+def _is_over_time(job: Job) -> bool:
+    if job.spec.time_limit_s is None or job.attempt_started_at is None:
+        return False
+    return time.time() - unix_seconds(job.attempt_started_at) > job.spec.time_limit_s

@@ -1,0 +1,100 @@
+"""The result cache: whether the same work was done before, so that a job may point to it instead of being run.
+
+The same work is the same code, command, variables, set-up, demands and input files. Who did it must have run with
+what its nodes have installed now: they are asked. When anything of this cannot be known, the job is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ugro.agent.artifacts.environments import Environments
+from ugro.core.environment import Environment
+from ugro.core.errors import ConfigError
+from ugro.core.job import Job, JobSpec
+from ugro.store.jobs import About, JobStore
+
+_PIECE_BYTES = 1 << 20
+
+
+class ResultCache:
+    def __init__(self, jobs: JobStore, environments: Environments) -> None:
+        self._jobs = jobs
+        self._environments = environments
+
+    async def look(self, spec: JobSpec) -> About:
+        """Nothing for a job that wants none of it. Raises ConfigError for inputs that cannot be read."""
+        if not spec.is_cached:
+            return About()
+        if spec.snapshot is None:
+            return About(notes=("the cache does not apply: its code is not sent along, and may be anything",))
+        key = await self.key(spec)
+        first = await self._jobs.done_before(key)
+        if first is None:
+            return About(cache_key=key, notes=("nobody has done the same before",))
+        if (problem := await self.changed_since(first)) is not None:
+            return About(cache_key=key, notes=(f"job {first.id} has done the same before, but {problem}: it is run",))
+        return About(cache_key=key, cached_from=first.id)
+
+    async def key(self, spec: JobSpec) -> str:
+        hashes = {name: await asyncio.to_thread(_content_hash, name) for name in spec.inputs}
+        return hashlib.sha256(json.dumps({**_work(spec), "inputs": hashes}, sort_keys=True).encode()).hexdigest()
+
+    async def changed_since(self, first: Job) -> str | None:
+        """Why what it made may not be what would be made now; None when all is as it was."""
+        ran_with = await self._environments.of(first)
+        nodes = first.placement.nodes if first.placement else ()
+        if not nodes or set(ran_with) != set(nodes):
+            return "what it ran with was not written down"
+        now = await self._environments.now(nodes, is_fresh=True)
+        for node in nodes:
+            if node not in now:
+                return f"{node} cannot be asked whether it is still as it was"
+            if now[node].fingerprint != ran_with[node].fingerprint:
+                return f"on {node} {_change(ran_with[node], now[node])}"
+        return None
+
+
+def _work(spec: JobSpec) -> dict[str, object]:
+    """What of a job decides over what it makes."""
+    resources = asdict(spec.resources)
+    return {
+        "snapshot": spec.snapshot,
+        "argv": spec.argv,
+        "launcher": spec.launcher,
+        "env": spec.env,
+        "cwd": spec.cwd,
+        "setup": spec.setup,
+        "seed": spec.seed,
+        "outputs": spec.outputs,
+        "results": asdict(spec.results),
+        "checkpoint": asdict(spec.checkpoint),
+        "resources": resources,
+    }
+
+
+def _content_hash(name: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        with Path(name).open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"inputs: {name}: {reason}", hint="name a file on this machine, or leave it out") from error
+    return digest.hexdigest()
+
+
+def _change(before: Environment, now: Environment) -> str:
+    for name in ("python", "python_path", "arch", "torch_cuda", "gpu_driver", "node_env"):
+        if getattr(before, name) != getattr(now, name):
+            return f"{name} was {getattr(before, name)} and is {getattr(now, name)}"
+    was, has = dict(before.packages), dict(now.packages)
+    for name in sorted({*was, *has}):
+        if was.get(name) != has.get(name):
+            return f"{name} was {was.get(name, 'not there')} and is {has.get(name, 'not there')}"
+    return "something changed"

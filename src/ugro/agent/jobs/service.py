@@ -1,0 +1,262 @@
+"""Jobs as a client sees them: submit, look, cancel, follow. The engine does the rest by itself."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ugro.agent.artifacts.inline_logs import SmallLogs
+from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.jobs.dry_run import Previewer, Previews
+from ugro.agent.jobs.submission import Needs, Submit, Submitting, Taken
+from ugro.agent.support.crashpoint import point
+from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.event import Event
+from ugro.core.job import WAITING_STATES, Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.plan import DryRun
+from ugro.policy.scheduling.decision import Wait
+from ugro.policy.scheduling.scheduler import schedule
+from ugro.policy.scheduling.why import Why, why
+from ugro.store.jobs import About, JobStore
+
+_LOOK_S = 0.5  # without a signal
+_REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
+_NAMED_JOBS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    job: Job
+    attempts: list[Attempt]
+
+
+class JobService:
+    def __init__(
+        self,
+        jobs: JobStore,
+        engine: Engine,
+        snapshots: Snapshots,
+        small: SmallLogs,
+        launching: Previewer,
+        submitting: Submitting,
+    ) -> None:
+        self._jobs = jobs
+        self._small = small
+        self._engine = engine
+        self._snapshots = snapshots
+        self._submitting = submitting
+        self._previews = Previews(jobs, snapshots, launching)
+        self._reasons = _Reasons(engine, snapshots)
+        self._logs = JobLogs(jobs, small, engine.changed, self._look)
+
+    def end_streams(self) -> None:
+        """The agent stops: whoever follows something is told so, and keeps nobody waiting."""
+        self._logs.is_ending = True
+        self._engine.changed.notify()
+
+    # --- in and out --------------------------------------------------------------------------------------------
+
+    async def submit(self, submit: Submit) -> Job | Needs:
+        spec = await self._submitting.spec(submit)
+        if isinstance(spec, Needs):
+            return spec
+        await self._submitting.check_fit([spec])
+        return (await self._put([(spec, submit)]))[0]
+
+    async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
+        """All of them, or an error and none of them; they share one commit."""
+        taken: Taken = {}
+        asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
+        specs = [spec for spec in asked if not isinstance(spec, Needs)]
+        await self._submitting.check_fit(specs)
+        return await self._put(list(zip(specs, submits, strict=True)))
+
+    async def dry_run(self, submit: Submit) -> DryRun | Needs:
+        taken: Taken = {}
+        spec = await self._submitting.spec(submit, taken)
+        if isinstance(spec, Needs):
+            return spec
+        await self._submitting.check_fit([spec])
+        found = await self._previews.dry_run(spec, submit.user)
+        return replace(found, snapshot=next(iter(taken.values()), None))
+
+    async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
+        """A job that has ended, once more: as a new job with the same spec. ``exact``: surely with the same code."""
+        if (known := await self._jobs.submitted(key)) is not None:
+            return known  # asked again, and ``word`` may mean this very job by now
+        old = await self.find(word)
+        if not old.is_final:
+            raise NotAllowed(f"job {old.id} is {old.state}: only what has ended is run again", hint=_end_first(old))
+        if exact:
+            self._submitting.expect_code(old)
+        await self._submitting.check_fit([old.spec])
+        submission = await self._jobs.submit(old.spec, user, key, About(origin=old.origin))
+        point("submit.recorded")
+        if submission.is_new:
+            await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
+            await self._jobs.note("retried", f"the same as job {old.id}, which {old.state}", job=submission.job)
+            self._engine.wake()
+            if exact:
+                await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
+        return submission.job
+
+    async def cancel(self, word: str) -> Job:
+        job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
+        point("cancel.recorded")
+        self._engine.wake()
+        return job
+
+    async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
+        point("submit.asked")
+        known = [await self._submitting.about(spec, submit) for spec, submit in submits]
+        submissions = await self._jobs.submit_many(
+            (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+        )
+        point("submit.recorded")
+        self._engine.wake()
+        return [submission.job for submission in submissions]
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    async def newest(self, limit: int, states: Iterable[JobState] = ()) -> list[Job]:
+        """The newest first."""
+        wanted = frozenset(states)
+        found = (await self._jobs.in_states(wanted))[::-1][:limit] if wanted else await self._jobs.newest(limit)
+        return await self._reasons.added_to(found)
+
+    async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
+        """What the waiting ones among them wait for."""
+        return await self._reasons.added_to(jobs)
+
+    async def find(self, word: str) -> Job:
+        try:
+            return await self._jobs.find(word)
+        except NotFound as error:
+            if word.isdigit() or word == "last":
+                raise
+            names = dict.fromkeys(job.spec.name for job in await self._jobs.newest(_NAMED_JOBS))
+            near = difflib.get_close_matches(word, names, n=1)
+            raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
+
+    async def details(self, word: str) -> Details:
+        [job] = await self._reasons.added_to([await self.find(word)])
+        return Details(job, await self._jobs.attempts(job.id))
+
+    async def why(self, word: str) -> Why:
+        job = await self.find(word)
+        waiting = await self._jobs.in_states(WAITING_STATES)
+        snapshot = await self._snapshots.take(waiting)
+        return why(replace(snapshot, ended={**snapshot.ended, job.id: job.state}), job.id)
+
+    async def _look(self, number: int) -> Job:
+        job = await self._jobs.get(number)
+        if job.state is JobState.STARTING and (text := self._submitting.progress(job)):
+            return replace(job, reason=text)
+        return (await self._reasons.added_to([job]))[0]
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    async def moves(self, number: int, timeout_s: float | None = None) -> AsyncGenerator[list[Job]]:
+        """The job now and each time it has moved, until it has ended or the time is over."""
+        shown: tuple[JobState, int, str] | None = None
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        while not self._logs.is_ending:
+            seen, known = self._engine.changed.count, self._engine.live.get(number)
+            job = await self._look(number)
+            if (job.state, job.attempt, job.reason) != shown:
+                shown = (job.state, job.attempt, job.reason)
+                yield [job]
+            now = time.monotonic()
+            if job.is_final or now >= deadline:
+                return
+            await self._until_it_moves(number, known, seen, min(deadline, now + _LOOK_S))
+        raise agent_stops()
+
+    async def _until_it_moves(self, number: int, known: Job | None, seen: int, until: float) -> None:
+        """That others move is none of its business, and of a thousand one is always moving."""
+        while (left_s := until - time.monotonic()) > 0 and not self._logs.is_ending:
+            await self._engine.changed.wait(seen, left_s)
+            seen = self._engine.changed.count
+            if known is None or self._engine.live.get(number) is not known:
+                return
+
+    async def events(
+        self, after: int, job: int | None, since_unix_s: float | None, follow: bool
+    ) -> AsyncGenerator[list[Event]]:
+        if since_unix_s is not None:
+            since = datetime.fromtimestamp(since_unix_s, UTC).isoformat(timespec="milliseconds")
+            after = max(after, await self._seq_before(since))
+        while not self._logs.is_ending:
+            seen = self._engine.changed.count
+            found = await self._jobs.events(after=after, job=job)
+            if found:
+                after = found[-1].seq
+                yield found
+            elif not follow:
+                return
+            else:
+                await self._engine.changed.wait(seen, _LOOK_S)
+        raise agent_stops()
+
+    async def make_readable(self, number: int) -> None:
+        """Before the files of a job's logs are opened."""
+        await self._small.show(number)
+
+    async def check_logs(self, word: str, wanted: Selection) -> Job:
+        job = await self.find(word)
+        if not wanted.follow:
+            await self._logs.check(job, wanted)
+        return job
+
+    def logs(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
+        return self._logs.frames(number, wanted)
+
+    async def _seq_before(self, since: str) -> int:
+        """The last event before a time. Events are in order of time: a few looks find it among millions."""
+        low, high = 0, 1
+        while (found := await self._jobs.events(after=high, limit=1)) and found[0].at < since:
+            low, high = high, 2 * high
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._jobs.events(after=middle, limit=1)
+            if found and found[0].at < since:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class _Reasons:
+    """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
+
+    def __init__(self, engine: Engine, snapshots: Snapshots) -> None:
+        self._engine = engine
+        self._snapshots = snapshots
+        self._known: dict[int, str] = {}
+        self._until = float("-inf")
+
+    async def added_to(self, jobs: Sequence[Job]) -> list[Job]:
+        """Between attempts, how the last one ended says more."""
+        if not any(job.state is JobState.QUEUED for job in jobs):
+            return list(jobs)
+        await self._refresh()
+        return [replace(job, reason=self._of(job)) for job in jobs]
+
+    def _of(self, job: Job) -> str:
+        return self._known.get(job.id, job.reason) if job.state is JobState.QUEUED else job.reason
+
+    async def _refresh(self) -> None:
+        if time.monotonic() < self._until:
+            return
+        self._until = time.monotonic() + _REASONS_S
+        snapshot = await self._snapshots.take(*await self._engine.all_live())
+        self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
+
+
+def _end_first(job: Job) -> str:
+    return f"end it first: ugro cancel {job.id}"

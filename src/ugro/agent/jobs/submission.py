@@ -1,0 +1,219 @@
+"""From what a client hands in to a job's spec: file and options read, names resolved, its place checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ugro.agent.code.service import Code
+from ugro.agent.code.snapshot_store import EMPTY
+from ugro.agent.jobs.result_cache import ResultCache
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.config.channels import LOG
+from ugro.config.job.file import Draft, Request, draft_job
+from ugro.config.problems import nearest
+from ugro.core.code import Snapshot
+from ugro.core.environment import Origin
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
+from ugro.core.job import After, Job, JobSpec, Launcher
+from ugro.core.node import NodeSpec
+from ugro.store.jobs import About, JobStore
+
+_LAB = "ugro.lab.enter"
+Taken = dict[Path, Snapshot]  # by folder
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    user: str
+    key: str
+    file: Path | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    here: Path = Path("/")  # where the client is
+    env: Mapping[str, str] | None = None  # None: it has not been asked for any variable yet
+    force: bool = False  # however large its code is
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Variables whose values the client has to add: nothing else of its environment is any of our business."""
+
+    variables: tuple[str, ...]
+
+
+class Submitting:
+    def __init__(
+        self,
+        jobs: JobStore,
+        snapshots: Snapshots,
+        cluster: Cluster,
+        code: Code | None = None,
+        cache: ResultCache | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._cache = cache
+        self._snapshots = snapshots
+        self._cluster = cluster
+        self._code = code
+
+    async def spec(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
+        """``taken``: the code of jobs that are submitted together is looked at once."""
+        # A file may lie on a disk that is slow, or gone.
+        draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
+        if submit.env is None and draft.wanted_variables:
+            return Needs(draft.wanted_variables)
+        ids = {name: await self._id(name) for name in draft.named_jobs}
+        request = draft.request(submit.env or {}, lambda name: _found(ids, name))
+        self._check_channels(request.spec.notify)
+        await self._check_jobs(request.spec.after)
+        snapshot = await self._snapshot(request, submit, {} if taken is None else taken)
+        if snapshot is None:
+            spec = self._with_cwd(request, submit.here)
+        else:
+            spec = _within(request.spec, snapshot)
+            if (script := _script(spec)) is not None:
+                await asyncio.to_thread(self._expect_sent, script, snapshot)
+        if not spec.inputs:
+            return spec
+        return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
+
+    def progress(self, job: Job) -> str | None:
+        """How far its code is on its way to its nodes, in words."""
+        return self._code.progress(job) if self._code is not None else None
+
+    async def about(self, spec: JobSpec, submit: Submit) -> About:
+        """What is known of it beside its spec: where its code came from, and whether the same was done before."""
+        if self._cache is None or not spec.is_cached:
+            return About(origin=submit.origin)
+        return replace(await self._cache.look(spec), origin=submit.origin)
+
+    def expect_code(self, job: Job) -> None:
+        """Raises NotAllowed when the very code that it ran is not here any more."""
+        snapshot = job.spec.snapshot
+        if snapshot is None or (self._code is not None and not self._code.has(snapshot)):
+            what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
+            raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
+
+    async def compared(self, job: Job) -> str:
+        """In words, whether what it ran with is still as it was."""
+        changed = await self._cache.changed_since(job) if self._cache is not None else None
+        return f"since job {job.id}: {changed}" if changed else f"what it runs with is as it was for job {job.id}"
+
+    async def check_fit(self, specs: Sequence[JobSpec]) -> None:
+        """Raises Unsatisfiable for what this cluster could never run, whoever uses it now."""
+        # Of many alike one speaks for all.
+        for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
+            if (misfit := await self._snapshots.misfit(spec)) is not None:
+                raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+
+    def _check_channels(self, names: Sequence[str]) -> None:
+        known = (LOG, *self._cluster.config.channels)
+        for name in names:
+            if name not in known:
+                hint = f"there is: {', '.join(known)}; the cluster file's channels name them"
+                raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
+
+    async def _check_jobs(self, after: After) -> None:
+        """An id that nobody has yet would be that of a stranger's job, some day."""
+        for number in (*after.ok, *after.any):
+            if await self._id(str(number)) is None:
+                raise ConfigError(f"after: there is no job {number}", hint="see: ugro status")
+
+    async def _snapshot(self, request: Request, submit: Submit, taken: Taken) -> Snapshot | None:
+        """None when no code goes along."""
+        if self._code is None or not request.sends_code or request.spec.cwd is not None:
+            return None
+        folder = submit.here / request.workdir
+        if not request.is_workdir_given and self._code.is_left_alone(folder):
+            return None
+        if folder not in taken:
+            taken[folder] = await self._code.take(folder, force=submit.force)
+        return taken[folder]
+
+    def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
+        _expect_script(script, Path(snapshot.folder))
+        if self._code is not None and not self._code.holds(snapshot.id, script):
+            raise ConfigError(
+                f"{script} does not go along: a .gitignore, a .ugroignore or sync.exclude_patterns leaves it out",
+                hint=f"a .ugroignore with the line !{script} takes it along",
+            )
+
+    async def _id(self, name: str) -> int | None:
+        try:
+            return (await self._jobs.find(name)).id
+        except NotFound:
+            return None
+
+    def _with_cwd(self, request: Request, here: Path) -> JobSpec:
+        spec = request.spec
+        if spec.cwd is not None:
+            return spec
+        if all(_is_here(node.spec) for node in self._cluster.inventory):
+            folder = here / request.workdir
+            if not folder.is_dir():
+                raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
+            if (script := _script(spec)) is not None:
+                _expect_script(script, folder)
+            return replace(spec, cwd=str(folder))
+        program = spec.argv[0]
+        is_script = spec.launcher is not Launcher.COMMAND
+        if not program.startswith(("/", "~")) and (is_script or "/" in program):
+            raise ConfigError(
+                f"{program}: where is it on the nodes?",
+                hint=f"give its directory there (--cwd DIR), or a whole path such as /data/{Path(program).name}",
+            )
+        return spec
+
+
+def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
+    """A script that is named by its whole path is meant as it is in the snapshot, too."""
+    argv = spec.argv
+    if spec.launcher is not Launcher.COMMAND and argv[0].startswith("/"):
+        with contextlib.suppress(ValueError):
+            argv = (str(Path(argv[0]).relative_to(snapshot.folder)), *argv[1:])
+    return replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
+
+
+def _script(spec: JobSpec) -> str | None:
+    """None where it need not be here: a set-up may make it, and a whole path is one on the nodes."""
+    script = spec.argv[0]
+    if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
+        return None
+    return script
+
+
+def _expect_script(script: str, folder: Path) -> None:
+    """Said now, and not after hours in the queue."""
+    if not os.path.lexists(folder / script):
+        raise ConfigError(f"{script}: no such file in {folder}", hint=_similar(script, folder))
+
+
+def _similar(script: str, folder: Path) -> str:
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder / Path(script).parent)
+    if (near := nearest(Path(script).name, names)) is not None:
+        return f"did you mean {Path(script).with_name(near)}?"
+    return "name it as seen from there; --workdir DIR names another folder"
+
+
+def _draft(submit: Submit) -> Draft:
+    return draft_job(submit.file, fields=submit.fields)
+
+
+def _found(ids: Mapping[str, int | None], name: str) -> int:
+    if (number := ids.get(name)) is None:
+        raise NotFound(f"there is no job {name!r}", hint="see: ugro status")
+    return number
+
+
+def _is_here(node: NodeSpec) -> bool:
+    """Whether it has this machine's files."""
+    return node.transport == "local" or (isinstance(node.transport, tuple) and _LAB in node.transport)

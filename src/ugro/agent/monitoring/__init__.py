@@ -1,0 +1,1 @@
+"""Watching nodes and jobs: polling, alerts, notifications, metrics."""

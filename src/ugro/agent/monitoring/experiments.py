@@ -1,0 +1,66 @@
+"""All jobs as experiments, kept in memory: what has changed since the last look is read, and nothing else.
+
+Times of a table of thousands are spent on sorting and filtering, which ``policy`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ugro.agent.monitoring.service import Watching
+from ugro.core.experiment import Experiment
+from ugro.core.job import Job
+from ugro.core.support.moment import unix_seconds
+from ugro.policy.experiments.parameters import parameters
+from ugro.store.database import Store
+
+MOST = 50_000  # older ones are still jobs, and have pages of their own
+
+
+class Experiments:
+    def __init__(self, store: Store, watching: Watching) -> None:
+        self._store = store
+        self._watching = watching
+        self._all: dict[int, Experiment] = {}
+        self._seq = 0
+        self._grown = -1
+        self._looking = asyncio.Lock()
+
+    async def all(self) -> list[Experiment]:
+        """As they are now, in the order of their numbers."""
+        async with self._looking:
+            await self._take_changes()
+            await self._take_figures()
+            return [self._all[number] for number in sorted(self._all)]
+
+    async def _take_changes(self) -> None:
+        changed = await self._store.notes.changed(self._seq, MOST)
+        self._seq = changed.seq
+        for job in changed.jobs:
+            self._all[job.id] = _with_job(self._all.get(job.id), job)
+        for note in changed.notes:
+            if (known := self._all.get(note.job)) is not None:
+                self._all[note.job] = replace(known, note=note.text, tags=note.tags)
+        while len(self._all) > MOST:
+            del self._all[min(self._all)]
+
+    async def _take_figures(self) -> None:
+        is_first = self._grown < 0
+        # Counted before it is read: what grows meanwhile is read again the next time.
+        count, jobs = self._watching.grown_since(self._grown)
+        found = await self._watching.metrics.figures(None if is_first else jobs)
+        for job in found if is_first else jobs:
+            if (known := self._all.get(job)) is not None:
+                self._all[job] = replace(known, figures=found.get(job, {}))
+        self._grown = count
+
+
+def _with_job(known: Experiment | None, job: Job) -> Experiment:
+    started_s = unix_seconds(job.started_at) if job.started_at else None
+    ended_s = unix_seconds(job.ended_at) if job.ended_at else None
+    if known is not None:
+        return replace(known, state=job.state, started_s=started_s, ended_s=ended_s)
+    submitted_s = unix_seconds(job.submitted_at)
+    given = parameters(job.spec)
+    return Experiment(job.id, job.spec.name, job.user, job.state, submitted_s, started_s, ended_s, given)

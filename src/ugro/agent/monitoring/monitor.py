@@ -1,0 +1,245 @@
+"""The monitor: what is seen of nodes becomes curves, alerts and words to people.
+
+It sets the pace at which nodes are asked, and leaves one alone that fails again and again; ``latest`` does the asking.
+Whatever is wrong here, jobs go on: nothing waits for the monitor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ugro.agent.support.change_signal import Signal
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.node_reports import LatestReports
+from ugro.config.channels import LOG
+from ugro.core.alert import Alert, Key, Severity
+from ugro.core.errors import UgroError
+from ugro.core.node import NodeReport, Status
+from ugro.nodes.node import Node
+from ugro.policy.lifecycle.breaker import Breaker, BreakerState
+from ugro.policy.lifecycle.breaker import Limits as BreakerLimits
+from ugro.policy.lifecycle.polling import Pace, Poll, poll
+from ugro.policy.nodes import alerts as rules
+from ugro.policy.nodes.alerts import CLUSTER, Notice
+from ugro.store.alerts import AlertStore
+from ugro.telemetry.message import Message
+from ugro.telemetry.metricstore import Limits, MetricStore
+from ugro.telemetry.notify import Notifier
+from ugro.telemetry.samples import samples
+from ugro.telemetry.series import Points, SeriesKey
+
+log = logging.getLogger(__name__)
+
+_TIDY_S = 600.0
+_TIDY_FIRST_S = 60.0
+_MOST_WAITING = 10_000  # reports; more only if the disk hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a node is looked at."""
+
+    name: str
+    breaker: BreakerState
+    failures: int
+    reason: str
+    interval_s: float
+    interval_reason: str
+
+
+class Monitor:
+    def __init__(
+        self,
+        cluster: Cluster,
+        latest: LatestReports,
+        store: AlertStore,
+        metrics: MetricStore,
+        notifier: Notifier,
+        live_jobs: Callable[[], int],
+    ) -> None:
+        self.changed = Signal()  # something new is known of some node
+        self.reports: dict[str, NodeReport] = {}  # the newest of each
+        self._cluster = cluster
+        self._latest = latest
+        self._store = store
+        self._metrics = metrics
+        self._notifier = notifier
+        self._live_jobs = live_jobs
+        self._breakers: dict[str, Breaker] = {}
+        self._alerts: dict[Key, Alert] = {}
+        self._judged: dict[str, NodeReport] = {}  # the newest of each whose news are on disk
+        self._seen: list[tuple[float, NodeReport]] = []
+        self._news = Signal()
+        self._worked_at = time.monotonic()
+        self._cluster_at = float("-inf")
+        self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
+        latest.pace = self._pause_s
+        latest.on_reports = self._note
+
+    def alerts(self) -> list[Alert]:
+        """Those that are on, the worst first."""
+        return rules.worst_first(self._alerts.values())
+
+    def watched(self) -> list[Watched]:
+        return [self._watched(node) for node in self._cluster.inventory]
+
+    def has_worked(self) -> None:
+        """Some job has moved."""
+        self._worked_at = time.monotonic()
+
+    async def run(self) -> None:
+        self._alerts = await self._store.on()
+        while True:
+            seen = self._news.count
+            await self._look()
+            await self._news.wait(seen, _TIDY_FIRST_S)
+
+    # --- how nodes are asked -----------------------------------------------------------------------------------
+
+    def _pause_s(self, node: Node) -> float | None:
+        now = time.monotonic()
+        breaker = self._breaker(node.spec.name)
+        if breaker.state(now, self._limits, alive_since=node.alive_since) is BreakerState.OPEN:
+            return None
+        return self._poll(node.spec.name).interval_s
+
+    def _poll(self, name: str) -> Poll:
+        settings = self._cluster.config.monitor
+        pace = Pace(
+            settings.busy_interval, settings.recent_interval, settings.quiet_interval, settings.idle_interval
+        )
+        idle_s = time.monotonic() - self._worked_at
+        return poll(pace, jobs=self._live_jobs(), idle_s=idle_s, failures=self._breaker(name).failures)
+
+    @property
+    def _limits(self) -> BreakerLimits:
+        settings = self._cluster.config.monitor
+        return BreakerLimits(settings.breaker_failures, settings.breaker_pause)
+
+    def _breaker(self, name: str) -> Breaker:
+        return self._breakers.get(name, _FRESH)
+
+    def _watched(self, node: Node) -> Watched:
+        name, now = node.spec.name, time.monotonic()
+        known, asked = self._breaker(name), self._poll(name)
+        state = known.state(now, self._limits, alive_since=node.alive_since)
+        reason = known.reason(now, self._limits)
+        return Watched(name, state, known.failures, reason, asked.interval_s, asked.reason)
+
+    def _note(self, reports: list[NodeReport]) -> None:
+        now = time.monotonic()
+        for report in reports:
+            has_answered = report.status is not Status.UNREACHABLE
+            before = self._breaker(report.name)
+            after = self._breakers[report.name] = before.after(has_answered, now, self._limits)
+            if (before.opened_at is None) != (after.opened_at is None):
+                word = "answers again" if has_answered else f"is left alone: {after.reason(now, self._limits)}"
+                log.warning("%s", word, extra={"node": report.name})
+        if len(self._seen) < _MOST_WAITING:
+            self._seen += [(time.time(), report) for report in reports]
+        self._news.notify()
+
+    # --- what is made of it ------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        seen, self._seen = self._seen, []
+        await _noted(self._metrics.append(_points(seen)))
+        for now, report in seen:
+            await _noted(self._take_in(now, report))
+        await _noted(self._forget_strangers())
+        await _noted(self._tidy_when_due())
+        if seen:
+            self.changed.notify()
+
+    async def _take_in(self, now: float, report: NodeReport) -> None:
+        self.reports[report.name] = report
+        members = {node.spec.name for node in self._cluster.inventory}
+        looked_at = frozenset({report.name})
+        if time.monotonic() - self._cluster_at >= self._cluster.config.monitor.busy_interval * 0.9:
+            looked_at |= {CLUSTER}
+            self._cluster_at = time.monotonic()
+        everyone = [known for name, known in self.reports.items() if name in members]
+        found = rules.findings(everyone, self._thresholds, looked_at)
+        review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
+        change = rules.status_change(self._judged.get(report.name), report, now)
+        await self._decided(review.alerts, (*([change] if change else ()), *review.notices))
+        self._judged[report.name] = report
+
+    async def _decided(self, now_on: tuple[Alert, ...], notices: tuple[Notice, ...]) -> None:
+        """On disk before anybody is told: an agent that starts anew does not tell it again.
+
+        What cannot be recorded has not happened yet: the next look finds it anew.
+        """
+        if notices:
+            await self._store.record(now_on, notices)
+        before, self._alerts = self._alerts, {alert.key: alert for alert in now_on}
+        for notice in notices:
+            self._tell(notice, before.get((notice.rule, notice.node)))
+
+    async def _forget_strangers(self) -> None:
+        members = frozenset(node.spec.name for node in self._cluster.inventory)
+        gone = [name for name in self.reports if name not in members]
+        notices = rules.forget_nodes(self._alerts.values(), members, time.time())
+        if gone or notices:
+            for name in gone:
+                del self.reports[name]
+                self._judged.pop(name, None)
+                self._breakers.pop(name, None)
+            kept = tuple(one for one in self._alerts.values() if one.node == CLUSTER or one.node in members)
+            await self._decided(kept, notices)
+
+    async def _tidy_when_due(self) -> None:
+        if time.monotonic() - self._tidied_at < _TIDY_S:
+            return
+        self._tidied_at = time.monotonic()
+        settings = self._cluster.config.metrics
+        limits = Limits(settings.node_hours, settings.job_days, round(settings.max_gb * 10**9))
+        for owner in await self._metrics.keep_within(limits, time.time()):
+            log.info("metrics of %s were too old or too many", owner)
+
+    @property
+    def _thresholds(self) -> rules.Thresholds:
+        settings = self._cluster.config.alerts
+        return rules.Thresholds(
+            settings.score_warning, settings.score_critical, settings.gpu_temperature_warning,
+            settings.gpu_temperature_critical, settings.memory_warning, settings.memory_critical,
+            settings.unhealthy_nodes, settings.repeat,
+        )  # fmt: skip
+
+    def _tell(self, notice: Notice, before: Alert | None) -> None:
+        settings = self._cluster.config.alerts
+        is_wanted = rules.is_wanted(notice, before, Severity(settings.least))
+        message = Message(
+            title=notice.text,
+            severity=notice.severity,
+            kind="alert",
+            at=notice.at,
+            cluster=self._cluster.config.cluster.name,
+            state=notice.kind,
+            node=notice.node or None,
+            rule=notice.rule,
+            detail="see: ugro health" if notice.node == CLUSTER else f"see: ugro health {notice.node}",
+        )
+        self._notifier.tell((LOG, *(settings.channels if is_wanted else ())), message)
+
+
+async def _noted(work: Awaitable[None]) -> None:
+    """What cannot be, as on a full disk, keeps nothing else from being noted."""
+    try:
+        await work
+    except UgroError as error:
+        log.error("what was seen of nodes could not be noted: %s", error)
+
+
+def _points(seen: list[tuple[float, NodeReport]]) -> dict[SeriesKey, Points]:
+    points: dict[SeriesKey, Points] = {}
+    for now, report in seen:
+        for key, some in samples(report, now).items():
+            points.setdefault(key, Points()).extend(some)
+    return points
+
+
+_FRESH = Breaker()

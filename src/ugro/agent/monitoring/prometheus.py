@@ -1,0 +1,193 @@
+"""What Prometheus gets to see: nodes, GPUs, jobs and the agent itself, as they are at the scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import ugro
+from ugro.agent.monitoring.monitor import Monitor
+from ugro.core.alert import Severity
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.node import Gpu, NodeReport, Status
+from ugro.core.support.moment import unix_seconds
+from ugro.policy.lifecycle.breaker import BreakerState
+from ugro.store.database import Store
+from ugro.telemetry.curves import KeySummary, Wanted
+from ugro.telemetry.metricstore import MetricStore, job_owner
+from ugro.telemetry.notify import Notifier
+from ugro.telemetry.prometheus import SECONDS, SHORT_SECONDS, Family, Histogram, exposition
+
+_FINAL = frozenset(str(state) for state in FINAL_STATES)
+_MOST_METRICS_OF_A_JOB = 50
+
+
+class Exposition:
+    def __init__(self, store: Store, monitor: Monitor, metrics: MetricStore, notifier: Notifier) -> None:
+        self._store = store
+        self._monitor = monitor
+        self._metrics = metrics
+        self._notifier = notifier
+        self._started_at = time.time()
+        self._ended: Counter[str] = Counter()
+        self._durations = {str(state): Histogram(SECONDS) for state in FINAL_STATES}
+        self._syncs = Histogram(SHORT_SECONDS)
+        self._place = 0  # the last event that was counted
+        self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
+
+    def observe_sync(self, seconds: float) -> None:
+        """Code has been brought to a node."""
+        self._syncs.observe(seconds)
+
+    async def text(self) -> str:
+        await self._count_ends()
+        live = await self._store.jobs.in_states(frozenset(JobState) - FINAL_STATES)
+        running = [job for job in live if job.state in HOLDING_STATES]
+        owners = tuple(job_owner(job.id) for job in running)
+        curves = await self._metrics.keys(Wanted(owners, rank=0)) if owners else []
+        return exposition(
+            [
+                *_of_nodes(self._monitor),
+                *_of_gpus(self._monitor.reports),
+                *self._of_all_jobs(live),
+                *_of_running(running, curves),
+                *self._of_agent(await self._metrics.size_bytes()),
+            ]
+        )
+
+    async def _count_ends(self) -> None:
+        """From the events, once each: the counts are those of all jobs there ever were, whichever agent ran them."""
+        async with self._counting:
+            while ends := await self._store.ends.after(self._place):
+                self._place = ends[-1].seq
+                for end in ends:
+                    self._ended[end.state] += 1
+                    if end.started_at and end.ended_at:
+                        self._durations[end.state].observe(unix_seconds(end.ended_at) - unix_seconds(end.started_at))
+
+    def _of_all_jobs(self, live: Sequence[Job]) -> Iterator[Family]:
+        states = Counter(job.state for job in live)
+        family = Family("ugro_jobs", "gauge", "Jobs that are not over, by state.")
+        for state in JobState:
+            if state not in FINAL_STATES:
+                family.add(states[state], state=state)
+        yield family
+        active = Family("ugro_active_tasks", "gauge", "Jobs that hold devices.")
+        active.add(sum(states[state] for state in HOLDING_STATES))
+        yield active
+        ended = Family("ugro_tasks_completed_total", "counter", "Jobs that have ended, by how.")
+        durations = Family("ugro_task_duration_seconds", "histogram", "From a job's first start to its end, by how.")
+        for how in sorted(_FINAL):
+            ended.add(self._ended[how], status=how)
+            durations.add_histogram(self._durations[how], status=how)
+        yield from (ended, durations)
+        syncs = Family("ugro_sync_duration_seconds", "histogram", "How long it took to bring code to a node.")
+        syncs.add_histogram(self._syncs)
+        yield syncs
+
+    def _of_agent(self, metrics_bytes: int) -> Iterator[Family]:
+        yield _single("ugro_agent_info", "The agent that was asked.", 1, version=ugro.__version__)
+        yield _single("ugro_agent_start_time_seconds", "When the agent started, since the epoch.", self._started_at)
+        yield _single("ugro_metric_store_bytes", "What the metric store takes.", metrics_bytes)
+        alerts = Family("ugro_alerts", "gauge", "Alerts that are on, by severity.")
+        counts = Counter(alert.severity for alert in self._monitor.alerts())
+        for severity in (Severity.WARNING, Severity.CRITICAL):
+            alerts.add(counts[severity], severity=severity)
+        yield alerts
+        told = Family("ugro_notifications_total", "counter", "Messages to channels, by what became of them.")
+        for (channel, outcome), count in sorted(self._notifier.outcomes.items()):
+            told.add(count, channel=channel, outcome=outcome)
+        yield told
+
+
+def _of_nodes(monitor: Monitor) -> Iterator[Family]:
+    reports = monitor.reports
+    statuses = Counter(report.status for report in reports.values())
+    family = Family("ugro_nodes", "gauge", "Nodes by status.")
+    for status in Status:
+        family.add(statuses[status], status=status)
+    yield family
+    breakers = Family("ugro_node_breaker_open", "gauge", "Whether a node is left alone because it failed too often.")
+    for watched in monitor.watched():
+        breakers.add(watched.breaker is not BreakerState.CLOSED, node=watched.name)
+    yield breakers
+    for name, words, value in _NODE_GAUGES:
+        gauge = Family(name, "gauge", words)
+        for report in reports.values():
+            gauge.add(value(report), node=report.name)
+        yield gauge
+    disks = Family("ugro_node_disk_used_ratio", "gauge", "How full a node's disk is.")
+    for report in reports.values():
+        for disk in report.facts.disks if report.facts else ():
+            disks.add(disk.used_ratio, node=report.name, mount=disk.mount)
+    yield disks
+
+
+_NODE_GAUGES: tuple[tuple[str, str, Callable[[NodeReport], float | None]], ...] = (
+    ("ugro_node_health_score", "A node's health, from 0 to 100.", lambda report: report.score),
+    ("ugro_node_up", "Whether a node answered the last time.", lambda report: float(report.facts is not None)),
+    ("ugro_node_load1", "Load of the last minute.", lambda report: report.facts.load[0] if report.facts else None),
+    (
+        "ugro_node_cpu_use_ratio",
+        "How busy the cores are.",
+        lambda report: report.facts.cpu_use_ratio if report.facts else None,
+    ),
+    (
+        "ugro_node_memory_used_ratio",
+        "Memory in use.",
+        lambda report: report.facts.memory_used_ratio if report.facts else None,
+    ),
+    ("ugro_node_link_latency_seconds", "Round trip to a node and back.", lambda report: report.link.rtt_s),
+)
+
+
+def _of_gpus(reports: dict[str, NodeReport]) -> Iterator[Family]:
+    for name, words, value in _GPU_GAUGES:
+        family = Family(name, "gauge", words)
+        for report in reports.values():
+            for gpu in report.facts.gpus if report.facts else ():
+                family.add(value(gpu), node=report.name, gpu=gpu.index, model=gpu.model)
+        yield family
+
+
+_GPU_GAUGES: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
+    ("ugro_gpu_use_ratio", "How busy a GPU is.", lambda gpu: gpu.use_ratio),
+    ("ugro_gpu_memory_used_bytes", "Memory in use on a GPU.", lambda gpu: gpu.memory_used_bytes),
+    ("ugro_gpu_memory_bytes", "Memory of a GPU.", lambda gpu: gpu.memory_total_bytes),
+    ("ugro_gpu_temperature_celsius", "How hot a GPU is.", lambda gpu: gpu.temperature_c),
+    ("ugro_gpu_power_watts", "What a GPU draws.", lambda gpu: gpu.power_w),
+    (
+        "ugro_gpu_throttled",
+        "Whether heat, power or a fault slows a GPU down.",
+        lambda gpu: None if gpu.throttle is None else float(bool(gpu.throttle)),
+    ),
+)
+
+
+def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterator[Family]:
+    elapsed = Family("ugro_job_elapsed_seconds", "gauge", "Since a job's attempt was started; while it holds devices.")
+    gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
+    steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has told of.")
+    values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
+    of_attempts: dict[tuple[str, int], list[KeySummary]] = {}
+    for one in curves:
+        of_attempts.setdefault((one.owner, one.attempt), []).append(one)
+    for job in running:
+        labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
+        if job.attempt_started_at:
+            elapsed.add(time.time() - unix_seconds(job.attempt_started_at), **labels)
+        gpus.add(sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0, **labels)
+        own = of_attempts.get((job_owner(job.id), job.attempt), [])
+        if own:
+            steps.add(max(one.last_step for one in own), **labels)
+        for one in own[:_MOST_METRICS_OF_A_JOB]:
+            values.add(one.last_value, **labels, metric=one.key)
+    yield from (elapsed, gpus, steps, values)
+
+
+def _single(name: str, words: str, value: float, **labels: object) -> Family:
+    family = Family(name, "gauge", words)
+    family.add(value, **labels)
+    return family

@@ -1,0 +1,201 @@
+"""Seeing what goes on: the metric store, the monitor, alerts and those who are told, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ugro.agent.artifacts.log_stream import agent_stops
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.monitoring.job_notifications import Herald
+from ugro.agent.monitoring.metrics_ingest import Gathering
+from ugro.agent.monitoring.monitor import Monitor
+from ugro.agent.monitoring.prometheus import Exposition
+from ugro.agent.support.change_signal import Signal, wait_for_any
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import Ranks
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.config.channels import LOG
+from ugro.core.alert import Tried
+from ugro.core.errors import UgroError
+from ugro.core.job import JobState
+from ugro.core.node import NodeReport
+from ugro.core.support.state_dir import StateDir
+from ugro.policy.lifecycle.attempt import RunState
+from ugro.store.database import Store
+from ugro.telemetry.collector import Collector
+from ugro.telemetry.curves import Curve, KeySummary, Wanted
+from ugro.telemetry.message import Message
+from ugro.telemetry.metricstore import JOB, MetricStore, job_owner, node_owner
+from ugro.telemetry.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_AGAIN_S = 5.0
+_DAY_S = 86400
+_ALIVE = (RunState.STARTING, RunState.RUNNING)
+
+
+class Watching:
+    def __init__(self, home: StateDir, store: Store, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._jobs_folder: Path = home.jobs
+        self.metrics = MetricStore(home.metrics)
+        self.notifier = Notifier(lambda: cluster.config.channels)
+        self.grown = Signal()  # some job's curves
+        self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
+        self._parts: _Parts | None = None
+        self.is_ending = False
+
+    async def open(self, engine: Engine, snapshots: Snapshots) -> None:
+        await self.metrics.open()
+        self.metrics.listen(self._note_grown)
+        monitor = Monitor(
+            self._cluster, snapshots.latest, self._store.alerts, self.metrics, self.notifier, lambda: engine.live.count
+        )
+        herald = Herald(self._store, self._cluster, self.notifier, engine.changed)
+        gathering = Gathering(
+            Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
+        )
+        exposition = Exposition(self._store, monitor, self.metrics, self.notifier)
+        self._parts = _Parts(engine, monitor, herald, gathering, exposition)
+
+    async def run(self) -> None:
+        parts = self.parts
+        async with asyncio.TaskGroup() as group:
+            for work in (parts.monitor.run, parts.herald.run, parts.gathering.run, self._note_work):
+                group.create_task(_keep(work), name=f"keep {work.__qualname__}")
+
+    async def close(self) -> None:
+        await self.notifier.close()
+        if self._parts is not None:
+            await self.metrics.close()
+
+    @property
+    def parts(self) -> _Parts:
+        assert self._parts is not None, "the agent has not started"
+        return self._parts
+
+    @property
+    def monitor(self) -> Monitor:
+        return self.parts.monitor
+
+    # --- what can be asked -------------------------------------------------------------------------------------
+
+    async def node_curves(self, node: str, wanted: Wanted) -> list[Curve]:
+        """Of the last day, if no other time is asked for."""
+        first = wanted.first_step if wanted.first_step is not None else int(time.time()) - _DAY_S
+        last = wanted.last_step if wanted.last_step is not None else int(time.time())
+        chosen = Wanted((node_owner(node),), wanted.keys, first_step=first, last_step=last, bins=wanted.bins)
+        return await self.metrics.curves(chosen)
+
+    async def job_keys(self, jobs: Sequence[int]) -> list[KeySummary]:
+        return await self.metrics.keys(Wanted(tuple(job_owner(job) for job in jobs)))
+
+    def grown_since(self, count: int) -> tuple[int, list[int]]:
+        """The count to ask with the next time, and the jobs whose curves have grown since this one."""
+        return self.grown.count, [job for job, at in self._grown.items() if at > count]
+
+    async def test(self, names: Sequence[str]) -> list[Tried]:
+        chosen = names or (LOG, *self._cluster.config.channels)
+        name = self._cluster.config.cluster.name
+        message = Message("this is a test", "info", "test", time.time(), name, "Somebody ran: ugro alerts test")
+        return list(await asyncio.gather(*(self._try(one, message) for one in chosen)))
+
+    async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Events after that number, or from now on; reports of nodes, all at first; and whose curves have grown.
+
+        Each line has the number of the last event before it. Only events are numbered: whoever missed the rest sees the
+        newest state by looking, and a stream that is begun anew begins with the reports.
+        """
+        monitor, moved = self.monitor, self.parts.engine.changed
+        after = await self._store.ends.newest() if after is None else after
+        shown: dict[str, NodeReport] = {}
+        seen_grown = self.grown.count
+        while not self.is_ending:
+            seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
+            lines: list[dict[str, Any]] = []
+            if events := await self._store.jobs.events(after=after):
+                after = events[-1].seq
+                lines += [{"cursor": event.seq, "event": event} for event in events]
+            if news := _news_of_nodes(shown, monitor.reports):
+                lines.append({"cursor": after, **news})
+            seen_grown, jobs = self.grown_since(seen_grown)
+            if jobs:
+                lines.append({"cursor": after, "metrics": sorted(jobs)})
+            if lines:
+                yield lines
+            else:
+                await wait_for_any(seen, _LOOK_S)
+        raise agent_stops()
+
+    # --- helpers -----------------------------------------------------------------------------------------------
+
+    async def _try(self, name: str, message: Message) -> Tried:
+        try:
+            await self.notifier.test(name, message)
+        except UgroError as error:
+            return Tried(name, error.message, error.hint)
+        return Tried(name)
+
+    async def _note_work(self) -> None:
+        moved = self.parts.engine.changed
+        while True:
+            seen = moved.count
+            await moved.wait(seen, 3600.0)
+            self.monitor.has_worked()
+
+    def _note_grown(self, owners: frozenset[str]) -> None:
+        jobs = [int(owner.removeprefix(JOB)) for owner in owners if owner.startswith(JOB)]
+        if jobs:
+            self.grown.notify()
+            self._grown |= dict.fromkeys(jobs, self.grown.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    engine: Engine
+    monitor: Monitor
+    herald: Herald
+    gathering: Gathering
+    exposition: Exposition
+
+
+def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport]) -> dict[str, Any]:
+    """Only what differs: a cluster of a hundred nodes answers a hundred times in five seconds."""
+    fresh = [report for name, report in reports.items() if shown.get(name) is not report]
+    gone = [name for name in shown if name not in reports]
+    shown.clear()
+    shown.update(reports)
+    return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
+
+
+async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A bug of ours in one of them is logged and not the end: jobs must go on, and the others."""
+    while True:
+        task = asyncio.create_task(work(), name=work.__qualname__)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        if (bug := task.exception()) is not None:
+            log.error("%s ended, and is begun again", work.__qualname__, exc_info=bug)
+        await asyncio.sleep(_AGAIN_S)
+
+
+def ranks_by(engine: Engine, watch: RunWatch, node: str) -> Ranks:
+    """What the engine's running jobs should have on a node, and what the node says is there."""
+    jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
+    here = [job for job in jobs if job.placement and node in job.placement.nodes]
+    states = [watch.state(node, job.id, job.attempt).state for job in here]
+    # A node that has done its part waits for the others of its job: nothing is missing there.
+    expected = [state for state in states if state is not RunState.DONE]
+    return Ranks(len(expected), sum(state in _ALIVE for state in expected))

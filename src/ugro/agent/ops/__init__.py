@@ -1,0 +1,1 @@
+"""One-off operations on nodes that users ask for: doctor, exec, host keys."""

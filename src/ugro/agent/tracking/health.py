@@ -1,0 +1,150 @@
+"""Asking nodes how they do: probes over the open links, judged by policy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from weakref import WeakKeyDictionary
+
+from ugro.agent.tracking.cluster import Cluster
+from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.node import Facts, NodeReport, Status
+from ugro.core.support.codec import DecodeError, decode
+from ugro.nodes.node import Node
+from ugro.policy.nodes.health import assess
+from ugro.policy.scheduling.selection import Candidate, Choice, best_node
+from ugro.store.database import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What our running jobs should have on a node, and what its supervisors say is alive there."""
+
+    expected: int = 0
+    alive: int = 0
+
+
+class HealthCheck:
+    def __init__(self, cluster: Cluster, store: Store) -> None:
+        self._cluster = cluster
+        self._store = store
+        # By node and not by name: a node that was changed, or only examined, leaves nothing behind.
+        self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
+        self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
+
+    async def reports(
+        self, nodes: Iterable[Node], *, timeout_s: float | None = None
+    ) -> AsyncGenerator[list[NodeReport]]:
+        """The nodes' reports as soon as they are there, those of one moment together: a slow node delays nobody."""
+        drained = await self._store.drained()
+        limit_s = timeout_s or self._cluster.config.health_check.timeout
+        checks = {
+            asyncio.create_task(self._check(node, drained.get(node.spec.name), limit_s), name=f"check {node.spec.name}")
+            for node in nodes
+        }
+        try:
+            while checks:
+                done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+                yield [check.result() for check in done]
+        finally:
+            for check in checks:
+                check.cancel()
+
+    async def best(self, *, max_age_s: float) -> Choice | None:
+        """The node with the lowest cost, from reports no older than ``max_age_s``."""
+        candidates = [Candidate.of(report) for report in await self.recent(max_age_s=max_age_s)]
+        settings = self._cluster.config.health_check
+        return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
+
+    async def recent(self, *, max_age_s: float) -> list[NodeReport]:
+        """A report of every node, asked again where the last one is older."""
+        nodes = list(self._cluster.inventory)
+        async for _ in self.reports(node for node in nodes if not self._is_fresh(node, max_age_s)):
+            pass
+        drained = await self._store.drained()
+        # A drain counts at once, however old the report is.
+        return [
+            replace(report, drained=drained.get(report.name))
+            for _, report in (self._reports[node] for node in nodes if node in self._reports)
+        ]
+
+    async def drained(self) -> dict[str, str]:
+        """The nodes that take no new work, and the reasons given."""
+        return await self._store.drained()
+
+    def _is_fresh(self, node: Node, max_age_s: float) -> bool:
+        """A node whose link broke since is asked again."""
+        checked_at, report = self._reports.get(node, (float("-inf"), None))
+        has_changed = report is not None and (node.link is None) != (report.status is Status.UNREACHABLE)
+        return not has_changed and time.monotonic() - checked_at <= max_age_s
+
+    async def _check(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
+        report = await self._report(node, drained, timeout_s)
+        self._reports[node] = (time.monotonic(), report)
+        return report
+
+    async def _report(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
+        spec = node.spec
+        try:
+            facts = await _probe(node, timeout_s)
+        except (Unreachable, TimedOut, RemoteFailure) as error:
+            return _unreachable(node, error, drained)
+        quality = node.quality
+        ranks = self.ranks(spec.name)
+        facts = replace(facts, rank_processes=ranks.alive)
+        verdict = assess(facts, quality, ranks_expected=ranks.expected)
+        return NodeReport(
+            name=spec.name,
+            status=verdict.status,
+            score=verdict.score,
+            reasons=verdict.reasons,
+            checked_at=_now(),
+            drained=drained,
+            role=spec.role,
+            labels=spec.labels,
+            target=spec.target,
+            machine=node.machine,
+            facts=facts,
+            link=quality,
+        )
+
+
+async def _probe(node: Node, timeout_s: float) -> Facts:
+    # A node that is being dialled gets the time that a connection may take: only then is the cause known.
+    link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1))
+    # The GPU reader gives up before we do, so that a hung driver still leaves us the rest of the facts.
+    try:
+        answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
+    except TimedOut as error:
+        hint = f"it hangs or is very busy (health_check.timeout sets the limit); look: ugro doctor {node.spec.name}"
+        raise Unreachable(error.message, subject=node.spec.name, cause="timed-out", hint=hint) from error
+    try:
+        return decode(Facts, answer)
+    except DecodeError as error:
+        raise RemoteFailure(f"its probe makes no sense: {error}", subject=node.spec.name) from error
+
+
+def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeReport:
+    spec = node.spec
+    return NodeReport(
+        name=spec.name,
+        status=Status.UNREACHABLE,
+        score=0,
+        checked_at=_now(),
+        since=node.since.isoformat(timespec="seconds") if node.since else None,
+        error=error.message,
+        hint=error.hint,
+        cause=error.cause if isinstance(error, Unreachable) else error.kind.replace("_", "-"),
+        drained=drained,
+        role=spec.role,
+        labels=spec.labels,
+        target=spec.target,
+        machine=node.machine,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

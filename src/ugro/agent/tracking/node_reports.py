@@ -1,0 +1,148 @@
+"""The latest report of every node, made anew in the background. Whoever looks here waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import HealthCheck
+from ugro.core.errors import UgroError
+from ugro.core.job import HOLDING_STATES
+from ugro.core.node import Facts, NodeReport, Status
+from ugro.nodes.node import Node
+from ugro.store.jobs import JobStore
+
+log = logging.getLogger(__name__)
+
+_REFRESH_S = 5.0
+_LOOK_S = 0.25
+# A node that could not be reached at the first try often can at the second, and may have what a job hopes for.
+_AWAITED_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What is known of a node. ``eq=False``: each is new, and compared by identity."""
+
+    report: NodeReport | None = None  # None: it is being asked for the first time
+    facts: Facts | None = None  # of the last report that had some
+    jobs: frozenset[str] = frozenset()  # those that held something of it just before it was asked
+    at: float = float("-inf")  # monotonic seconds
+
+
+_NOTHING = Seen()
+Pace = Callable[[Node], float | None]
+_Holders = dict[str, frozenset[str]]  # by node, the ids of jobs
+
+
+class LatestReports:
+    def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
+        self._jobs = jobs
+        self._cluster = cluster
+        self._health = health
+        self.on_news: Callable[[], None] | None = None
+        self.on_reports: Callable[[list[NodeReport]], None] | None = None
+        # After how many seconds a node is asked again; None: not at all until its link is back.
+        self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
+        # By node and not by name: one that is dialled in another way is another machine for all we know.
+        self._seen: WeakKeyDictionary[Node, Seen] = WeakKeyDictionary()
+        self._first_asked: WeakKeyDictionary[Node, float] = WeakKeyDictionary()
+        self._asking: set[Node] = set()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Again and again, if need be: a bug of ours in one report must not leave every node unknown for good."""
+        if (self._task is None or self._task.done()) and not self._is_closed:
+            self._task = asyncio.create_task(self._keep_asking(), name="keep reports fresh")
+            self._task.add_done_callback(_note_end)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def of(self, node: Node) -> Seen:
+        return self._seen.get(node, _NOTHING)
+
+    def awaits(self, node: Node) -> bool:
+        """Whether it may still tell soon, for the first time, what it has."""
+        now = time.monotonic()
+        return self.of(node).facts is None and now - self._first_asked.get(node, now) < _AWAITED_S
+
+    async def first_answers(self, timeout_s: float) -> None:
+        """Until every node has answered or failed to, but no longer than that."""
+        self.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(self.of(node).report is None for node in self._cluster.inventory):
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def _keep_asking(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                due = [node for node in self._cluster.inventory if self._is_due(node)]
+                if due:
+                    self._asking.update(due)
+                    for node in due:
+                        self._first_asked.setdefault(node, time.monotonic())
+                    group.create_task(self._ask(due), name=f"ask {len(due)} nodes")
+                await asyncio.sleep(_LOOK_S)
+
+    def _is_due(self, node: Node) -> bool:
+        if node in self._asking:
+            return False
+        seen = self.of(node)
+        if seen.report is None:
+            return True
+        was_away = seen.report.status is Status.UNREACHABLE
+        if was_away and (node.alive_since or seen.at) > seen.at:
+            return True
+        pause_s = self.pace(node)
+        return pause_s is not None and time.monotonic() - seen.at > pause_s
+
+    async def _ask(self, nodes: list[Node]) -> None:
+        try:
+            holders = await self._holders()
+            by_name = {node.spec.name: node for node in nodes}
+            async with contextlib.aclosing(self._health.reports(nodes)) as batches:
+                async for reports in batches:
+                    self._note(reports, by_name, holders)
+        except UgroError as error:
+            log.error("nodes could not be asked how they are: %s", error)
+        finally:
+            self._asking.difference_update(nodes)
+
+    def _note(self, reports: Iterable[NodeReport], by_name: dict[str, Node], holders: _Holders) -> None:
+        for report in reports:
+            node = by_name[report.name]
+            facts = report.facts or self.of(node).facts
+            jobs = holders.get(report.name, frozenset())
+            self._seen[node] = Seen(report, facts, jobs, time.monotonic())
+            self._asking.discard(node)
+        self._news.set()
+        if self.on_reports is not None:
+            self.on_reports(list(reports))
+        if self.on_news is not None:
+            self.on_news()
+
+    async def _holders(self) -> _Holders:
+        found: dict[str, set[str]] = {}
+        for job in await self._jobs.in_states(HOLDING_STATES):
+            for name in job.placement.nodes if job.placement else ():
+                found.setdefault(name, set()).add(str(job.id))
+        return {name: frozenset(jobs) for name, jobs in found.items()}
+
+
+def _note_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (bug := task.exception()) is not None:
+        log.error("reports are no longer made", exc_info=bug)

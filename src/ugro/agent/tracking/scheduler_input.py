@@ -1,0 +1,223 @@
+"""What the scheduler sees: nodes by their latest reports, waiting jobs, and what the others hold.
+
+Taking a snapshot asks no node, so that a slow or dead one delays nobody: reports are made in the background.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.node_reports import LatestReports, Seen
+from ugro.core.job import HOLDING_STATES, Job, JobSpec, JobState, Launcher, Resources
+from ugro.core.node import Facts, Gpu, NodeSpec, Status
+from ugro.core.support.moment import unix_seconds
+from ugro.nodes.node import Node
+from ugro.policy.scheduling.fit import Misfit, check_fits
+from ugro.policy.scheduling.selection import Candidate, best_node
+from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.store.jobs import JobStore
+
+# How long a job that fits no known node waits for nodes that have not answered yet.
+_FIRST_ANSWERS_S = 5.0
+
+
+class Snapshots:
+    def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
+        self._jobs = jobs
+        self._cluster = cluster
+        self._health = health
+        self.latest = LatestReports(jobs, cluster, health)
+        self._fitting: set[tuple[Resources, bool]] = set()
+        self._fitting_on: list[Seen] = []
+        self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
+        # Made once and not in every pass, for as long as a job stays as it is.
+        self._waiting: dict[int, Waiting] = {}
+        self._holding: dict[int, tuple[object, Holding]] = {}
+
+    def start(self) -> None:
+        """Nodes are asked from now on."""
+        self.latest.start()
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """``on_news`` is called whenever a report may change what can start."""
+        self.latest.on_news = on_news
+
+    async def close(self) -> None:
+        await self.latest.close()
+
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+        """``holding``: the jobs that hold devices, where the caller has just read them."""
+        if holding is None:
+            holding = await self._jobs.in_states(HOLDING_STATES)
+        following = [after for job in waiting if (after := job.spec.after).ok or after.any]
+        named = sorted({number for after in following for number in (*after.ok, *after.any)})
+        views = tuple(self._waiting_view(job) for job in waiting)
+        if views:
+            self._waiting = {view.id: view for view in views}
+        self._holding = {job.id: self._holding_view(job) for job in holding if job.placement is not None}
+        held = tuple(view for _, view in self._holding.values())
+        return Snapshot(
+            now=time.time(),
+            nodes=await self._nodes(held),
+            waiting=views,
+            holding=held,
+            ended=await self._jobs.states_of(named) if named else {},
+        )
+
+    async def misfit(self, spec: JobSpec) -> Misfit | None:
+        """Why the job can never run here. Nodes that have not answered yet are waited for, if it depends on them."""
+        is_single = spec.launcher is Launcher.COMMAND
+        if self._is_known_to_fit(spec.resources, is_single):
+            return None
+        known = [node for node in await self._nodes(()) if node.is_known]
+        if known and check_fits(spec.resources, known, on_one_node=is_single) is None:
+            self._fitting.add((spec.resources, is_single))
+            return None
+        await self.first_answers()
+        return check_fits(spec.resources, await self._nodes(()), on_one_node=is_single)
+
+    async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
+        """Until every node has answered or failed to, but no longer than ``timeout_s``."""
+        await self.latest.first_answers(timeout_s)
+
+    def _is_known_to_fit(self, resources: Resources, is_single: bool) -> bool:
+        """Of a thousand jobs that are submitted together, most are alike."""
+        seen = [self.latest.of(node) for node in self._cluster.inventory]
+        if seen != self._fitting_on:
+            self._fitting_on, self._fitting = seen, set()
+        return (resources, is_single) in self._fitting
+
+    def facts(self, node: Node) -> Facts | None:
+        """What it last told of itself."""
+        return self.latest.of(node).facts
+
+    async def _nodes(self, holding: Sequence[Holding]) -> tuple[NodeView, ...]:
+        self.latest.start()
+        drained = await self._health.drained()
+        held: dict[str, dict[int, int]] = {}  # by node and job, in cores
+        for holder in holding:
+            for share in holder.placement.shares:
+                held.setdefault(share.node, {})[holder.id] = share.cpus
+        return tuple(
+            self._node_view(node, drained.get(node.spec.name), held.get(node.spec.name, {}))
+            for node in self._cluster.inventory
+        )
+
+    def _node_view(self, node: Node, drained: str | None, held: dict[int, int]) -> NodeView:
+        seen = self.latest.of(node)
+        is_awaited = self.latest.awaits(node)
+        key = (seen, node.spec, node.link is None, drained, is_awaited, tuple(held.items()))
+        known = self._views.get(node)
+        if known is not None and known[0] == key:
+            return known[1]
+        view = replace(self._view(node, seen, drained, held), is_awaited=is_awaited)
+        self._views[node] = (key, view)
+        return view
+
+    def _view(self, node: Node, seen: Seen, drained: str | None, held: dict[int, int]) -> NodeView:
+        machine, facts = node.machine, seen.facts
+        ours = {str(job) for job in held} | seen.jobs
+        return NodeView(
+            name=node.spec.name,
+            cores=machine.cores if machine else 0,
+            memory_bytes=machine.memory_total_bytes if machine else 0,
+            gpus=tuple(_gpu(gpu, ours) for gpu in facts.gpus) if facts else _gpus_as_told(node.spec),
+            labels=node.spec.labels,
+            group=_subnet(node.spec.host if node.spec.transport == "ssh" else self._cluster.config.cluster.master_ip),
+            unusable=_objection(node, seen, drained),
+            cost=self._cost(node, facts, sum(held.values())) if facts else 0.0,
+            is_known=facts is not None and machine is not None,
+        )
+
+    def _cost(self, node: Node, facts: Facts, held_cores: int) -> float:
+        """As ``ugro health`` picks the best node; what was given away but does not show in the load yet counts too."""
+        settings = self._cluster.config.health_check
+        load = (max(facts.load[0], float(held_cores)), *facts.load[1:])
+        cores = node.machine.cores if node.machine else None
+        candidate = Candidate(node.spec.name, Status.HEALTHY, cores, replace(facts, load=load))
+        choice = best_node([candidate], cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
+        return choice.cost if choice else 0.0
+
+    def _waiting_view(self, job: Job) -> Waiting:
+        known = self._waiting.get(job.id)
+        # By identity: a dry run gives a job of its own the number that the next one will have.
+        if known is not None and known.spec is job.spec and (known.state, known.attempt) == (job.state, job.attempt):
+            return known
+        return _waiting(job)
+
+    def _holding_view(self, job: Job) -> tuple[object, Holding]:
+        key = (job.attempt, job.state, job.started_at)
+        known = self._holding.get(job.id)
+        return known if known is not None and known[0] == key else (key, _holding(job))
+
+
+def _objection(node: Node, seen: Seen, drained: str | None) -> str | None:
+    """Why it takes no new work, the lasting reasons first."""
+    if drained is not None:
+        return f"is drained: {drained}" if drained else "is drained"
+    if seen.report is None:
+        return "has not answered yet"
+    if node.link is None:
+        return f"is {Status.UNREACHABLE}"
+    if seen.report.status in (Status.UNREACHABLE, Status.UNHEALTHY):
+        return f"is {seen.report.status}"
+    return None
+
+
+def _gpu(gpu: Gpu, ours: set[str]) -> GpuView:
+    return GpuView(
+        index=gpu.index,
+        model=gpu.name,
+        memory_bytes=gpu.memory_total_bytes,
+        # By the job and not by a mark of ours alone: another agent's jobs carry such a mark as well.
+        is_foreign=any(process.job not in ours for process in gpu.processes),
+        is_broken=gpu.error is not None,
+    )
+
+
+def _gpus_as_told(spec: NodeSpec) -> tuple[GpuView, ...]:
+    """Until it was seen, the user's word for it is all there is."""
+    return (GpuView(0, spec.gpu, spec.vram_bytes),) if spec.gpu else ()
+
+
+def _subnet(address: str | None) -> str:
+    """What a node shares with those close to it; nothing is known of one that is dialled by name."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return ""
+    return str(ipaddress.ip_network((found, 24 if found.version == 4 else 64), strict=False))
+
+
+def _waiting(job: Job) -> Waiting:
+    return Waiting(
+        id=job.id,
+        user=job.user,
+        spec=job.spec,
+        submitted_at=unix_seconds(job.submitted_at),
+        state=job.state,
+        attempt=job.attempt,
+        not_before=job.tries.not_before,
+        avoid=job.tries.avoid,
+    )
+
+
+def _holding(job: Job) -> Holding:
+    assert job.placement is not None
+    return Holding(
+        id=job.id,
+        user=job.user,
+        priority=job.spec.priority,
+        placement=job.placement,
+        submitted_at=unix_seconds(job.submitted_at),
+        started_at=unix_seconds(job.attempt_started_at) if job.attempt_started_at else None,
+        time_limit_s=job.spec.time_limit_s,
+        is_preemptible=job.spec.is_preemptible,
+        is_stopping=job.state is JobState.STOPPING,
+    )

@@ -1,0 +1,1 @@
+"""`ugro demo`: a lab, a training on it, what balancing gained."""

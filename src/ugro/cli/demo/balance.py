@@ -1,0 +1,199 @@
+"""The balanced training of ``ugro demo``: the same GPT twice on unequal nodes, by equal and by measured shares.
+
+One after the other: at the same time they would take the cores from each other. All figures are the ranks' own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+
+from ugro.cli.demo.training import script, show_command
+from ugro.cli.jobs.text import sentence
+from ugro.cli.output import Cell, Output
+from ugro.client.client import Client
+from ugro.client.jobs import LogPiece
+from ugro.core.errors import UgroError
+from ugro.core.job import Job, JobState
+
+MODES = ("off", "adaptive")
+_TITLES = {"off": "equal shares", "adaptive": "balanced"}
+_SCRIPT = "train_gpt.py"
+_STEP = re.compile(r"step (\d+) of (\d+): loss ([\d.]+), ([\d.]+) samples/s, waiting ([\d.]+%)")
+_PLAN = re.compile(r"from step (\d+): (.*)")
+_HALF = "{:>11}  {:>7}  {:>7}"
+_BAR_WIDTH = 26
+_SAME_LOSS = 0.005  # sums in another order differ in their last digits, and a training enlarges that
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of a whole run, as its ranks measured it; lists have an entry for each rank."""
+
+    steps: int
+    measured_steps: int  # the last ones: the first, in which shares are found, do not count
+    samples_per_s: float
+    waiting_ratio: float
+    final_loss: float
+    nodes: list[str]
+    shares: list[int]
+    computing_s: list[float]
+    waiting_s: list[float]
+    seen: list[int]  # how often a sample was: least, most
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    job: Job
+    result: Result
+
+
+def has_torch() -> bool:
+    """Of this Python, which is also that of the lab's nodes."""
+    return find_spec("torch") is not None
+
+
+class Comparison:
+    def __init__(self, output: Output, client: Client, nodes: int, epochs: int | None = None) -> None:
+        self._output = output
+        self._client = client
+        self._nodes = nodes
+        self._args = [] if epochs is None else ["--epochs", str(epochs)]
+        self._telling = Telling(output)
+        self.trials: dict[str, Trial] = {}
+
+    def run(self) -> dict[str, Trial]:
+        for mode in MODES:
+            self.trials[mode] = self._train(mode)
+        return self.trials
+
+    def _train(self, mode: str) -> Trial:
+        file = script(_SCRIPT)
+        words = ["ugro", "launch", file, "--nodes", str(self._nodes), "--balance", mode]
+        show_command(self._output, shlex.join([*words, *(["--", *self._args] if self._args else [])]))
+        fields = {"script": file, "args": self._args, "nodes": str(self._nodes), "balance": mode}
+        job = self._client.jobs.submit(fields=fields)
+        self._output.progress("the ranks start: slow nodes take their time to load PyTorch")
+        written = b""
+        result: Result | None = None
+        for seen in self._client.jobs.attend(job.id):
+            if not isinstance(seen, LogPiece):
+                job = seen
+            elif seen.rank == 0:
+                *lines, written = (written + seen.content).split(b"\n")
+                for line in lines:
+                    result = self._telling.read(mode, line.decode(errors="replace")) or result
+        if job.state is not JobState.SUCCEEDED or result is None:
+            raise UgroError(sentence(job), hint="try it again; ugro demo --keep leaves the nodes up to look at")
+        return Trial(job, result)
+
+
+class Telling:
+    """What rank 0 tells, line by line: for people, the steps of both runs beside each other; at the end, its result."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._halves: dict[int, str] = {}  # what the first run told, by step
+
+    def read(self, mode: str, line: str) -> Result | None:
+        if found := _STEP.fullmatch(line):
+            self._show_steps(mode, *found.groups())
+        elif found := _PLAN.fullmatch(line):
+            if not self._halves:
+                self._show_titles()
+            self._show(f"from step {found[1]}: {found[2]}")
+        elif line.startswith("result "):
+            return Result(**json.loads(line.removeprefix("result ")))
+        return None
+
+    def _show_titles(self) -> None:
+        names = _HALF.format("samples/s", "waiting", "loss")
+        width = len(names)
+        titles = "   ".join(f"{_TITLES[mode].upper():>{width}}" for mode in MODES)
+        for line in (f"{'':>9}{titles}", f"{'':>9}{names}   {names}"):
+            self._show(self._output.styled(line, "dim"))
+
+    def _show_steps(self, mode: str, step: str, steps: str, loss: str, speed: str, waiting: str) -> None:
+        half = _HALF.format(f"{float(speed):.0f}", f"{float(waiting[:-1]):.0f} %", f"{float(loss):.3f}")
+        before = ""
+        if mode == MODES[0]:
+            self._halves[int(step)] = half
+        else:
+            before = f"{self._halves.get(int(step), ''):>{len(half)}}   "
+        self._show(f"{step:>3} of {steps}{before}{half}")
+
+    def _show(self, line: str) -> None:
+        if not self._output.is_json:
+            self._output.raw(f"{line}\n".encode())
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------
+
+
+def gain(trials: dict[str, Trial]) -> float:
+    equal, balanced = (trials[mode].result.samples_per_s for mode in MODES)
+    return balanced / equal
+
+
+def document(trials: dict[str, Trial]) -> dict[str, object]:
+    runs = {mode: {"job": trial.job.id, **asdict(trial.result)} for mode, trial in trials.items()}
+    return {"runs": runs, "gain": gain(trials)}
+
+
+def verdict(trials: dict[str, Trial]) -> list[str]:
+    equal, balanced = (trials[mode].result for mode in MODES)
+    begun = balanced.steps - balanced.measured_steps
+    lines = [f"{gain(trials):.2f} times as many samples per second, measured behind the first {begun} steps."]
+    if {*equal.seen, *balanced.seen} == {equal.seen[0]}:
+        lines.append(f"In both, every sample was seen once per epoch, {equal.seen[0]} times in all.")
+    difference = abs(equal.final_loss - balanced.final_loss)
+    learned = "Both learn the same: the" if difference < _SAME_LOSS else "The"
+    return [*lines, f"{learned} losses of the last steps differ by {difference:.5f}."]
+
+
+def show_results(output: Output, trials: dict[str, Trial], speeds: dict[str, float]) -> None:
+    ranks = _ranks(trials, speeds)
+    output.table(("NODE", "SPEED", "EQUAL", "WAITS", "", "BALANCED", "STILL WAITS", ""), list(ranks))
+    output.note("")
+    output.table(("RUN", "SHARES", "SAMPLES/S", "WAITING", "LOSS", "GAIN"), list(_summary(trials)))
+
+
+def _ranks(trials: dict[str, Trial], speeds: dict[str, float]) -> Iterator[list[Cell]]:
+    longest_s = max(
+        computing + waiting
+        for trial in trials.values()
+        for computing, waiting in zip(trial.result.computing_s, trial.result.waiting_s, strict=True)
+    )
+    for node, speed in speeds.items():
+        row = [Cell(node, "bold"), Cell(f"{speed:g}", is_number=True)]
+        for mode in MODES:
+            row += _rank(trials[mode].result, node, longest_s)
+        yield row
+
+
+def _rank(result: Result, node: str, longest_s: float) -> list[Cell]:
+    rank = result.nodes.index(node)
+    computing, waiting = result.computing_s[rank], result.waiting_s[rank]
+    bar = "█" * round(computing / longest_s * _BAR_WIDTH) + "░" * round(waiting / longest_s * _BAR_WIDTH)
+    return [
+        Cell(str(result.shares[rank]), is_number=True),
+        Cell(f"{waiting * 1000:.0f} ms", is_number=True),
+        Cell(bar, "good"),
+    ]
+
+
+def _summary(trials: dict[str, Trial]) -> Iterator[list[Cell]]:
+    for mode, trial in trials.items():
+        result = trial.result
+        yield [
+            Cell(_TITLES[mode], "bold"),
+            Cell(" / ".join(str(share) for share in result.shares)),
+            Cell(f"{result.samples_per_s:.0f}", is_number=True),
+            Cell(f"{result.waiting_ratio:.0%}", is_number=True),
+            Cell(f"{result.final_loss:.4f}", is_number=True),
+            Cell("" if mode == MODES[0] else f"× {gain(trials):.2f}", "good", is_number=True),
+        ]

@@ -1,0 +1,228 @@
+"""``ugro demo``: UGRO at work on this machine alone. Each step shows one thing; the last one cleans up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ugro.cli import health
+from ugro.cli.demo.balance import Comparison, document, has_torch, show_results, verdict
+from ugro.cli.demo.training import StepTime, Watch, launch, show_command, show_step_times, step_times
+from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.show import status
+from ugro.cli.lab import find_lab
+from ugro.cli.output import Output
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.client.client import Client
+from ugro.client.jobs import Details
+from ugro.core.errors import TimedOut, UgroError
+from ugro.core.support.quantity import format_duration
+from ugro.core.support.state_dir import StateDir
+from ugro.lab.enter import MARK
+from ugro.lab.lab import Lab
+from ugro.lab.shape import Wish
+
+_SPEEDS = (1.0, 0.5, 0.25)
+_LIMIT_S = 360  # it takes a minute and a half; on a machine that is busy, more
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command()
+@click.option("--accident", is_flag=True, help="Another one: a rank is killed on the way, and the job goes on.")
+@click.option("--keep", is_flag=True, help="Leave the nodes up, in your own UGRO_HOME, to go on with.")
+@click.option("--epochs", type=click.IntRange(1), help="How long the GPT is trained; 3 by default.")
+@click.option("--gentle", is_flag=True, help="Do not go before the other programs of this machine.")
+@json_option
+@pass_session
+def demo(session: Session, accident: bool, keep: bool, epochs: int | None, gentle: bool) -> None:
+    """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
+
+    A small GPT is trained twice, with equal shares for all nodes and with shares that follow what is measured; it ends
+    with what that gained. With --accident, or where there is no PyTorch, it is a training in plain Python instead: one
+    of its ranks is killed; the job names it, resumes from its checkpoint, and ends well. It takes one or two minutes,
+    and nothing is left behind, also after Ctrl-C.
+    """
+    started = time.monotonic()
+    output = session.output
+    with contextlib.ExitStack() as stack:
+        lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
+        stack.enter_context(_within(_LIMIT_S))
+        _make_nodes(output, lab, takes_precedence=not (keep or gentle))
+        client = stack.enter_context(lab.client())
+        _show_health(output, client)
+        is_balanced = not accident and _has_torch(output)
+        shown = _balance(output, lab, client, epochs) if is_balanced else _train(session, lab, client)
+    elapsed_s = time.monotonic() - started
+    if output.is_json:
+        output.document({"demo": {**shown, "seconds": round(elapsed_s, 3), "kept": keep}})
+    _say_goodbye(output, keep, elapsed_s)
+
+
+# --- the steps -------------------------------------------------------------------------------------------------
+
+
+def _make_nodes(output: Output, lab: Lab, *, takes_precedence: bool) -> None:
+    gpus = 1 if shutil.which("cc") else 0
+    output.note(f"Three nodes on this machine: a whole core, half of one, a quarter of one{_with_gpus(gpus)}.")
+    if takes_precedence:
+        output.note("While this lasts, they go before other programs here, so that those do not blur the comparison.")
+    lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus, takes_precedence=takes_precedence))
+
+
+def _with_gpus(gpus: int) -> str:
+    return "; each with a pretend GPU" if gpus else ""
+
+
+def _show_health(output: Output, client: Client) -> None:
+    show_command(output, "ugro health")
+    reports = client.health()
+    if not output.is_json:
+        health.show(output, reports)
+    if unreachable := [report for report in reports if report.facts is None]:
+        first = unreachable[0]
+        raise UgroError(first.error or "does not answer", subject=first.name, hint=first.hint)
+
+
+def _has_torch(output: Output) -> bool:
+    if has_torch():
+        return True
+    output.note("\nPyTorch is not installed here: what follows is a training in plain Python, with equal shares.")
+    output.note("For the balanced one: pip install torch; ugro demo")
+    return False
+
+
+def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> dict[str, object]:
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if busy > cores:
+        output.note(f"\nThis machine is busy (a load of {busy:.0f} on {cores} cores): figures are less steady.")
+    output.note("\nOne command trains a small GPT on all three at once. First each gets as many samples as the others;")
+    output.note("then as many as it can do in the same time, which is measured while it trains.")
+    trials = Comparison(output, client, len(_SPEEDS), epochs).run()
+    if not output.is_json:
+        output.note("\nWhere the time of a step goes, on average: █ computing, ░ waiting for slower nodes.\n")
+        show_results(output, trials, _speeds(lab))
+        output.note("")
+        for line in verdict(trials):
+            output.note(line)
+    return document(trials)
+
+
+def _train(session: Session, lab: Lab, client: Client) -> dict[str, object]:
+    output = session.output
+    output.note("\nOne command trains a small neural network on all three at once:")
+    job = Watch(output, lab, client).attend(launch(output, client, nodes=len(_SPEEDS)))
+    times = step_times(client, job)
+    if not output.is_json:
+        _show_end(session, lab, times)
+    return _document(client.jobs.details(job.id), times)
+
+
+def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
+    output = session.output
+    show_command(output, "ugro status")
+    inside = _LabSession(session.cluster, session.log_level, output, lab)
+    status.main([], prog_name="ugro status", obj=inside, standalone_mode=False)
+    output.note("\nWhat a step took, on average. Each rank gets as many samples as the others, so the slowest one sets")
+    output.note("the pace; with ugro.train, which needs PyTorch, each gets what it can do in the same time.\n")
+    show_step_times(output, times, _speeds(lab))
+
+
+def _say_goodbye(output: Output, keep: bool, elapsed_s: float) -> None:
+    if keep:
+        output.note(f"\nDone in {format_duration(elapsed_s)}. The nodes stay up until: ugro lab down")
+        output.note("Try: ugro events last; ugro logs last --attempt all; ugro launch YOURS.py --nodes 3")
+        return
+    output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are gone again. To go on by yourself:")
+    output.note("  ugro lab up        nodes like these, to try things on")
+    output.note("  ugro init          a cluster.yaml from your SSH hosts")
+    output.note("  ugro launch        your own training: any script that torchrun would run; balanced, with ugro.train")
+
+
+@dataclass(slots=True)
+class _LabSession(Session):
+    """For a command of ours that is to show the lab, whatever cluster the user's own commands talk to."""
+
+    lab: Lab
+
+    def new_client(self, *, any_cluster: bool = False) -> Client:
+        return self.lab.client()
+
+
+def _speeds(lab: Lab) -> dict[str, float]:
+    shape = lab.shape()
+    return {node.name: node.speed for node in shape.nodes} if shape else {}
+
+
+def _document(details: Details, times: Sequence[StepTime]) -> dict[str, object]:
+    return {"job": job_document(details.job, details.attempts), "steps": list(times)}
+
+
+# --- a lab that passes -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _passing_lab(session: Session) -> Iterator[Lab]:
+    """In a state directory of its own, with an agent of its own; both end with it, whatever happens."""
+    before = {number: signal.signal(number, _end) for number in _ENDS}
+    home = StateDir(Path(tempfile.mkdtemp(prefix="ugro-demo-")))
+    lab = find_lab(session, home)
+    # The agent carries the lab's mark too: it is ended even if it has hardly begun and cannot be asked yet.
+    os.environ[MARK] = str(lab.root / "agent")
+    try:
+        yield lab
+    except UgroError:
+        _quote_agent(session.output, home)
+        raise
+    finally:
+        _ignore_ends()
+        session.output.progress("taking the nodes down")
+        try:
+            lab.down(with_agent=True)
+        finally:
+            del os.environ[MARK]
+            shutil.rmtree(home.path, ignore_errors=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _quote_agent(output: Output, home: StateDir) -> None:
+    """Its files are gone by the time anybody could read them."""
+    if home.errors.exists() and (lines := home.errors.read_text(errors="replace").strip().splitlines()):
+        output.note(f"the agent's last words: {lines[-1]}")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _ignore_ends()  # a second Ctrl-C must not keep the first from cleaning up
+    sys.exit(128 + number)
+
+
+def _ignore_ends() -> None:
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _within(limit_s: float) -> Iterator[None]:
+    """Whatever hangs: somebody who tries UGRO for the first time is not left waiting."""
+    before = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise TimedOut(f"the demo has not ended within {_LIMIT_S} s", hint="is this machine very busy? try it again")

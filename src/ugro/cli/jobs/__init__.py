@@ -1,0 +1,1 @@
+"""Commands about jobs: submit, show, logs, wait, cancel."""

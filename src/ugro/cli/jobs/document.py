@@ -1,0 +1,50 @@
+"""The ``--json`` form of a job, one for all commands: names are stable, times RFC 3339, durations seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ugro.cli.jobs.text import duration_s, ranks
+from ugro.core.job import Attempt, Job, Placement
+
+
+def job_document(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, Any]:
+    """``attempts`` only where they were asked for."""
+    document = {
+        "id": job.id,
+        "name": job.spec.name,
+        "state": job.state,
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+        "user": job.user,
+        "priority": job.spec.priority,
+        "attempt": job.attempt,
+        "ranks": ranks(job) if job.placement else None,
+        "nodes": _nodes(job.placement),
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "duration_s": round(duration_s(job), 3),
+        "cached_from": job.cached_from,
+        "origin": job.origin,
+        "spec": job.spec,
+    }
+    if attempts is not None:
+        document["attempts"] = [_attempt(attempt) for attempt in attempts]
+    return document
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "nodes": _nodes(attempt.placement),
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "outcome": attempt.outcome,
+        "failure": attempt.failure,
+    }
+
+
+def _nodes(placement: Placement | None) -> list[dict[str, Any]]:
+    return [{"name": share.node, "gpus": share.gpus} for share in placement.shares] if placement else []

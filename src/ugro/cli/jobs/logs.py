@@ -1,0 +1,101 @@
+"""``ugro logs`` and ``ugro events``: what the ranks wrote, and what happened."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from ugro.cli.jobs.lines import Bytes, Documents, Prefixed, Printer
+from ugro.cli.jobs.moments import MOMENT
+from ugro.cli.jobs.text import local_time, ranks
+from ugro.cli.output import Output
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.client.jobs import LogChoice
+from ugro.core.errors import UsageError
+from ugro.core.event import Event
+from ugro.core.job import Job
+
+_SINCE = "Only since then: 10m (ago), or a time such as 2030-01-31T08:00."
+
+
+@click.command()
+@click.argument("job", default="last")
+@click.option("--rank", "-r", type=click.IntRange(0), multiple=True, help="Only this rank; may be repeated.")
+@click.option("--node", "-n", multiple=True, help="Only the ranks on this node; may be repeated.")
+@click.option("--attempt", default="newest", metavar="N|all", help="Of this attempt, or of all; default: the newest.")
+@click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines of each rank.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@json_option
+@pass_session
+def logs(
+    session: Session,
+    /,
+    job: str,
+    rank: tuple[int, ...],
+    node: tuple[str, ...],
+    attempt: str,
+    follow: bool,
+    **begin: float | int | None,
+) -> int:
+    """Print what the ranks of JOB wrote: an id, a name, or last.
+
+    The bytes of one rank come as they were written; of several, each line has its rank and node before it. --since goes
+    by when a line came home, which for a node that could not be reached is later than it was written.
+    """
+    since, tail = begin["since"], begin["tail"]
+    choice = LogChoice(rank, node, _attempt(attempt), since, None if tail is None else int(tail), follow)
+    client = session.client()
+    found = client.jobs.get(job)
+    if not found.attempt and not follow:
+        session.output.note(f"job {found.id} has not started yet; see: ugro why {found.id}")
+    printer = _printer(session.output, found, choice)
+    try:
+        for piece in client.jobs.logs(found.id, choice):
+            printer.piece(piece)
+    finally:
+        printer.close()
+    return 0
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
+@json_option
+@pass_session
+def events(session: Session, job: str | None, since: float | None, follow: bool) -> None:
+    """Print what happened, to all jobs or to JOB, the oldest first."""
+    output = session.output
+    for event in session.client().jobs.events(job=job, since_unix_s=since, follow=follow):
+        if output.is_json:
+            output.document({"event": event})
+        else:
+            output.text(_line(output, event))
+
+
+def _attempt(text: str) -> int | Literal["newest", "all"]:
+    if text == "all":
+        return "all"
+    if text == "newest":
+        return "newest"
+    if not text.isdigit() or not int(text):
+        raise UsageError(f"--attempt: expected a number, all or newest, got {text}")
+    return int(text)
+
+
+def _printer(output: Output, job: Job, choice: LogChoice) -> Printer:
+    if output.is_json:
+        return Documents(output)
+    is_one = len(choice.ranks) == 1 or (not choice.ranks and ranks(job) == 1)
+    return Bytes(output) if is_one else Prefixed(output, has_attempts=choice.attempt == "all")
+
+
+def _line(output: Output, event: Event) -> str:
+    about = f"job {event.job}" if event.job is not None else event.node or ""
+    if event.job is not None and event.attempt:
+        about += f".{event.attempt}"
+    if output.is_terminal:
+        return f"{local_time(event.at)}  {about:<10}  {event.kind:<11}  {event.text}"
+    return "\t".join((event.at, about, event.kind, event.text))

@@ -1,0 +1,75 @@
+"""``--dry-run``: the exact plan, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ugro.cli.jobs.text import command, variables
+from ugro.cli.output import Output
+from ugro.core.job import places
+from ugro.core.plan import DryRun, Plan
+from ugro.core.support.quantity import format_size
+
+
+def show_dry_run(output: Output, dry_run: DryRun) -> None:
+    if output.is_json:
+        output.document(
+            {
+                "plan": dry_run.plan,
+                "placement": dry_run.placement,
+                "starts_now": dry_run.starts_now,
+                "reason": dry_run.reason,
+                "spec": dry_run.spec,
+                "snapshot": dry_run.snapshot,
+            }
+        )
+        return
+    for line in _lines(dry_run):
+        output.text(line)
+
+
+def _lines(dry_run: DryRun) -> Iterator[str]:
+    spec, plan = dry_run.spec, dry_run.plan
+    if dry_run.starts_now:
+        yield f"{spec.name} would start now ({dry_run.reason})"
+    else:
+        yield f"{spec.name} would wait: {dry_run.reason}"
+        yield "as it would be if nobody else were here:" if plan else "there is no plan before that"
+    if plan is None:
+        return
+    yield f"  places   {places(dry_run.placement)}"
+    if (code := dry_run.snapshot) is not None:
+        yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
+    yield f"  ranks    {plan.world_size}"
+    if plan.rendezvous is not None:
+        port = plan.rendezvous.port or "a port that is free then"
+        guess = " (a guess: found when it starts)" if plan.rendezvous.is_tentative else ""
+        yield f"  meet at  {plan.rendezvous.address}, {port}{guess}"
+    if spec.setup:
+        yield "  setup"
+        yield from (f"    | {line}" for line in spec.setup.splitlines())
+    if spec.checkpoint.dir:
+        yield f"  checkpoints in {spec.checkpoint.dir}"
+    if spec.outputs:
+        yield f"  brought home: {', '.join(spec.outputs)}"
+    yield from _nodes(plan)
+
+
+def _nodes(plan: Plan) -> Iterator[str]:
+    shared = _shared(plan)
+    if shared:
+        yield "every rank"
+        yield from (f"    {variable}" for variable in variables(shared))
+    for node in plan.nodes:
+        yield f"{node.node}  in {node.cwd or 'a folder of its own'}"
+        for rank in node.ranks:
+            yield f"  rank {rank.rank}"
+            yield from (f"    {variable}" for variable in variables(pair for pair in rank.env if pair not in shared))
+            yield f"    {command(rank.argv)}"
+            yield f"    output in logs/rank_{rank.rank}.log"
+
+
+def _shared(plan: Plan) -> list[tuple[str, str]]:
+    """What all ranks are told alike; of a single one nothing is."""
+    first, *others = [rank for node in plan.nodes for rank in node.ranks]
+    return [pair for pair in first.env if all(pair in rank.env for rank in others)] if others else []

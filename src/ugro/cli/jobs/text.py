@@ -1,0 +1,91 @@
+"""Jobs in words: their signs, times, places, and the story of one that failed. It prints nothing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from ugro.cli.output import Style
+from ugro.core.failure import Failure
+from ugro.core.job import Attempt, Job, JobState, Launcher
+from ugro.core.support.quantity import format_duration
+from ugro.core.support.secret import HIDDEN, looks_secret
+
+SIGNS: dict[JobState, tuple[str, Style]] = {
+    JobState.QUEUED: ("…", "dim"),
+    JobState.STARTING: ("▷", "id"),
+    JobState.RUNNING: ("▶", "id"),
+    JobState.UNREACHABLE: ("?", "warn"),
+    JobState.STOPPING: ("■", "warn"),
+    JobState.RECOVERING: ("↻", "warn"),
+    JobState.SUCCEEDED: ("✓", "good"),
+    JobState.FAILED: ("✗", "bad"),
+    JobState.CANCELLED: ("-", "dim"),
+}
+
+
+def sentence(job: Job) -> str:
+    return f"job {job.id} {job.spec.name} {'is ' if not job.is_final else ''}{job.state}: {job.reason}"
+
+
+def exit_code(job: Job) -> int:
+    """Of a job that has ended; a job that did not succeed is never 0."""
+    return job.exit_code or int(job.state is not JobState.SUCCEEDED)
+
+
+def ranks(job: Job) -> int:
+    """How many have a log of their own."""
+    if job.placement is None or job.spec.launcher is Launcher.COMMAND:
+        return 1
+    if job.spec.launcher is Launcher.TORCHRUN:
+        return len(job.placement.shares)
+    return sum(max(1, len(share.gpus)) for share in job.placement.shares)
+
+
+def gpus(job: Job) -> int:
+    return sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0
+
+
+def duration_s(job: Job, now: datetime | None = None) -> float:
+    return job.lasts_s(now or datetime.now(UTC))
+
+
+def attempt_duration(attempt: Attempt) -> str:
+    end = datetime.fromisoformat(attempt.ended_at) if attempt.ended_at else datetime.now(UTC)
+    return format_duration(max(0.0, (end - datetime.fromisoformat(attempt.started_at)).total_seconds()))
+
+
+def local_time(text: str) -> str:
+    """As the clock on the wall says it."""
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def command(argv: Iterable[str]) -> str:
+    return shlex.join(argv)
+
+
+def variables(env: Iterable[tuple[str, str]]) -> list[str]:
+    """Quoted for a shell; what looks like a secret is not shown."""
+    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(value)}" for name, value in env]
+
+
+def story(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:
+    """Who failed and how, what to do about it, and its last lines."""
+    yield failure.reason
+    if failure.hint:
+        yield f"hint: {failure.hint}"
+    if with_lines and failure.last_lines:
+        whose = f"rank {failure.rank}" if failure.rank is not None else "it"
+        yield f"the last lines of {whose}:"
+        yield from (f"  | {line}" for line in failure.last_lines)
+
+
+def next_commands(job: Job, failure: Failure | None = None) -> str:
+    if job.state is JobState.QUEUED:
+        return f"ugro why {job.id} · ugro cancel {job.id}"
+    if not job.is_final:
+        return f"ugro logs {job.id} -f · ugro wait {job.id} · ugro cancel {job.id}"
+    rank = f" --rank {failure.rank}" if failure and failure.rank is not None and ranks(job) > 1 else ""
+    again = "" if job.state is JobState.SUCCEEDED else f" · ugro retry {job.id}"
+    return f"ugro logs {job.id}{rank} · ugro events {job.id}{again}"

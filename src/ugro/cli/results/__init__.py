@@ -1,0 +1,1 @@
+"""Commands about what jobs made: results, compare, profile, notes."""

@@ -1,0 +1,194 @@
+"""``ugro profile``: where the time of a training's steps goes, rank by rank, and what holds it back."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from collections.abc import Iterator
+
+import click
+
+from ugro.cli.jobs.document import job_document
+from ugro.cli.output import Cell, Output, Style, clean
+from ugro.cli.results.trace import trace_steps
+from ugro.cli.session import Session, json_option, pass_session
+from ugro.client.client import Client
+from ugro.core.errors import NotFound, UsageError
+from ugro.core.job import Job
+from ugro.core.profile import FindingKind, JobProfile, RankProfile
+from ugro.core.results import ResultState
+from ugro.core.support.quantity import format_duration
+
+_LOOK_S = 1.0
+_MOST_STEPS = 10_000
+_MOST_TRACED = 1000
+_LEAST_BAR, _WIDEST_BAR = 10, 60
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Each part of a step has a letter of its own: bars are read without colour, too.
+_PARTS: tuple[tuple[str, str, Style], ...] = (
+    ("data", "d", "warn"),
+    ("forward", "f", "good"),
+    ("backward", "b", "good"),
+    ("optimizer", "o", "id"),
+    ("other", "x", "warn"),
+    ("communication", "c", "id"),
+    ("waiting", ".", "bad"),
+)
+_COLUMNS = ("RANK", "NODE", "SAMPLES", "OWN", "WAITS", "")
+
+
+@click.command()
+@click.argument("job", default="last")
+@click.option("--watch", "-w", is_flag=True, help="Look again and again until the job ends, or Ctrl-C.")
+@click.option("--attempt", type=click.IntRange(1), help="Of this attempt; default: the newest.")
+@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), help="Of so many of the newest steps (50).")
+@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), help="Record so many of the next steps of each rank.")
+@json_option
+@pass_session
+def profile(session: Session, /, job: str, attempt: int | None, steps: int | None, **flags: int | bool | None) -> int:
+    """Show where the time of JOB's steps goes on each rank, how much is lost by waiting, and what to do about it.
+
+    For trainings that use ugro.train (see docs/profiling.md). With --trace, torch's profiler records the next steps of
+    every rank; the traces come here, and Perfetto shows them.
+    """
+    client, output = session.client(), session.output
+    if flags["trace"]:
+        if flags["watch"] or attempt or steps:
+            raise UsageError("--trace stands alone", hint=f"ugro profile {job} --trace {flags['trace']}")
+        return trace_steps(output, client, job, int(flags["trace"]))
+    if flags["watch"]:
+        return _watch(output, client, (job, attempt, steps))
+    found, measured = client.jobs.profile(job, attempt=attempt, steps=steps)
+    _show(output, found, measured)
+    return 0
+
+
+def _watch(output: Output, client: Client, which: tuple[str, int | None, int | None]) -> int:
+    """From the first step to the last; a job that tells nothing yet is waited for."""
+    try:
+        job = client.jobs.get(which[0])
+        shown: JobProfile | None = None
+        is_over = False
+        while not is_over:
+            began = time.monotonic()
+            is_over = _is_over(client, job)  # asked first: what comes until then is shown
+            job, measured = _newest(output, client, (job, *which[1:]), is_over=is_over)
+            if measured is not None and measured != shown:
+                shown = measured
+                _draw(output, job, measured)
+            if not is_over:
+                # As long as looking took: of many ranks the agent has much to read.
+                time.sleep(max(_LOOK_S, time.monotonic() - began))
+    except KeyboardInterrupt:
+        if output.is_terminal:
+            output.text("")  # what comes next stands below the ^C
+    return 0
+
+
+def _is_over(client: Client, job: Job) -> bool:
+    if not job.is_final:
+        return False
+    return client.jobs.results(job.id)[1].state not in (ResultState.WAITING, ResultState.COMING)
+
+
+def _newest(
+    output: Output, client: Client, which: tuple[Job, int | None, int | None], *, is_over: bool
+) -> tuple[Job, JobProfile | None]:
+    job, attempt, steps = which
+    try:
+        return client.jobs.profile(job.id, attempt=attempt, steps=steps)
+    except NotFound as error:
+        if is_over:
+            raise
+        job = client.jobs.get(job.id)
+        output.progress(f"{error}; it is {job.state}")
+        return job, None
+
+
+def _draw(output: Output, job: Job, measured: JobProfile) -> None:
+    if output.is_json or not output.is_terminal:
+        _show(output, job, measured)
+    else:
+        output.redraw(list(_lines(output, job, measured)), f"step {measured.last_step}   Ctrl-C ends")
+
+
+def _show(output: Output, job: Job, measured: JobProfile) -> None:
+    if output.is_json:
+        output.document({"job": {**job_document(job), "profile": measured}})
+    elif output.is_terminal:
+        for line in _lines(output, job, measured):
+            output.raw(f"{line}\n".encode())
+    else:
+        output.table(_header(), [_whole_row(measured, rank) for rank in measured.ranks])
+        for one in measured.findings:
+            output.note(one.words + (f": {one.remedy}" if one.remedy else ""))
+
+
+# --- for people -------------------------------------------------------------------------------------------------
+
+
+def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
+    yield output.styled(f"job {job.id} {clean(job.spec.name)}", "bold") + f"  {_about(measured)}"
+    rows = [_row(rank, measured) for rank in measured.ranks]
+    header, *lines = output.table_lines(_COLUMNS, rows, spare=("SAMPLES",))
+    room = output.width - max(len(_COLOUR.sub("", line)) for line in lines) - 4
+    width = min(_WIDEST_BAR, max(_LEAST_BAR, room))
+    yield header
+    for line, rank in zip(lines, measured.ranks, strict=True):
+        yield f"{line}  |{_bar(output, rank, measured.step_s, width)}|"
+    yield "  ".join(f"{output.styled(letter, style)} {name}" for name, letter, style in _PARTS)
+    yield ""
+    lost = f"{format_duration(measured.lost_s)} of device time ({100 * measured.lost_share:.0f} %)"
+    yield f"imbalance {measured.imbalance:.2f} · lost by waiting {lost} · computing {100 * measured.use:.0f} %"
+    for one in measured.findings:
+        style: Style = "good" if one.kind is FindingKind.BALANCED else "warn"
+        yield from (output.styled(line, style) for line in textwrap.wrap(clean(one.words), output.width))
+        if one.remedy:
+            yield from textwrap.wrap(f"  → {clean(one.remedy)}", output.width, subsequent_indent="    ")
+
+
+def _about(measured: JobProfile) -> str:
+    speed = f"{measured.samples_per_s:.4g} samples/s, {format_duration(measured.step_s)} a step"
+    passed = f", {measured.passed_over} passed over" if measured.passed_over else ""
+    loss = "" if measured.loss is None else f", loss {measured.loss:.4g}"
+    return f"steps {measured.first_step} to {measured.last_step}{passed}: {speed}{loss}"
+
+
+def _row(rank: RankProfile, measured: JobProfile) -> list[Cell]:
+    waits = rank.waiting_s / measured.step_s if measured.step_s else 0.0
+    return [
+        Cell(str(rank.rank), is_number=True),
+        Cell(rank.node, "bold"),
+        Cell(f"{rank.samples:.4g}", is_number=True),
+        Cell(format_duration(rank.own_s), is_number=True),
+        Cell(f"{100 * waits:.0f} %", is_number=True),
+        Cell(""),
+    ]
+
+
+def _bar(output: Output, rank: RankProfile, step_s: float, width: int) -> str:
+    """The parts in proportion: each is drawn up to where the parts so far end."""
+    drawn, done, until = "", 0, 0.0
+    for name, letter, style in _PARTS:
+        until += getattr(rank, f"{name}_s")
+        length = max(0, min(width, round(width * until / step_s)) - done) if step_s else 0
+        drawn += output.styled(letter * length, style) if length else ""
+        done += length
+    return drawn + " " * (width - done)
+
+
+# --- for programs -----------------------------------------------------------------------------------------------
+
+
+def _header() -> tuple[str, ...]:
+    parts = (f"{name}_s" for name, _, _ in _PARTS)
+    of_all = ("step_s", "imbalance", "samples_per_s", "first_step", "last_step")
+    return ("rank", "node", "samples", "own_s", *parts, *of_all)
+
+
+def _whole_row(measured: JobProfile, rank: RankProfile) -> list[Cell]:
+    parts = [getattr(rank, f"{name}_s") for name, _, _ in _PARTS]
+    numbers = [rank.samples, rank.own_s, *parts, measured.step_s, measured.imbalance, measured.samples_per_s]
+    told = [str(rank.rank), rank.node, *(f"{number:.6g}" for number in numbers)]
+    return [Cell(text) for text in (*told, str(measured.first_step), str(measured.last_step))]

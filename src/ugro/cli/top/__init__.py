@@ -1,0 +1,1 @@
+"""`ugro top`: the live view of the cluster in a terminal."""

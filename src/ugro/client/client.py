@@ -1,0 +1,448 @@
+"""``ugro.Client``: the typed Python API, and the only way the CLI talks to the agent.
+
+It starts an agent when there is none, replaces one of another version, and raises the same errors the agent did.
+What only some calls need is imported by them: the import of this module is most of what a warm command costs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ugro
+from ugro.client.clusterfile import find_cluster_file
+from ugro.client.http import AgentGone, Connection, NoAgent, lines
+from ugro.client.launcher import START_LIMIT_S, is_held_by, is_locked, kill_hung_agent, last_holder, start_agent
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError, error_from_wire
+from ugro.core.support.codec import decode
+from ugro.core.support.state_dir import StateDir
+from ugro.remote import wire
+
+if TYPE_CHECKING:
+    from ugro.client.jobs import Jobs
+    from ugro.core.agent import DashboardLink
+    from ugro.core.alert import Alert, Tried
+    from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
+    from ugro.core.event import Event
+    from ugro.core.finding import Finding
+    from ugro.core.hostkey import HostKey
+    from ugro.core.node import NodeReport
+    from ugro.policy.scheduling.selection import Choice
+
+_STATUS_S = 10.0  # an agent that takes longer to say who it is hangs
+_ANSWER_S = 60.0
+_END_S = 15.0
+_MOST_STOPPED = 3  # agents that others stop before they could be asked
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Some bytes a command wrote on a node."""
+
+    node: str
+    is_stderr: bool
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended on a node: a code, a signal, or an error that kept it from running."""
+
+    node: str
+    code: int | None = None
+    signal: int | None = None
+    error: UgroError | None = None
+    unkillable: tuple[int, ...] = ()  # processes of the command that even SIGKILL did not end
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None:
+            return self.error.exit_code
+        return 128 + self.signal if self.signal else (self.code or 0)
+
+
+class Client:
+    def __init__(
+        self,
+        *,
+        home: Path | str | None = None,
+        cluster: Path | str | None = None,
+        any_cluster: bool = False,  # takes the agent as it is, whatever it serves
+        log_level: str = "info",
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        self.home = StateDir(Path(home).absolute()) if home else StateDir.find(os.environ)
+        self._cluster = Path(cluster) if cluster is not None else None
+        self._any_cluster = any_cluster
+        self._log_level = log_level
+        self._on_wait = on_wait
+        self._connection = Connection(self.home.socket)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is lost: the next call connects again."""
+        self._connection.close()
+
+    # --- the agent ---------------------------------------------------------------------------------------------
+
+    def agent(self) -> AgentStatus:
+        """The running agent, started if need be: of our version, and serving the cluster we were asked for."""
+        deadline = time.monotonic() + START_LIMIT_S
+        wanted, is_asked_for = self._wanted()
+        has_started_it = False
+        while time.monotonic() < deadline:
+            agent = self.running_agent()
+            if agent is None:
+                has_started_it = self._start_agent(wanted)
+            elif agent.version != ugro.__version__ and has_started_it:
+                raise NotAllowed(
+                    f"ugro was changed from {ugro.__version__} to {agent.version} while this program ran",
+                    hint="start this program again",
+                )
+            elif agent.version != ugro.__version__:
+                self._replace(agent)
+            elif wanted is None or _is_served(wanted, agent, is_asked_for=is_asked_for):
+                return agent
+            else:
+                self._switch(wanted, agent)
+        raise Unreachable(
+            f"no agent answers within {START_LIMIT_S:g} s", hint=f"{_holder(self.home)}; see: ugro agent logs"
+        )
+
+    def running_agent(self) -> AgentStatus | None:
+        """The running agent of whatever version, or None; never starts one."""
+        try:
+            answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers())
+        except AgentGone:
+            return None
+        return decode(AgentStatus, answer)
+
+    def stop_agent(self, *, only_if_idle: bool = False) -> bool:
+        """Ends the agent and waits until it is gone; False when there was none. Jobs are not touched."""
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
+                return True
+            if not is_locked(self.home):
+                self.close()
+                return False
+            time.sleep(0.02)
+        raise Unreachable("the agent does not end", hint=_holder(self.home))
+
+    def use_cluster(self, path: Path | None) -> None:
+        self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
+
+    def reload_cluster(self) -> AgentStatus:
+        """Takes up an edit of the cluster file now, not within the second."""
+        self._ask("POST", "/v1/cluster/reload")
+        return decode(AgentStatus, self._ask("GET", "/v1/agent"))
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
+        """Probes the nodes now, all at once; ordered by name."""
+        from ugro.core.node import by_name
+
+        return sorted(self.iter_health(nodes), key=lambda report: by_name(report.name))
+
+    def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
+        """Each node's report as soon as it is there."""
+        from ugro.core.node import NodeReport
+
+        for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
+            yield decode(NodeReport, document)
+
+    def best_node(self) -> Choice:
+        from ugro.policy.scheduling.selection import Choice
+
+        return decode(Choice, self._ask("GET", "/v1/best"))
+
+    def add_node(self, name: str, **fields: Any) -> None:
+        self._ask("POST", "/v1/nodes", {"name": name, "fields": fields})
+
+    def remove_node(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/nodes/{_quoted(name)}")
+
+    def drain(self, name: str, reason: str = "") -> None:
+        self._ask("POST", f"/v1/nodes/{_quoted(name)}/drain", {"reason": reason})
+
+    def resume(self, name: str) -> None:
+        self._ask("POST", f"/v1/nodes/{_quoted(name)}/resume")
+
+    # --- code --------------------------------------------------------------------------------------------------
+
+    def sync(
+        self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
+    ) -> Iterator[Snapshot | SyncReport]:
+        """Sends a folder's code to nodes, or to all: first what it is, then how each node does, until all are done."""
+        from ugro.core.code import Snapshot, SyncReport
+
+        body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
+        for document in lines(self._stream("POST", "/v1/sync", body)):
+            if "snapshot" in document:
+                yield decode(Snapshot, document["snapshot"])
+            elif "node" in document:
+                yield decode(SyncReport, document["node"])
+
+    def sync_totals(self) -> SyncTotals:
+        from ugro.core.code import SyncTotals
+
+        return decode(SyncTotals, self._ask("GET", "/v1/sync"))
+
+    def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
+        """Frees what is kept of code beyond the limit, on the nodes and here; or all that nobody needs now."""
+        from ugro.core.code import Tidied
+
+        answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
+        return [decode(Tidied, document) for document in answer["tidied"]]
+
+    def host_key(self, name: str) -> HostKey:
+        from ugro.core.hostkey import HostKey
+
+        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey"))
+
+    def trust(self, key: HostKey, *, replace: bool = False) -> HostKey:
+        """Accepts exactly the key that was looked at."""
+        body = {"fingerprints": list(key.fingerprints), "replace": replace}
+        return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
+
+    def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:
+        from ugro.core.finding import Finding
+
+        for document in lines(self._stream("GET", "/v1/doctor" + _query("node", nodes))):
+            yield decode(Finding, document)
+
+    def ssh_hosts(self, ssh_config: str | None = None) -> list[str]:
+        """The machines that the user's ssh configuration names."""
+        found = self._ask("GET", "/v1/ssh-hosts" + _query("ssh_config", [ssh_config] if ssh_config else []))
+        return [str(host) for host in found]
+
+    def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
+        """Tries hosts that need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
+        from ugro.core.node import NodeReport
+
+        body = {"hosts": list(hosts), "ssh_config": ssh_config}
+        for document in lines(self._stream("POST", "/v1/examine", body)):
+            yield decode(NodeReport, document)
+
+    # --- what goes on ------------------------------------------------------------------------------------------
+
+    def alerts(self, limit: int = 100) -> tuple[list[Alert], list[Event]]:
+        """Those that are on, and what happened, the newest first."""
+        from ugro.core.alert import Alert
+        from ugro.core.event import Event
+
+        answer = self._ask("GET", f"/v1/alerts?limit={limit}")
+        return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
+
+    def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
+        """Sends a message by each; by all of them when none is named."""
+        from ugro.core.alert import Tried
+
+        answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
+        return [decode(Tried, one) for one in answer["channels"]]
+
+    def dashboard(self) -> DashboardLink:
+        """A link that lets one browser in, once, within minutes."""
+        from ugro.core.agent import DashboardLink
+
+        return decode(DashboardLink, self._ask("POST", "/v1/dashboard"))
+
+    def metrics_page(self) -> bytes:
+        """What Prometheus would get."""
+        return b"".join(self._stream("GET", "/metrics"))
+
+    # --- jobs --------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> Jobs:
+        from ugro.client.jobs import Jobs
+
+        return Jobs(self._ask, self._stream)
+
+    # --- commands ----------------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        nodes: Sequence[str],
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        key: str | None = None,
+    ) -> Generator[Output | Ended, None, None]:
+        """Runs a command on nodes at once (names, ``@all``, ``@label``): output as it comes, then how each ended.
+
+        Closing the iterator, or this process ending, ends the command everywhere. ``key`` lets ``cancel`` name it.
+        """
+        if isinstance(nodes, str) or isinstance(argv, str):
+            raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
+        body = {
+            "key": key or os.urandom(8).hex(),
+            "nodes": list(nodes),
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+        }
+        decoder = wire.Decoder()
+        names: list[str] = []
+        # No limit to the silence: a command may have nothing to say for hours.
+        for piece in self._stream("POST", "/v1/exec", body, timeout_s=None):
+            for kind, index, payload in decoder.feed(piece):
+                if kind == wire.CALL:
+                    names = list(wire.parse(payload)["nodes"])
+                else:
+                    yield _event(names[index], kind, payload)
+
+    def cancel(self, key: str) -> None:
+        """Ends a running ``exec``; its iterator then reports how each node ended it."""
+        connection = Connection(self.home.socket)
+        try:
+            connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
+        finally:
+            connection.close()
+
+    # --- the connection ----------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=_ANSWER_S))
+
+    def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
+        """An answer that comes bit by bit has a connection of its own, so that other calls can be made meanwhile."""
+        connection = Connection(self.home.socket)
+        try:
+            yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
+        finally:
+            connection.close()
+
+    def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
+        """With an agent started if need be, and again if somebody stops it before it is asked."""
+        if not self._connection.is_usable:
+            self.agent()
+        for _ in range(_MOST_STOPPED):
+            try:
+                return send()
+            except NoAgent:
+                self.agent()
+        return send()
+
+    def _wanted(self) -> tuple[Path | None, bool]:
+        if self._any_cluster:
+            return None, False
+        found = find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
+        return _absolute(found.path) if found.path else None, found.is_asked_for
+
+    def _start_agent(self, cluster: Path | None) -> bool:
+        if is_locked(self.home):  # by one that is about to open its socket, or has closed it
+            self._wait("waiting for the agent")
+            time.sleep(0.02)
+            return False
+        return start_agent(self.home, cluster, log_level=self._log_level, on_wait=self._on_wait)
+
+    def _replace(self, agent: AgentStatus) -> None:
+        self._wait(f"replacing the agent of version {agent.version}")
+        try:
+            self._stop(agent.pid, only_if_idle=True)
+        except NotAllowed as error:
+            raise NotAllowed(
+                f"the agent is of version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
+            ) from error
+
+    def _switch(self, wanted: Path, agent: AgentStatus) -> None:
+        if agent.cluster_file is not None:
+            raise NotAllowed(
+                f"the agent of {self.home.path} serves {agent.cluster_file}, not {wanted}",
+                hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
+            )
+        try:
+            self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
+        except AgentGone:
+            return  # whether or not it was switched: the next look finds what there is now
+
+    def _stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
+        """Ends this agent and no other; False when it could not be asked."""
+        if not self._ask_to_stop(pid, only_if_idle=only_if_idle):
+            return False
+        deadline = time.monotonic() + _END_S
+        while is_held_by(self.home, pid):
+            if time.monotonic() > deadline:
+                raise Unreachable("the agent does not end", hint=_holder(self.home, pid))
+            time.sleep(0.02)
+        self.close()
+        return True
+
+    def _ask_to_stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
+        path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}" + (f"&pid={pid}" if pid else "")
+        try:
+            self._connection.ask("POST", path, timeout_s=_STATUS_S)
+        except (AgentGone, NotFound):
+            return False
+        except Unreachable as error:
+            if only_if_idle or not kill_hung_agent(self.home, pid):
+                raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home, pid)) from error
+        return True
+
+    def _wait(self, what: str) -> None:
+        if self._on_wait:
+            self._on_wait(what)
+
+
+def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:
+    if agent.cluster_file is None:
+        return False
+    if not is_asked_for or str(wanted) == agent.cluster_file:
+        return True
+    try:
+        return os.path.samefile(wanted, agent.cluster_file)
+    except OSError:
+        return False
+
+
+def _absolute(path: Path) -> Path:
+    """Without dots and linked folders, but a link that is the file itself stays: it may be made to point elsewhere."""
+    return path.parent.resolve() / path.name
+
+
+def _holder(home: StateDir, pid: int | None = None) -> str:
+    pid = pid or last_holder(home)
+    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"who holds {home.lock}?"
+
+
+def _headers() -> dict[str, str]:
+    # The agent outlives the login it was started in; the newest ssh-agent is the one that works.
+    socket = os.environ.get("SSH_AUTH_SOCK", "")
+    return {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
+
+
+def _query(key: str, values: Sequence[str]) -> str:
+    return "?" + "&".join(f"{key}={_quoted(value)}" for value in values) if values else ""
+
+
+def _quoted(text: str) -> str:
+    """For a part of a URL."""
+    plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
+    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
+
+
+def _event(node: str, kind: int, payload: bytes) -> Output | Ended:
+    if kind in (wire.OUT, wire.ERR):
+        return Output(node, kind == wire.ERR, payload)
+    value = wire.parse(payload)
+    if kind == wire.ERROR:
+        return Ended(node, error=error_from_wire(value))
+    left = tuple(int(pid) for pid in value.get("unkillable", ()))
+    return Ended(node, code=value.get("code"), signal=value.get("signal"), unkillable=left)

@@ -1,0 +1,441 @@
+"""``client.jobs``: the jobs' part of the Python API.
+
+What follows a job goes on when its agent dies: another one is started, and asked for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+from ugro.client.http import AgentGone, lines
+from ugro.core.environment import Origin
+from ugro.core.errors import TimedOut, error_from_wire
+from ugro.core.event import Event
+from ugro.core.job import Attempt, Job, JobSpec, JobState
+from ugro.core.note import Note
+from ugro.core.support.codec import decode
+from ugro.remote import wire
+
+if TYPE_CHECKING:
+    from ugro.core.plan import DryRun
+    from ugro.core.profile import JobProfile, TraceFile, TraceRequest
+    from ugro.core.results import JobResults
+
+Ask = Callable[..., Any]
+T = TypeVar("T")
+
+_MOST_JOBS = 1_000_000
+_LEAST_PAUSE_S = 0.05
+_TRIES = 8  # that bring nothing, one after the other
+_LATE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    job: Job
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    key: str
+    values: tuple[str | None, ...]  # one for each job, in order; None: it has none
+
+    @property
+    def is_same(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    jobs: tuple[Job, ...]
+    rows: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some bytes of a rank's log; or none, and how many before this offset were dropped on the node."""
+
+    attempt: int
+    rank: int
+    node: str
+    offset: int
+    content: bytes
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """Which logs. Without ranks and nodes: of all."""
+
+    ranks: Sequence[int] = ()
+    nodes: Sequence[str] = ()
+    # With ``follow`` the newest and those that come.
+    attempt: int | Literal["newest", "all"] = "newest"
+    since_unix_s: float | None = None  # what came home at that time or later
+    tail: int | None = None
+    follow: bool = False
+
+
+class Jobs:
+    """Made by ``Client``, which gives it the way to ask."""
+
+    def __init__(self, ask: Ask, stream: Ask) -> None:
+        self._ask_once = ask
+        self._stream = stream
+
+    # --- in and out --------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        file: Path | None = None,
+        *,
+        fields: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        key: str | None = None,
+        force: bool = False,
+        origin: Origin | None = None,
+    ) -> Job:
+        """Hands a job in: from a job file, from fields named as the command line's options, or both.
+
+        With the same ``key`` it is handed in once, however often this is called. Of ``env`` (this process's own, if
+        none is given) only those variables are sent that the job names without a value. The code in its folder goes
+        along; ``force``: however large it is. ``origin`` says where that comes from.
+        """
+        body = {**_body(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
+        answer = self._hand_in("/v1/jobs", body, env)
+        return decode(Job, answer["job"])
+
+    def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
+        """Many at once, each by its fields: all of them, or an error and none."""
+        common = _body(None, None, None)
+        bodies = [{**common, "key": _new_key(), "fields": dict(fields)} for fields in jobs]
+        for body, key in zip(bodies, keys, strict=False):
+            body["key"] = key
+        answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})
+        return [decode(Job, document) for document in answer["jobs"]]
+
+    def dry_run(
+        self,
+        file: Path | None = None,
+        *,
+        fields: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        force: bool = False,
+    ) -> DryRun:
+        """What the job would get if it were submitted now. Nothing is submitted."""
+        from ugro.core.plan import DryRun  # few ask for it
+
+        answer = self._hand_in("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
+        return decode(DryRun, answer["dry_run"])
+
+    def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
+        """A job that has ended, once more: a new job with the same spec. ``exact``: surely with the same code."""
+        body = {"key": key or _new_key(), "user": getpass.getuser(), "exact": exact}
+        return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
+
+    def cancel(self, job: str | int) -> Job:
+        return decode(Job, self._ask("POST", f"{_path(job)}/cancel"))
+
+    def _hand_in(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
+        answer = self._ask("POST", path, body)
+        if "needs" in answer:
+            ours = os.environ if env is None else env
+            asked = {name: ours[name] for name in answer["needs"] if name in ours}
+            answer = self._ask("POST", path, {**body, "env": asked})
+        return answer
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Asked again when the agent dies over it: what is asked for here is done once, however often it is."""
+        for _ in _again():
+            with contextlib.suppress(AgentGone):
+                return self._ask_once(method, path, body)
+        return None
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
+        """The newest first; without a limit all of them."""
+        query = [("limit", str(limit or _MOST_JOBS)), *(("state", state.value) for state in states)]
+        return [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
+
+    def get(self, job: str | int) -> Job:
+        """By id, by name (the newest of that name), or ``last``."""
+        return self.details(job).job
+
+    def details(self, job: str | int) -> Details:
+        """With all its attempts, and how each of them failed."""
+        return decode(Details, self._ask("GET", _path(job)))
+
+    def file(self, job: str | int) -> str:
+        """As a job file, to be changed and submitted; what looks secret is left out."""
+        return str(self._ask("GET", f"{_path(job)}/file")["file"])
+
+    def why(self, job: str | int) -> dict[str, Any]:
+        answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
+        return answer
+
+    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
+        """What the job made, of its newest attempt or of another; and the job itself."""
+        from ugro.core.results import JobResults
+
+        query = "" if attempt is None else f"?attempt={attempt}"
+        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def profile(
+        self, job: str | int, *, attempt: int | None = None, steps: int | None = None
+    ) -> tuple[Job, JobProfile]:
+        """Where the time of its newest steps goes, and what holds it back; raises NotFound while it tells nothing."""
+        from ugro.core.profile import JobProfile
+
+        query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
+        answer = self._ask("GET", f"{_path(job)}/profile?{query}")
+        return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
+
+    def loss(self, job: str | int, bins: int) -> list[float | None]:
+        """How its loss went, in so many bins at most; empty where it logs none."""
+        keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
+        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
+        if not names:
+            return []
+        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
+        query = urlencode({"job": job, "key": name, "bins": bins})
+        curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
+        newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)
+        return list(newest["means"]) if newest else []
+
+    def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
+        """Asks every rank of a running training to record its next steps; see ``traces``."""
+        from ugro.core.profile import TraceRequest
+
+        body = {"key": key or _new_key(), "steps": steps}
+        return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
+
+    def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
+        """What was recorded and is here."""
+        from ugro.core.profile import TraceFile
+
+        query = "" if attempt is None else f"?attempt={attempt}"
+        answer = self._ask("GET", f"{_path(job)}/traces{query}")
+        return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
+
+    def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
+        """What the last job of the same name says of launching it on as many nodes again; None: nothing."""
+        wanted = [("name", spec.name), *(("node", node) for node in nodes)]
+        wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
+        wanted += [] if before is None else [("before", str(before))]
+        note = self._ask("GET", f"/v1/advice?{urlencode(wanted)}")["note"]
+        return None if note is None else str(note)
+
+    def compare(self, jobs: Sequence[str | int]) -> Comparison:
+        """What two or more jobs ran, ran with, and made, fact by fact."""
+        query = urlencode([("job", str(job)) for job in jobs])
+        return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
+
+    def note(self, job: str | int) -> Note:
+        """What people wrote about it."""
+        return decode(Note, self._ask("GET", f"{_path(job)}/notes")["note"])
+
+    def set_note(
+        self,
+        job: str | int,
+        text: str | None = None,
+        *,
+        tags: Sequence[str] | None = None,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+    ) -> Note:
+        """What is None stays as it is. ``tags`` are all there shall be; ``add`` and ``remove`` leave the others."""
+        body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
+        return decode(Note, self._ask("PUT", f"{_path(job)}/notes", body)["note"])
+
+    def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
+        """Frees their space, here and on the nodes; logs stay. Also says what could not be done."""
+        answer = self._ask("DELETE", f"{_path(job)}/results")
+        return decode(Job, answer["job"]), tuple(answer["problems"])
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    def moves(self, job: str | int, *, timeout_s: float | None = None) -> Iterator[Job]:
+        """The job now, and again each time it has moved, until it has ended; raises TimedOut."""
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        seen: Job | None = None
+        for again in _again():
+            left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+            try:
+                for found in self._moves(seen.id if seen else job, left_s):
+                    again()
+                    if seen is None or _step(found) != _step(seen):
+                        seen = found
+                        yield found
+            except AgentGone:
+                continue
+            if seen is not None and not seen.is_final:
+                raise TimedOut(f"job {seen.id} is still {seen.state} after {timeout_s:g} s: {seen.reason}")
+            return
+
+    def wait(self, job: str | int, *, timeout_s: float | None = None) -> Job:
+        """The job when it has ended."""
+        *_, last = self.moves(job, timeout_s=timeout_s)
+        return last
+
+    def logs(self, job: str | int, choice: LogChoice | None = None) -> Iterator[LogPiece]:
+        """What the ranks wrote, as it comes home."""
+        following = _Following(self._stream, job, choice or LogChoice())
+        return (one for one in following.pieces() if isinstance(one, LogPiece))
+
+    def attend(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
+        """From its first byte to its end: the job each time it has moved, and what its ranks write. The last is the
+        job that has ended."""
+        choice = LogChoice(ranks=ranks, attempt="all", follow=True)
+        return _Following(self._stream, job, choice, with_moves=True).pieces()
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: str | int | None = None,
+        since_unix_s: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[Event]:
+        """What happened, the oldest first."""
+        query: dict[str, Any] = {"follow": str(follow).lower()}
+        if job is not None:
+            query["job"] = self.get(job).id  # the same one after a new connection, also for ``last``
+        if since_unix_s is not None:
+            query["since"] = since_unix_s
+        for again in _again():
+            try:
+                for document in lines(self._live(f"/v1/events?{urlencode({**query, 'after': after})}")):
+                    event = decode(Event, document)
+                    after = event.seq
+                    again()
+                    yield event
+            except AgentGone:
+                continue
+            return
+
+    def _moves(self, job: str | int, timeout_s: float | None) -> Iterator[Job]:
+        query = "" if timeout_s is None else f"?timeout_s={timeout_s}"
+        silence_s = None if timeout_s is None else timeout_s + _LATE_S
+        for document in lines(self._stream("GET", f"{_path(job)}/wait{query}", timeout_s=silence_s)):
+            yield decode(Job, document)
+
+    def _live(self, path: str) -> Iterator[bytes]:
+        stream: Iterator[bytes] = self._stream("GET", path, timeout_s=None)
+        return stream
+
+
+@dataclass(slots=True)
+class _Following:
+    """The logs of one job, over as many connections as it takes: each goes on where the last one broke off."""
+
+    stream: Ask
+    job: str | int
+    choice: LogChoice
+    with_moves: bool = False
+    _from_attempt: int | None = None
+    _positions: dict[tuple[int, int], int] = field(default_factory=dict)
+    _seen: Job | None = None
+
+    def pieces(self) -> Iterator[Job | LogPiece]:
+        for again in _again():
+            try:
+                for piece in self._over_one_connection():
+                    again()
+                    yield piece
+            except AgentGone:
+                continue
+            return
+
+    def _over_one_connection(self) -> Iterator[Job | LogPiece]:
+        decoder = wire.Decoder()
+        streams: dict[int, LogPiece] = {}
+        for content in self.stream("GET", f"{_path(self.job)}/logs?{urlencode(self._query())}", timeout_s=None):
+            for kind, number, payload in decoder.feed(content):
+                if kind == wire.RESULT:
+                    yield from self._moved(decode(Job, wire.parse(payload)))
+                elif kind == wire.ERROR:
+                    raise error_from_wire(wire.parse(payload))
+                elif kind == wire.OUT:
+                    yield self._read(streams, number, payload)
+                elif number == 0:
+                    begin = wire.parse(payload)
+                    self.job, self._from_attempt = int(begin["job"]), int(begin["from_attempt"])
+                else:
+                    streams[number] = here = decode(LogPiece, {**wire.parse(payload), "content": b""})
+                    self._positions[here.attempt, here.rank] = here.offset
+                    if here.dropped_bytes:
+                        yield here
+
+    def _moved(self, job: Job) -> Iterator[Job]:
+        if self._seen is None or _step(job) != _step(self._seen):
+            self._seen = job
+            yield job
+
+    def _read(self, streams: dict[int, LogPiece], number: int, content: bytes) -> LogPiece:
+        at = streams[number]
+        place = (at.attempt, at.rank)
+        piece = LogPiece(at.attempt, at.rank, at.node, self._positions[place], content)
+        self._positions[place] += len(content)
+        return piece
+
+    def _query(self) -> list[tuple[str, str]]:
+        choice = self.choice
+        query = [("rank", str(rank)) for rank in choice.ranks] + [("node", node) for node in choice.nodes]
+        query += [("follow", str(choice.follow).lower()), ("moves", str(self.with_moves).lower())]
+        if isinstance(choice.attempt, int):
+            query.append(("attempt", str(choice.attempt)))
+        elif self._from_attempt is not None or choice.attempt == "all":
+            query.append(("from_attempt", str(self._from_attempt or 1)))
+        if choice.since_unix_s is not None:
+            query.append(("since", str(choice.since_unix_s)))
+        if choice.tail is not None:
+            query.append(("tail", str(choice.tail)))
+        return query + [("at", f"{attempt}.{rank}:{at}") for (attempt, rank), at in self._positions.items()]
+
+
+def _again() -> Iterator[Callable[[], None]]:
+    """Connections to try, with growing pauses between them; whoever got something says so, and all tries are left."""
+    tries = 0
+
+    def went_well() -> None:
+        nonlocal tries
+        tries = 0
+
+    while tries < _TRIES:
+        yield went_well
+        tries += 1
+        time.sleep(_LEAST_PAUSE_S * 2**tries)
+    raise AgentGone("the agent ends again and again", hint="see: ugro agent logs")
+
+
+def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
+    return {
+        "key": key or _new_key(),
+        "user": getpass.getuser(),
+        "file": str(file.absolute()) if file else None,
+        "fields": dict(fields or {}),
+        "here": os.getcwd(),
+    }
+
+
+def _new_key() -> str:
+    return os.urandom(16).hex()
+
+
+def _path(job: str | int) -> str:
+    return f"/v1/jobs/{quote(str(job), safe='')}"
+
+
+def _step(job: Job) -> tuple[JobState, int, str]:
+    return job.state, job.attempt, job.reason

@@ -1,0 +1,142 @@
+"""Starting the agent of a state directory, and seeing whether one holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ugro.core.errors import Unreachable, error_from_wire
+from ugro.core.support.state_dir import StateDir
+
+if TYPE_CHECKING:
+    import subprocess
+
+START_LIMIT_S = 30.0
+_END_S = 5.0
+
+
+def start_agent(
+    home: StateDir, cluster: Path | None, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
+) -> bool:
+    """True when the agent started here is ready; False when another process was quicker and holds the lock."""
+    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
+    if cluster is not None:
+        command += ["--cluster", str(cluster)]
+    try:
+        home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process, ready = _spawn(home, command)
+    except OSError as error:
+        raise home.unusable(error) from error
+    try:
+        answer = _read(ready, on_wait)
+    finally:
+        os.close(ready)
+        # Not waited for when this command ends: the agent lives on.
+        process.returncode = 0
+    state = answer.get("state")
+    if state == "ready":
+        return True
+    if state is None:
+        raise Unreachable("the agent did not start", hint=f"see {home.errors} and: ugro agent logs")
+    _reap(process.pid)
+    if state == "failed":
+        raise error_from_wire(answer["error"])
+    return False
+
+
+def is_locked(home: StateDir) -> bool:
+    """Whether an agent runs, starts or ends there."""
+    try:
+        descriptor = os.open(home.lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def is_held_by(home: StateDir, pid: int | None) -> bool:
+    return is_locked(home) and last_holder(home) == pid
+
+
+def last_holder(home: StateDir) -> int | None:
+    """The agent that has the lock, or had it last; None while it changes hands."""
+    try:
+        return int(json.loads(home.lock.read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def kill_hung_agent(home: StateDir, pid: int | None) -> bool:
+    """Ends an agent that no longer answers; it keeps no truth that is not on disk. False when it is gone."""
+    import signal
+
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        # The lock is held and the process is one of ours: no stranger that got its number is meant.
+        if pid is None or not is_held_by(home, pid) or b"ugro.agent" not in command:
+            return False
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
+def _spawn(home: StateDir, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and where it says that it is ready."""
+    import subprocess  # most commands find an agent and need none of it
+
+    # A crash before logging is set up must leave a trace somewhere.
+    errors = os.open(home.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    ready, theirs = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[theirs],
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError:
+        os.close(ready)
+        raise
+    finally:
+        os.close(theirs)
+        os.close(errors)
+    return process, ready
+
+
+def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
+    deadline = time.monotonic() + START_LIMIT_S
+    text = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select([ready], [], [], min(left_s, 0.3))
+        if not readable:
+            if on_wait:
+                on_wait("starting the agent")
+            continue
+        part = os.read(ready, 65536)
+        text += part
+        if not part or text.endswith(b"\n"):
+            break
+    return dict(json.loads(text)) if text.endswith(b"\n") else {}
+
+
+def _reap(pid: int) -> None:
+    """It has said why it ends, and a client may live long: no zombie is left."""
+    deadline = time.monotonic() + _END_S
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+        time.sleep(0.005)

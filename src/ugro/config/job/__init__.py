@@ -1,0 +1,1 @@
+"""The job file: its schema, flags, errors, reference and export."""

@@ -1,0 +1,1 @@
+"""Values and conversions without a noun of their own: quantities, JSON, moments, secrets."""

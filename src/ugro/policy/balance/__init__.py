@@ -1,0 +1,1 @@
+"""Splitting a global batch over unequal devices."""

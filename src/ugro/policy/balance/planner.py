@@ -1,0 +1,257 @@
+"""How the global batch is shared among unequal ranks, step by step: what was observed in, a plan with its reason out.
+
+Every rank has one, feeds it the same gathered numbers and gets the same plans; nobody is asked. A plan changes only
+when that is worth more than the noise: after a window of steps, or at once when a rank has become slower or faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from ugro.core.errors import UsageError
+from ugro.policy.balance.fit import RankFit, Window
+from ugro.policy.balance.split import Bounds, Cost, in_proportion, slowest_s, split, uniform
+from ugro.policy.balance.watch import RankWatch, Shift
+
+# The first one allocates, compiles and connects; in the second one DDP orders its buckets anew, and all wait for that.
+_WARM_UP_STEPS = 2
+_FIRST_WINDOW, _NEXT_WINDOW, _LONGEST_WINDOW = 2, 4, 32
+_LEAST_GAIN = 0.02
+_LEAST_GAIN_OF_A_SHIFT = 0.05  # two steps are little to go by
+_COMPARED = 2.0
+_LARGEST_ERROR = 0.15  # what two steps tell of their noise is mostly noise
+_GAIN_OF_ACCUMULATING = 1.05  # smaller micro-batches are less efficient than they look
+_REMEMBERED_TAILS = 32
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    STATIC = "static"
+    ADAPTIVE = "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is to be shared, and among whom."""
+
+    total: int
+    names: tuple[str, ...]  # of the ranks, for sentences
+    least: int = 1
+    granule: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One step of all ranks."""
+
+    shares: tuple[int, ...]
+    seconds: tuple[float, ...]  # each rank's own time, without what it waited for others
+    optimizer_s: tuple[float, ...] = ()
+    communication_s: float = 0.0
+    micro_batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    shares: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    reason: str
+    predicted_s: float | None = None  # for a step; None before anything is known
+
+    def share_of(self, total: int) -> tuple[int, ...]:
+        """Of a batch that may be smaller, as the last one of an epoch is."""
+        return self.shares if total == sum(self.shares) else in_proportion(total, self.shares)
+
+
+@dataclass(slots=True)
+class Balancer:
+    batch: Batch
+    mode: Mode = Mode.ADAPTIVE
+    speeds: tuple[float, ...] = ()  # as the hardware report has them; where a rank begins
+    can_accumulate: bool = False
+    plan: Plan = field(init=False)
+    caps: list[int | None] = field(init=False)
+    _fits: list[RankFit] = field(init=False)
+    _watches: list[RankWatch] = field(init=False)
+    _window: list[Observation] = field(init=False, default_factory=list)
+    _window_steps: int = field(init=False, default=_FIRST_WINDOW)
+    _warm_up: int = field(init=False, default=_WARM_UP_STEPS)
+    _tails: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        ranks = self.batch.ranks
+        self.caps = [None] * ranks
+        self._fits = [RankFit() for _ in range(ranks)]
+        self._watches = [RankWatch() for _ in range(ranks)]
+        self.plan = self._first_plan()
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def observe(self, observation: Observation) -> Plan | None:
+        """The new plan, when this step gave reason for one."""
+        if sum(observation.shares) != self.batch.total:  # the last one of an epoch
+            return None
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            return None
+        self._tails = [*self._tails, observation.communication_s][-_REMEMBERED_TAILS:]
+        shifts = self._watch(observation)
+        # Steps of an earlier plan may still come: loaders prepare some ahead.
+        if observation.shares == self.plan.shares:
+            self._window.append(observation)
+        if shifts:
+            return self._follow_shifts(observation, shifts)
+        # What a strange step means is known after the next one.
+        if len(self._window) < self._window_steps or any(watch.is_wondering for watch in self._watches):
+            return None
+        return self._close_window()
+
+    def limit(self, caps: Sequence[int | None]) -> Plan | None:
+        """What each rank can hold at once; the plan is changed at once if it asks for more, whatever the mode."""
+        if list(caps) == self.caps:
+            return None
+        self.caps = list(caps)
+        names = [
+            f"{self.batch.names[rank]} can hold {cap} samples"
+            for rank, cap in enumerate(caps)
+            if cap is not None and self.plan.shares[rank] > cap
+        ]
+        if not names:
+            return None
+        return self._adopt(self._best_shares(), "; ".join(names))
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def is_informed(self) -> bool:
+        return all(fit.is_known for fit in self._fits)
+
+    @property
+    def communication_s(self) -> float:
+        return median(self._tails) if self._tails else 0.0
+
+    @property
+    def smoothed_s(self) -> tuple[float, ...]:
+        return tuple(watch.smoothed_s for watch in self._watches)
+
+    def costs(self) -> list[Cost]:
+        if self.is_informed:
+            return [fit.cost(cap) for fit, cap in zip(self._fits, self.caps, strict=True)]
+        return self._costs_by_speed()
+
+    def state(self) -> dict[str, Any]:
+        """All that the next attempt of the same ranks can begin with."""
+        return {
+            "names": list(self.batch.names),
+            "total": self.batch.total,
+            "shares": list(self.plan.shares),
+            "caps": list(self.caps),
+            "fits": [asdict(fit) for fit in self._fits],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """False when it is about other ranks or another batch: what they learned does not hold for these."""
+        if tuple(state["names"]) != self.batch.names or state["total"] != self.batch.total:
+            return False
+        self.caps = list(state["caps"])
+        self._fits = [_fit(one) for one in state["fits"]]
+        if self.mode is Mode.ADAPTIVE:
+            self._adopt(tuple(state["shares"]), "as it was when the checkpoint was written")
+        return True
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def _first_plan(self) -> Plan:
+        batch = self.batch
+        if self.speeds and (len(self.speeds) != batch.ranks or min(self.speeds) <= 0):
+            raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: one above 0 is needed for each")
+        if self.mode is Mode.OFF or not self.speeds:
+            if batch.total < batch.least * batch.ranks:
+                self._best_shares()  # says what is wrong
+            reason = "balancing is off" if self.mode is Mode.OFF else "nothing is known of the ranks yet"
+            return self._planned(uniform(batch.total, batch.ranks), f"equal shares: {reason}")
+        return self._planned(self._best_shares(), "in proportion to the speeds of the hardware report")
+
+    def _watch(self, observation: Observation) -> dict[int, Shift]:
+        seen = zip(self._watches, observation.shares, observation.seconds, strict=True)
+        found = [watch.see(share, seconds) for watch, share, seconds in seen]
+        return {rank: shift for rank, shift in enumerate(found) if shift is not None}
+
+    def _follow_shifts(self, observation: Observation, shifts: Mapping[int, Shift]) -> Plan | None:
+        for rank, shift in shifts.items():
+            micro = observation.micro_batches[rank] if observation.micro_batches else 1
+            self._fits[rank].begin_anew(Window.of(observation.shares[rank], shift.seconds, micro))
+        self._window, self._window_steps = [], _NEXT_WINDOW
+        words = "; ".join(_shifted(self.batch.names[rank], shift) for rank, shift in shifts.items())
+        return self._replan(words, _LEAST_GAIN_OF_A_SHIFT)
+
+    def _close_window(self) -> Plan | None:
+        steps, self._window = self._window, []
+        for rank, fit in enumerate(self._fits):
+            micro = steps[-1].micro_batches[rank] if steps[-1].micro_batches else 1
+            window = Window.of(steps[-1].shares[rank], [step.seconds[rank] for step in steps], micro)
+            optimizer = [step.optimizer_s[rank] for step in steps if step.optimizer_s]
+            fit.add(window, median(optimizer) if optimizer else 0.0)
+        plan = self._replan(f"measured over {len(steps)} steps", max(_LEAST_GAIN, self._error_of_a_gain()))
+        self._window_steps = _NEXT_WINDOW if plan else min(_LONGEST_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
+        return plan
+
+    def _error_of_a_gain(self) -> float:
+        """Two times are compared, each the largest of several: the least sure rank may be the one that decides."""
+        return min(_LARGEST_ERROR, _COMPARED * max(fit.error for fit in self._fits))
+
+    def _replan(self, why: str, least_gain: float) -> Plan | None:
+        if self.mode is not Mode.ADAPTIVE or not self.is_informed:
+            return None
+        costs, shares = self.costs(), self._best_shares()
+        now = slowest_s(costs, self.plan.shares) + self.communication_s
+        then = slowest_s(costs, shares) + self.communication_s
+        if shares == self.plan.shares or then > now * (1 - least_gain):
+            return None
+        return self._adopt(shares, f"{why}: a step should take {then * 1000:.0f} ms instead of {now * 1000:.0f} ms")
+
+    def _best_shares(self) -> tuple[int, ...]:
+        batch = self.batch
+        costs = self.costs() if self.mode is Mode.ADAPTIVE else self._costs_by_speed()
+        accumulating = split(costs, batch.total, [Bounds(batch.least)] * batch.ranks, batch.granule)
+        if all(cap is None for cap in self.caps) or sum(cap or batch.total for cap in self.caps) < batch.total:
+            return accumulating
+        bounds = [Bounds(min(batch.least, cap or batch.least), cap) for cap in self.caps]
+        at_once = split(costs, batch.total, bounds, batch.granule)
+        gain = slowest_s(costs, at_once) / slowest_s(costs, accumulating)
+        is_worth_it = self.can_accumulate and self.is_informed and gain > _GAIN_OF_ACCUMULATING
+        return accumulating if is_worth_it else at_once
+
+    def _costs_by_speed(self) -> list[Cost]:
+        speeds = (() if self.mode is Mode.OFF else self.speeds) or (1.0,) * self.batch.ranks
+        return [Cost(per_sample_s=1 / speed, cap=cap) for speed, cap in zip(speeds, self.caps, strict=True)]
+
+    def _adopt(self, shares: tuple[int, ...], reason: str) -> Plan:
+        self.plan = self._planned(shares, reason)
+        self._window, self._window_steps = [], _NEXT_WINDOW
+        return self.plan
+
+    def _planned(self, shares: tuple[int, ...], reason: str) -> Plan:
+        costs = self.costs()
+        micro = tuple(cost.micro_batches(share) for cost, share in zip(costs, shares, strict=True))
+        predicted = slowest_s(costs, shares) + self.communication_s if self.is_informed else None
+        return Plan(shares, micro, reason, predicted)
+
+
+def _shifted(name: str, shift: Shift) -> str:
+    if shift.factor >= 1:
+        return f"{name} takes {shift.factor:.1f} times as long as before"
+    return f"{name} is {1 / shift.factor:.1f} times as fast as before"
+
+
+def _fit(state: Mapping[str, Any]) -> RankFit:
+    windows = [Window(**window) for window in state["windows"]]
+    return RankFit(float(state["fixed_ratio"]), float(state["optimizer_s"]), windows)

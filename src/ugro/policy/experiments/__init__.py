@@ -1,0 +1,1 @@
+"""Comparing jobs: parameters, columns, filters, tables."""

@@ -1,0 +1,120 @@
+"""What can be said of an experiment in one cell: a fact, a parameter, or what a metric came to. Pure.
+
+A column is written ``name``, ``param:lr``, ``best:val/loss``; so it stands in an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ugro.core.errors import UsageError
+from ugro.core.experiment import Experiment, Figure
+from ugro.policy.experiments.parameters import is_seed, number
+
+Value = float | str | None
+PARAMETER = "param"
+METRICS = ("last", "best", "min", "max")
+_MOST_PARAMETERS_AT_FIRST = 4
+_MOST_TOLD = 200
+_LARGER = re.compile(
+    r"acc|auc|f1|bleu|rouge|score|reward|return|precision|recall|iou|map$|throughput|per_s(ec(ond)?)?$|use$|util",
+    re.IGNORECASE,
+)
+_LOSS = re.compile(r"(^|[/_.])loss([/_.]|$)", re.IGNORECASE)
+_HELD_OUT = re.compile(r"(^|[/_.])(val|valid|eval|test|dev)", re.IGNORECASE)
+
+_FACTS: dict[str, Callable[[Experiment, float], Value]] = {
+    "id": lambda one, now: one.id,
+    "name": lambda one, now: one.name,
+    "state": lambda one, now: one.state.value,
+    "user": lambda one, now: one.user,
+    "submitted": lambda one, now: one.submitted_s,
+    "duration": lambda one, now: None if one.started_s is None else (one.ended_s or now) - one.started_s,
+    "steps": lambda one, now: max((figure.last_step for figure in one.figures.values()), default=None),
+    "tags": lambda one, now: " ".join(one.tags) or None,
+    "note": lambda one, now: one.note or None,
+}
+FACTS = tuple(_FACTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    kind: str  # a fact, ``param``, or one of METRICS
+    key: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Column:
+        kind, _, key = text.partition(":")
+        if kind in _FACTS and not key:
+            return cls(kind)
+        if kind in (PARAMETER, *METRICS) and key:
+            return cls(kind, key)
+        known = f"{', '.join(FACTS)}, param:NAME, best:METRIC, last:METRIC"
+        raise UsageError(f"there is no column {text!r:.80}", hint=f"there are {known}")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key}" if self.key else self.kind
+
+    @property
+    def label(self) -> str:
+        if self.kind == PARAMETER:
+            return self.key
+        return f"{self.key} {self.kind}" if self.key else self.kind
+
+    def value(self, one: Experiment, now: float) -> Value:
+        if self.kind in _FACTS:
+            return _FACTS[self.kind](one, now)
+        if self.kind == PARAMETER:
+            text = one.parameters.get(self.key)
+            found = None if text is None else number(text)
+            return text if found is None else found
+        figure = one.figures.get(self.key)
+        return None if figure is None else _measured(self, figure)
+
+
+def is_larger_better(key: str) -> bool:
+    return _LARGER.search(key) is not None and not _LOSS.search(key)
+
+
+def known_columns(experiments: Iterable[Experiment]) -> list[Column]:
+    """All there are: facts, then parameters and metrics, the most frequent first."""
+    parameters: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
+    for one in experiments:
+        parameters.update(one.parameters.keys())
+        metrics.update(one.figures.keys())
+    names = [name for name, _ in parameters.most_common(_MOST_TOLD)]
+    keys = [key for key, _ in metrics.most_common(_MOST_TOLD)]
+    measured = [Column(kind, key) for key in sorted(keys, key=metric_order) for kind in METRICS]
+    return [*map(Column, FACTS), *(Column(PARAMETER, name) for name in names), *measured]
+
+
+def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
+    """What most want to see: who and when, the parameters that differ, how the most telling metric did."""
+    values: dict[str, set[str]] = {}
+    metrics: Counter[str] = Counter()
+    for one in experiments:
+        metrics.update(one.figures.keys())
+        for name, text in one.parameters.items():
+            values.setdefault(name, set()).add(text)
+    differing = [name for name, found in values.items() if len(found) > 1]
+    # A seed says little about how a run was meant; it comes last of all.
+    differing.sort(key=lambda name: (is_seed(name), name.startswith("env."), len(values[name])))
+    keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *metric_order(key)))[:1]
+    measured = [Column(kind, key) for key in keys for kind in ("best", "last")]
+    chosen = [Column(PARAMETER, name) for name in differing[:_MOST_PARAMETERS_AT_FIRST]]
+    return [Column("state"), *chosen, *measured, Column("duration"), Column("submitted"), Column("tags")]
+
+
+def metric_order(key: str) -> tuple[bool, bool, str]:
+    return (not _LOSS.search(key), not _HELD_OUT.search(key), key)
+
+
+def _measured(column: Column, figure: Figure) -> float | None:
+    kind = column.kind
+    if kind == "best":
+        kind = "max" if is_larger_better(column.key) else "min"
+    return {"last": figure.last, "min": figure.least, "max": figure.most}[kind]

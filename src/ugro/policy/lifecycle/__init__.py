@@ -1,0 +1,1 @@
+"""What happens to an attempt next: retry, back off, explain a failure."""

@@ -1,0 +1,184 @@
+"""Why an attempt failed: the first rank that failed by itself, how it ended, and what its last lines say.
+
+When one rank dies the others follow within moments: their connections break, their collectives time out, we stop
+them. Those are not named. Whether the job is tried again is ``policy.recovery``'s to say.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ugro.core.failure import Cause, Failure
+from ugro.core.support.signals import KNOWN, signal_name
+from ugro.policy.lifecycle import log_signatures
+from ugro.policy.lifecycle.log_signatures import LastWords
+from ugro.policy.wording import in_words
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended, as its node recorded it."""
+
+    rank: int
+    node: str
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_unix_s: float = 0.0  # by the node's clock
+    ended_monotonic_s: float | None = None  # exact, but comparable on one node only
+    clock_offset_s: float = 0.0  # the node's clock minus ours
+    last_lines: tuple[str, ...] = ()
+    was_oom_killed: bool = False  # the kernel killed for memory on the node meanwhile
+    was_stopped_by_us: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        return self.signal is not None or self.exit_code != 0
+
+    @property
+    def death_signal(self) -> int | None:
+        """Also of a shell that reports its child's death as 128 and the signal."""
+        if self.signal is None and self.exit_code is not None and self.exit_code - 128 in KNOWN:
+            return self.exit_code - 128
+        return self.signal
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node whose part of the attempt is gone: NODE_LOST, NODE_REBOOTED or SUPERVISOR_LOST."""
+
+    node: str
+    cause: Cause
+
+
+def classify(rank_ends: Sequence[RankEnd], *, lost: Sequence[Lost] = (), stopped_for: Cause | None = None) -> Failure:
+    """``stopped_for``: why we ended the attempt ourselves, if no failure of a rank made us."""
+    if stopped_for is not None:
+        return Failure(stopped_for, _STOPPED.get(stopped_for, f"it was stopped ({stopped_for})"))
+    is_alone = len(rank_ends) == 1
+    suspects = [_Suspect.of(end, is_alone) for end in rank_ends if end.has_failed and not end.was_stopped_by_us]
+    guilty = [suspect for suspect in suspects if not suspect.is_symptom]
+    if lost and not any(suspect.cause is not Cause.RANK_FAILED for suspect in guilty):
+        return _lost(lost)
+    if guilty:
+        return _named(_first(guilty))
+    if suspects:
+        return _nobody(suspects, rank_ends)
+    raise ValueError("no rank failed, no node was lost and nobody stopped it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    end: RankEnd
+    cause: Cause
+    words: LastWords
+    is_symptom: bool
+
+    @classmethod
+    def of(cls, end: RankEnd, is_alone: bool) -> _Suspect:
+        words = log_signatures.read(end.last_lines)
+        # A kill leaves no last words: what the log says last was said before, about something else.
+        if end.death_signal == signal.SIGKILL:
+            return cls(end, Cause.OOM if end.was_oom_killed else Cause.KILLED, LastWords(), is_symptom=False)
+        # Who was alone cannot have failed because of another rank.
+        if words.cause is not None and not (words.is_symptom and is_alone):
+            return cls(end, Cause(words.cause), words, words.is_symptom)
+        is_told_to_stop = end.death_signal in (signal.SIGTERM, signal.SIGINT)
+        cause = Cause.KILLED if is_told_to_stop else Cause.RANK_FAILED
+        return cls(end, cause, words, is_told_to_stop and not is_alone)
+
+
+def _first(suspects: Sequence[_Suspect]) -> _Suspect:
+    """Within a node by its monotonic clock, between nodes by wall clocks with their offsets taken out."""
+    firsts: dict[str, _Suspect] = {}
+    for suspect in suspects:
+        other = firsts.get(suspect.end.node)
+        if other is None or _is_before(suspect.end, other.end):
+            firsts[suspect.end.node] = suspect
+    return min(firsts.values(), key=lambda suspect: (_our_time(suspect.end), suspect.end.rank))
+
+
+def _is_before(one: RankEnd, other: RankEnd) -> bool:
+    if one.ended_monotonic_s is not None and other.ended_monotonic_s is not None:
+        return (one.ended_monotonic_s, one.rank) < (other.ended_monotonic_s, other.rank)
+    return (one.ended_unix_s, one.rank) < (other.ended_unix_s, other.rank)
+
+
+def _our_time(end: RankEnd) -> float:
+    return end.ended_unix_s - end.clock_offset_s
+
+
+def _named(suspect: _Suspect) -> Failure:
+    end = suspect.end
+    reason = f"rank {end.rank} on {end.node} {_ending(end, suspect.cause)}"
+    if suspect.words.line:
+        reason += f": {suspect.words.line}"
+    hint = suspect.words.hint or _HINTS.get(suspect.cause)
+    return Failure(
+        suspect.cause, reason, end.rank, end.node, _exit_code(end), suspect.words.line, hint, end.last_lines
+    )
+
+
+def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:
+    """Every rank that failed did so because of another one, and that one is not among them."""
+    first = _first(suspects)
+    # SIGTERM and no word about a broken connection: somebody outside ended it.
+    if all(suspect.cause is Cause.KILLED for suspect in suspects):
+        return _named(first)
+    reason = f"the ranks lost touch, rank {first.end.rank} on {first.end.node} first: {first.words.line}"
+    hint = "look at the network between the nodes: ugro doctor"
+    silent = _silent(suspects, ends)
+    if silent:
+        reason += f"; {in_words(silent)} did not complain and may have hung"
+        hint = "look at what the silent ones did last"
+    return Failure(Cause.NCCL_TIMEOUT, reason, exit_code=_exit_code(first.end), line=first.words.line, hint=hint)
+
+
+def _silent(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> list[str]:
+    """When ranks waited in vain: those that nobody heard complain."""
+    if not any(_TIMEOUT.search(suspect.words.line or "") for suspect in suspects):
+        return []
+    heard = {suspect.end.rank for suspect in suspects}
+    return [f"rank {end.rank} on {end.node}" for end in ends if end.rank not in heard and end.has_failed]
+
+
+def _lost(lost: Sequence[Lost]) -> Failure:
+    first = lost[0]
+    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return Failure(first.cause, f"{_LOST.get(first.cause, str(first.cause))} {first.node}{more}", node=first.node)
+
+
+def _ending(end: RankEnd, cause: Cause) -> str:
+    if end.signal is not None:
+        name = signal_name(end.signal)
+        why = " (out of memory)" if cause is Cause.OOM and end.signal == signal.SIGKILL else ""
+        return f"was killed by {name}{why}" if end.signal in _KILLERS else f"crashed with {name}{why}"
+    meaning = _EXIT_CODES.get(end.exit_code or 0)
+    if end.death_signal is not None:
+        meaning = f"a child was killed by {signal_name(end.death_signal)}"
+    told = f" ({meaning})" if meaning else ""
+    return f"ended with exit code {end.exit_code}{told}" if end.exit_code is not None else "ended, nobody knows how"
+
+
+def _exit_code(end: RankEnd) -> int | None:
+    return end.exit_code if end.signal is None else 128 + end.signal
+
+
+_TIMEOUT = re.compile(r"time(d )?[ -]?out", re.IGNORECASE)
+_KILLERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_EXIT_CODES = {126: "it cannot be executed", 127: "command not found"}
+_STOPPED = {
+    Cause.TIME_LIMIT: "it reached its time limit",
+    Cause.PREEMPTED: "it made way for a more urgent job",
+}
+_LOST = {
+    Cause.NODE_LOST: "lost the node",
+    Cause.NODE_REBOOTED: "the node was rebooted:",
+    Cause.SUPERVISOR_LOST: "the supervisor was killed on",
+}
+_HINTS = {
+    Cause.OOM: "the node ran out of memory: fewer loader workers, a smaller batch, or ask for memory",
+    Cause.KILLED: "somebody ended it, or the kernel did for want of memory: see dmesg on the node",
+}

@@ -1,0 +1,137 @@
+"""Whether a job is tried again after a failure, when, and where not. It knows counts, never processes.
+
+What the machines did to a job is not held against it, up to a budget. What its program did is retried only as its
+``retry`` says. An attempt that got further than the one before starts both counts anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugro.core import job
+from ugro.core.failure import Cause, Failure
+from ugro.core.support.quantity import format_duration
+
+FREE_RETRIES = 5
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+
+# Not the job's doing: free of charge.
+INFRASTRUCTURE = frozenset(
+    {
+        Cause.NODE_LOST,
+        Cause.NODE_REBOOTED,
+        Cause.SUPERVISOR_LOST,
+        Cause.PORT_IN_USE,
+        Cause.START_FAILED,
+        Cause.KILLED,
+    }
+)
+# The next try would most certainly end the same way.
+LASTING = frozenset(
+    {
+        Cause.IMPORT_ERROR,
+        Cause.TIME_LIMIT,
+        Cause.SETUP_FAILED,
+        Cause.MISMATCH,
+    }
+)
+# Another node may do better.
+_NODES_FAULT = frozenset(
+    {
+        Cause.NODE_LOST,
+        Cause.NODE_REBOOTED,
+        Cause.SUPERVISOR_LOST,
+        Cause.START_FAILED,
+        Cause.DISK_FULL,
+        Cause.KILLED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    retry: job.Retry
+    charged: int = 0  # retries used of ``retry.max_retries``
+    free: int = 0  # retries used of the budget for infrastructure
+    has_progressed: bool = False  # this attempt wrote a checkpoint newer than the one it began from
+    has_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """To be tried again, with the counts as they are then."""
+
+    not_before: float
+    charged: int
+    free: int
+    reason: str
+    avoid: tuple[str, ...] = ()  # nodes to take only when no others are free
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    reason: str
+    hint: str | None = None
+
+
+def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp:
+    charged, free = (0, 0) if view.has_progressed else (view.charged, view.free)
+    words = _words_for(failure)
+    if words & set(view.retry.never_on):
+        return GiveUp(f"{failure.reason}; never retried after {failure.cause}, as it was submitted", failure.hint)
+    if failure.cause is Cause.PREEMPTED:  # it waits in the queue anyway, and was promised to be tried again
+        return Retry(now, charged, free, f"{failure.reason}; it is tried again{_from(view)} when there is room")
+    if failure.cause in INFRASTRUCTURE and free < FREE_RETRIES:
+        return _free_retry(view, failure, charged, free + 1, now)
+    return _charged_retry(view, failure, (charged, free), now)
+
+
+def _free_retry(view: JobView, failure: Failure, charged: int, free: int, now: float) -> Retry:
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (free - 1))
+    reason = (
+        f"{failure.reason}; that is not the job's fault: it is tried again in {format_duration(pause_s)}{_from(view)}, "
+        f"free of charge ({free} of {FREE_RETRIES})"
+    )
+    return Retry(now + pause_s, charged, free, reason, _avoid(failure))
+
+
+def _charged_retry(view: JobView, failure: Failure, counts: tuple[int, int], now: float) -> Retry | GiveUp:
+    charged, free = counts
+    most = view.retry.max_retries
+    if failure.cause not in INFRASTRUCTURE and not _is_retried(view.retry, failure):
+        return GiveUp(_not_retried(view.retry, failure), failure.hint)
+    if charged >= most:
+        used = f"all {most} retries are used" if most else "it has no retries"
+        spent = f" and the {FREE_RETRIES} free ones are used" if failure.cause in INFRASTRUCTURE else ""
+        return GiveUp(f"{failure.reason}; {used}{spent}", failure.hint)
+    reason = f"{failure.reason}; it is tried again{_from(view)} (retry {charged + 1} of {most})"
+    return Retry(now, charged + 1, free, reason, _avoid(failure))
+
+
+def _is_retried(retry: job.Retry, failure: Failure) -> bool:
+    if retry.on:
+        return bool(_words_for(failure) & set(retry.on))
+    return failure.cause not in LASTING
+
+
+def _not_retried(retry: job.Retry, failure: Failure) -> str:
+    if retry.on:
+        return f"{failure.reason}; retried only after {', '.join(retry.on)}, as it was submitted"
+    if retry.max_retries:
+        return f"{failure.reason}; that would happen again, so its retries are not used for {failure.cause}"
+    return f"{failure.reason}; it has no retries"
+
+
+def _words_for(failure: Failure) -> set[str]:
+    """What ``on`` and ``never_on`` may call it: by its cause, or by the exit code."""
+    words = {str(failure.cause)}
+    return words if failure.exit_code is None else words | {f"exit_code:{failure.exit_code}"}
+
+
+def _avoid(failure: Failure) -> tuple[str, ...]:
+    return (failure.node,) if failure.node and failure.cause in _NODES_FAULT else ()
+
+
+def _from(view: JobView) -> str:
+    return " from its last checkpoint" if view.has_checkpoint or view.has_progressed else ""

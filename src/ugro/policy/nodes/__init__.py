@@ -1,0 +1,1 @@
+"""Judging nodes: health, alerts, diagnosis, versions, connectivity."""

@@ -1,0 +1,171 @@
+"""What ``ugro doctor`` concludes about one node: what was found in, findings with remedies out.
+
+It judges whether work could run there, not how a node does right now; that is ``policy.health``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ugro.core.finding import Finding, Grade
+from ugro.core.node import Facts, Gpu, LinkQuality, Machine
+from ugro.core.support.quantity import format_duration, format_size
+from ugro.policy.nodes.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
+
+LITTLE_SPACE_BYTES = 2**30
+NO_SPACE_BYTES = 100 * 2**20
+CLOCK_WARNING_S = 1.0
+CLOCK_FAILED_S = 30.0
+NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
+
+# What one judge says: how bad, what was found, and what to do about it.
+Verdict = tuple[Grade, str, str | None]
+
+
+def unreachable(name: str, text: str, hint: str | None) -> Finding:
+    return Finding(name, "reach", Grade.FAILED, text, hint)
+
+
+def judge_node(node: Examination) -> list[Finding]:
+    return [Finding(node.name, check, *verdict) for check in _JUDGES for verdict in _verdicts(node, check)]
+
+
+def _verdicts(node: Examination, check: str) -> Iterator[Verdict]:
+    look_up, judge = _JUDGES[check]
+    found = look_up(node)
+    if isinstance(found, Untold):
+        yield Grade.WARNING, f"could not be checked: {found.text}", found.hint
+    elif found is not None:
+        yield from judge(node, found)
+
+
+def _reach(node: Examination, quality: LinkQuality) -> Iterator[Verdict]:
+    by = node.spec.transport if isinstance(node.spec.transport, str) else node.spec.transport[0]
+    rtt = f", round trip {format_duration(quality.rtt_s)}" if quality.rtt_s is not None else ""
+    yield Grade.OK, f"connected by {by} as {node.machine.user}{rtt}", None
+
+
+def _host_key(node: Examination, ssh: SshSettings) -> Iterator[Verdict]:
+    where = f"in your ssh configuration, for {node.spec.host or node.name}:"
+    if ssh.strict_host_key_checking in ("false", "no", "off"):
+        text = "your ssh configuration switches the check off (StrictHostKeyChecking no): anybody could answer"
+        yield Grade.WARNING, text, f"{where} StrictHostKeyChecking ask"
+    elif ssh.user_known_hosts_file in ("/dev/null", "none"):
+        text = f"your ssh configuration remembers no key (UserKnownHostsFile {ssh.user_known_hosts_file})"
+        yield Grade.WARNING, text, f"{where} UserKnownHostsFile ~/.ssh/known_hosts"
+    else:
+        yield Grade.OK, "checked by ssh", None
+
+
+def _python(node: Examination, machine: Machine) -> Iterator[Verdict]:
+    yield Grade.OK, f"{machine.python} ({machine.python_path})", None
+
+
+def _packages(node: Examination, packages: Packages) -> Iterator[Verdict]:
+    # Whether it should be there is judged between the nodes.
+    if packages.torch:
+        named = {"torch": packages.torch, "CUDA": packages.cuda, "NCCL": packages.nccl}
+        yield Grade.OK, ", ".join(f"{name} {version}" for name, version in named.items() if version), None
+
+
+def _root(node: Examination, root: Root) -> Iterator[Verdict]:
+    elsewhere = f"under {node.name} in cluster.yaml, on a local disk with room: remote_root: /var/tmp/ugro"
+    if root.error is not None or root.free_bytes is None:
+        chown = f"on {node.name}: sudo chown {node.machine.user} {root.path}   (or {elsewhere})"
+        remedy = chown if root.error == "Permission denied" else elsewhere
+        yield Grade.FAILED, f"{root.path} cannot be written: {root.error}", remedy
+        return
+    left = format_size(root.free_bytes)
+    if root.free_bytes < LITTLE_SPACE_BYTES:
+        grade = Grade.FAILED if root.free_bytes < NO_SPACE_BYTES else Grade.WARNING
+        look = f"ugro exec {node.name} -- du -xh -d1 {root.path}"
+        yield grade, f"{root.path} has {left} left", f"free some: {look}   (or {elsewhere})"
+    if root.filesystem in NETWORK_FILESYSTEMS:
+        yield Grade.WARNING, f"{root.path} is on {root.filesystem}, where locks are not reliable", elsewhere
+    elif root.free_bytes >= LITTLE_SPACE_BYTES:
+        kind = f" ({root.filesystem})" if root.filesystem else ""
+        yield Grade.OK, f"{root.path} is writable, {left} free{kind}", None
+
+
+def _clock(node: Examination, quality: LinkQuality) -> Iterator[Verdict]:
+    if quality.clock_offset_s is None:
+        return
+    off_s = abs(quality.clock_offset_s)
+    if off_s <= CLOCK_WARNING_S:
+        # As sure as can be: an answer that took so long may have been given at any moment of it.
+        known_s = off_s + (quality.rtt_s or 0) / 2
+        yield Grade.OK, f"within {format_duration(known_s)} of this machine's", None
+    else:
+        text = f"{format_duration(off_s)} {'ahead of' if quality.clock_offset_s > 0 else 'behind'} this machine's"
+        grade = Grade.FAILED if off_s > CLOCK_FAILED_S else Grade.WARNING
+        yield grade, text, f"on {node.name} and on this machine: sudo timedatectl set-ntp true"
+
+
+def _ports(node: Examination, found: Network) -> Iterator[Verdict]:
+    taken = [use for use in found.ports if not use.is_free]
+    for use in taken:
+        section, _, key = node.port_keys[use.port].partition(".")
+        remedy = f"in cluster.yaml another one, such as {section}: {{{key}: {use.port + 1}}}"
+        if use.pid is not None and use.user == node.machine.user:
+            remedy = f"end it: ugro exec {node.name} -- kill {use.pid}   (or {remedy})"
+        yield Grade.WARNING, f"{section}.{key} {use.port} {_taken_by(use)}", remedy
+    if found.ports and not taken:
+        numbers = ", ".join(str(use.port) for use in found.ports)
+        yield Grade.OK, f"{numbers} {'is' if len(found.ports) == 1 else 'are'} free", None
+
+
+def _taken_by(use: PortUse) -> str:
+    if use.error is not None:
+        return f"cannot be used: {use.error}"
+    if use.pid is not None:
+        return f"is taken by {use.process} (pid {use.pid}, user {use.user})"
+    return f"is taken by a process of {use.user}" if use.user is not None else "is taken"
+
+
+def _gpu(node: Examination, facts: Facts) -> Iterator[Verdict]:
+    tool = "rocm-smi" if facts.gpu_source in ("amd-smi", "rocm-smi") else "nvidia-smi"
+    look = f"ugro exec {node.name} -- {tool}"
+    if facts.gpu_error is not None:
+        yield Grade.WARNING, f"GPUs cannot be read: {facts.gpu_error}", f"see what it says: {look}"
+    troubles = [verdict for gpu in facts.gpus for verdict in _one_gpu(gpu, look)]
+    yield from troubles
+    if facts.gpu_error is None and not troubles:
+        driver = f", driver {facts.gpu_driver}" if facts.gpu_driver else ""
+        names = ", ".join(gpu.name for gpu in facts.gpus)
+        yield Grade.OK, f"{names}{driver}" if facts.gpus else "none found", None
+
+
+def _one_gpu(gpu: Gpu, look: str) -> Iterator[Verdict]:
+    label = f"GPU {gpu.index} {gpu.name}"
+    if gpu.error is not None:
+        yield Grade.FAILED, f"{label} cannot be read: {gpu.error}", f"look, and reboot the node if it stays: {look}"
+    others = [f"{process.name} (pid {process.pid})" for process in gpu.processes if not process.is_ours]
+    if others:
+        yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or look: {look}"
+
+
+def _logout(node: Examination, survival: Survival) -> Iterator[Verdict]:
+    if not survival.has_logind:
+        yield Grade.OK, "jobs outlive it (there is no logind)", None
+    elif not survival.kills_processes:
+        yield Grade.OK, "jobs outlive it (KillUserProcesses=no)", None
+    elif survival.lingers:
+        yield Grade.OK, "jobs outlive it (linger is on)", None
+    else:
+        text = "logind ends jobs when the connection closes (KillUserProcesses=yes)"
+        yield Grade.WARNING, text, f"on {node.name}: sudo loginctl enable-linger {survival.user}"
+
+
+# The checks in the order in which they are told: where each finds what it judges, and who judges it.
+_JUDGES: dict[str, tuple[Callable[[Examination], Any], Callable[..., Iterator[Verdict]]]] = {
+    "reach": (lambda node: node.quality, _reach),
+    "host key": (lambda node: node.ssh, _host_key),
+    "python": (lambda node: node.machine, _python),
+    "packages": (lambda node: node.packages, _packages),
+    "root": (lambda node: node.root, _root),
+    "clock": (lambda node: node.quality, _clock),
+    "ports": (lambda node: node.network, _ports),
+    "gpu": (lambda node: node.facts, _gpu),
+    "logout": (lambda node: node.survival, _logout),
+}

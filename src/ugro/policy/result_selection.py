@@ -1,0 +1,111 @@
+"""Which of a run's files come home, and why the others do not. Pure: what was seen in, what to do out.
+
+A checkpoint is an entry of the folder ``checkpoints``: a file, or a folder with all in it. The newest has the highest
+number at the end of its name; those without a number come before those with one, by when they were last changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ugro.core.job import ResultRule
+from ugro.core.support.quantity import format_size
+
+_FOLDER = b"checkpoints"
+_NUMBER = re.compile(rb"([0-9]{1,18})(?:\.[A-Za-z][A-Za-z0-9_]*)*$")
+_UNFINISHED = (b".tmp", b".partial")
+# While a run lives, a large file that changed just now is probably being written, and would have to come again.
+_LARGE_BYTES = 16 << 20
+_FRESH_NS = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """As a node tells of it. The name is bytes, parted by /."""
+
+    name: bytes
+    size: int
+    changed_ns: int
+    inode: int
+    problem: str | None = None  # why it cannot be sent
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    file: OutputFile
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    wanted: tuple[OutputFile, ...]
+    left: tuple[Left, ...]  # those that stay where they are
+    unsendable: tuple[OutputFile, ...]  # links and the like, which are nobody's result
+
+
+def choose(files: Sequence[OutputFile], rule: ResultRule) -> Choice:
+    sound = [file for file in files if file.problem is None]
+    dropped = _by_rule(sound, rule.checkpoints)
+    left = [Left(file, dropped[entry]) for file in sound if (entry := _entry(file.name)) in dropped]
+    wanted = [file for file in sound if _entry(file.name) not in dropped]
+    over = _over(wanted, rule.limit_bytes)
+    left += [Left(file, f"over the limit of {format_size(rule.limit_bytes or 0)}") for file in over]
+    names = {file.name for file in over}
+    return Choice(
+        tuple(file for file in wanted if file.name not in names),
+        tuple(left),
+        tuple(file for file in files if file.problem is not None),
+    )
+
+
+def is_being_written(file: OutputFile, now_ns: int) -> bool:
+    entry = _entry(file.name)
+    if entry is not None and (entry.startswith(b".") or entry.endswith(_UNFINISHED)):
+        return True
+    return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
+
+
+def _over(files: Iterable[OutputFile], limit_bytes: int | None) -> list[OutputFile]:
+    """The small ones come first: what is said about a training goes before what it made."""
+    if limit_bytes is None:
+        return []
+    over = []
+    for file in sorted(files, key=lambda file: (file.size, file.name)):
+        limit_bytes -= file.size
+        if limit_bytes < 0:
+            over.append(file)
+    return over
+
+
+def _by_rule(files: Iterable[OutputFile], rule: str) -> dict[bytes, str]:
+    """The checkpoints that are not wanted, and why."""
+    changed: dict[bytes, int] = {}
+    for file in files:
+        if (entry := _entry(file.name)) is not None:
+            changed[entry] = max(changed.get(entry, 0), file.changed_ns)
+    order = sorted(changed, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
+    keep = _kept(order, rule)
+    return {entry: f"results.checkpoints is {rule}" for entry in order if entry not in keep}
+
+
+def _kept(order: Sequence[bytes], rule: str) -> set[bytes]:
+    """``order``: the newest first."""
+    if rule == "all":
+        return set(order)
+    if rule == "none":
+        return set()
+    if rule == "best":
+        return {entry for entry in order if b"best" in entry.lower()} or set(order[:1])
+    return set(order[: int(rule.removeprefix("last "))])
+
+
+def _entry(name: bytes) -> bytes | None:
+    parts = name.split(b"/")
+    return parts[1] if len(parts) > 1 and parts[0] == _FOLDER else None
+
+
+def _number(entry: bytes) -> int:
+    found = _NUMBER.search(entry)
+    return int(found[1]) if found else -1

@@ -1,0 +1,1 @@
+"""Which job starts where, and why the others wait."""

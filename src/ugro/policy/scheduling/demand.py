@@ -1,0 +1,214 @@
+"""What a job demands of the nodes, made ready for comparing: alternatives, and which GPUs of a node satisfy each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Resources
+from ugro.core.support.quantity import format_size
+from ugro.policy.scheduling.room import Free, Shape, Shapes, empty
+from ugro.policy.scheduling.snapshot import NodeView
+from ugro.policy.wording import count_of, in_words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """One way to satisfy a job: the same of each node. Equal ones are one object in a pass, compared by identity."""
+
+    resources: Resources
+    min_nodes: int
+    max_nodes: int
+    least_gpus: int  # of a node
+    wants_all_gpus: bool
+    is_one_process: bool
+    cpus: int | None  # None: one for each process, as far as the node has them
+    memory_bytes: int
+    note: str = ""  # why it asks for no GPUs, where its job left that open
+    _fitting: dict[Shape, int | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, resources: Resources, *, on_one_node: bool = False, note: str = "") -> Need:
+        wants_all = resources.gpus_per_node == ALL_GPUS
+        least = 1 if on_one_node else max(1, resources.min_nodes)
+        most = 1 if on_one_node else max(least, resources.max_nodes)
+        gpus = 1 if wants_all else resources.gpus_per_node
+        memory_bytes = resources.memory_bytes
+        return cls(resources, least, most, gpus, wants_all, on_one_node, resources.cpus, memory_bytes, note)
+
+    def fitting_gpus(self, shape: Shape) -> int | None:
+        """The GPUs that satisfy it, as a mask; None if the node itself does not."""
+        try:
+            return self._fitting[shape]
+        except KeyError:
+            has_labels = shape.labels.issuperset(self.resources.labels)
+            mask = self._fitting[shape] = self._mask(shape) if has_labels else None
+            return mask
+
+    def fits(self, shape: Shape, free: Free) -> bool:
+        gpus, cpus, memory_bytes, slots = free
+        if cpus < (self.least_cpus(shape) if self.cpus is None else self.cpus):
+            return False
+        if memory_bytes < self.memory_bytes or slots < 1 or gpus.bit_count() < self.least_gpus:
+            return False
+        mask = self.fitting_gpus(shape)
+        return mask is not None and (mask & gpus).bit_count() >= self.least_gpus
+
+    def least_cpus(self, shape: Shape) -> int:
+        if self.cpus is not None:
+            return self.cpus
+        processes = 1 if self.is_one_process or not self.least_gpus else self.least_gpus
+        return min(processes, shape.cores)
+
+    def part_of(self, shape: Shape, free: Free) -> Free:
+        """What it takes of a node that fits."""
+        usable = (self.fitting_gpus(shape) or 0) & free.gpus
+        gpus = usable if self.wants_all_gpus else self._choose(shape, usable)
+        cpus = self.cpus
+        if cpus is None:
+            processes = 1 if self.is_one_process or not gpus else gpus.bit_count()
+            cpus = min(processes, free.cpus)
+        return Free(gpus, cpus, self.memory_bytes, 1)
+
+    def _choose(self, shape: Shape, usable: int) -> int:
+        # Who says how much memory a GPU must have gets the smallest that will do. Who does not gets the largest:
+        # a GPU that turns out too small fails the job, one that turns out too large only makes others wait.
+        order = shape.by_memory if self.resources.gpu_memory_bytes is not None else reversed(shape.by_memory)
+        chosen, count = 0, 0
+        for position in order:
+            if count == self.least_gpus:
+                break
+            if usable >> position & 1:
+                chosen |= 1 << position
+                count += 1
+        return chosen
+
+    def _mask(self, shape: Shape) -> int:
+        fits = (gpu_fits(self.resources, model, memory) for model, memory in shape.gpus)
+        return sum(1 << position for position, fit in enumerate(fits) if fit)
+
+    def __str__(self) -> str:
+        words = _node_count(self.min_nodes, self.max_nodes)
+        parts = [*_gpu_words(self.resources), *_node_words(self.resources)]
+        if parts:
+            words += f" {'each with' if self.max_nodes > 1 else 'with'} {in_words(parts)}"
+        return f"{words} ({self.note})" if self.note else words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    needs: tuple[Need, ...]  # in order of preference
+
+    def __str__(self) -> str:
+        return ", or ".join(str(need) for need in self.needs)
+
+
+class Demands:
+    """One object per different demand, however many jobs have it: what failed for one is not tried for the others."""
+
+    def __init__(self, nodes: Sequence[NodeView]) -> None:
+        self._makes = Makes(nodes)
+        self._known: dict[tuple[Resources, bool], Demand] = {}
+        # Many jobs share one spec, and comparing numbers is far cheaper than comparing all that it says.
+        self._by_spec: dict[int, tuple[JobSpec, Demand]] = {}
+
+    def of(self, spec: JobSpec) -> Demand:
+        known = self._by_spec.get(id(spec))
+        if known is not None:
+            return known[1]
+        key = (spec.resources, spec.launcher is Launcher.COMMAND)
+        demand = self._known.get(key)
+        if demand is None:
+            demand = self._known[key] = Demand(tuple(needs_of(*key, self._makes)))
+        self._by_spec[id(spec)] = (spec, demand)
+        return demand
+
+
+class Makes:
+    """What the nodes have when nobody uses anything, whether they take work now or not."""
+
+    def __init__(self, nodes: Sequence[NodeView]) -> None:
+        self._nodes = nodes
+        self._counts: Counter[tuple[Shape, Free]] | None = None
+        self._awaited: list[NodeView] = []
+
+    def count(self, need: Need) -> int:
+        """The nodes that can give a share; those that have not answered yet count, for they may."""
+        if self._counts is None:
+            shapes = Shapes()
+            self._awaited = [node for node in self._nodes if node.is_awaited]
+            there = (node for node in self._nodes if not node.is_awaited)
+            self._counts = Counter((shapes.of(node), empty(node, with_foreign=True)) for node in there)
+        labels = set(need.resources.labels)
+        awaited = sum(labels.issubset(node.labels) for node in self._awaited)
+        return awaited + sum(count for make, count in self._counts.items() if need.fits(*make))
+
+
+def needs_of(resources: Resources, on_one_node: bool, makes: Makes) -> Iterator[Need]:
+    """A need for each alternative; where GPUs were left open, with or without them, as the cluster allows.
+
+    Ranks on GPUs and on cores cannot train together, so it is one of them on every node. GPUs that exist but are in use
+    or out of order for now are waited for: training that is slow beyond hope is no help to anybody.
+    """
+    for way in alternatives(resources):
+        if way.gpus_per_node != ANY_GPUS:
+            yield Need.of(way, on_one_node=on_one_node)
+            continue
+        on_gpus = Need.of(replace(way, gpus_per_node=ALL_GPUS), on_one_node=on_one_node)
+        found = makes.count(on_gpus)
+        if found >= on_gpus.min_nodes:
+            yield on_gpus
+        else:
+            having = "such node has" if found == 1 else "such nodes have"
+            note = f"without GPUs: only {found} {having} any" if found else ""
+            yield Need.of(replace(way, gpus_per_node=0), on_one_node=on_one_node, note=note)
+
+
+def alternatives(resources: Resources) -> Iterator[Resources]:
+    if not resources.any_of:
+        yield resources
+    for way in resources.any_of:
+        yield from alternatives(way)
+
+
+def gpu_fits(resources: Resources, model: str, memory_bytes: int | None) -> bool:
+    wanted = resources.gpu_memory_bytes
+    if wanted is not None and (memory_bytes is None or memory_bytes < wanted):
+        return False
+    return not resources.gpu_models or any(_plain(word) in _plain(model) for word in resources.gpu_models)
+
+
+def _plain(name: str) -> str:
+    # People write RTX4090, rtx-4090 and "RTX 4090".
+    return re.sub(r"[\s_-]", "", name).casefold()
+
+
+def _node_count(least: int, most: int) -> str:
+    if most == 1:
+        return "a node"
+    return f"{least} nodes" if least == most else f"{least} to {most} nodes"
+
+
+def _gpu_words(resources: Resources) -> list[str]:
+    if not resources.gpus_per_node:
+        return []
+    words = "all its GPUs" if resources.gpus_per_node == ALL_GPUS else count_of(resources.gpus_per_node, "GPU")
+    if resources.gpu_models:
+        words += f" ({in_words(resources.gpu_models, 'or')})"
+    if resources.gpu_memory_bytes is not None:
+        words += f" of {format_size(resources.gpu_memory_bytes)} or more"
+    return [words]
+
+
+def _node_words(resources: Resources) -> list[str]:
+    words = []
+    if resources.cpus:
+        words.append(count_of(resources.cpus, "core"))
+    elif resources.cpus is None and not resources.gpus_per_node:
+        words.append("a free core")
+    if resources.memory_bytes:
+        words.append(f"{format_size(resources.memory_bytes)} of memory")
+    words += [f"the label {label}" for label in resources.labels]
+    return words

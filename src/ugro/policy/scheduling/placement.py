@@ -1,0 +1,165 @@
+"""Which nodes and GPUs a job gets, of those that are free: the fewest groups, the fastest nodes, the best fit.
+
+Whether it may start at all, and before whom, is not decided here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ugro.core.job import Placement, Share
+from ugro.policy.scheduling.demand import Need
+from ugro.policy.scheduling.ledger import Ledger
+from ugro.policy.scheduling.room import Free, Room, Shape
+
+_Key = tuple[float | str, ...]
+
+
+class Candidates:
+    """The nodes that can give one share of a need, best first. During a pass nodes only get fuller, never emptier."""
+
+    def __init__(self, ledger: Ledger, need: Need, allowed: int, avoid: Iterable[str] = ()) -> None:
+        self.need = need
+        self._ledger = ledger
+        self._allowed = allowed
+        self._avoid = frozenset(avoid)
+        self._words = _words(need)
+        self._goes_by_load = not need.least_gpus and not need.cpus
+        self._seen = len(ledger.changes)
+        self._fitting: dict[str, set[Room]] = defaultdict(set)  # by group
+        self._heaps: dict[str, list[tuple[_Key, int, Room]]] = defaultdict(list)
+        for shape, free, rooms in ledger.alike(need, allowed):
+            rank = _rank(need, shape, free)
+            for room in rooms:
+                self._add(room, rank)
+
+    def place(self) -> Placed | None:
+        """Take what the job needs, whole or not at all."""
+        chosen = self._choose()
+        if not chosen:
+            return None
+        preference = self._preference(*chosen[-1])
+        return Placed(Placement(tuple(self._take(room) for _, room in chosen)), preference)
+
+    def _choose(self) -> list[tuple[_Key, Room]]:
+        self._refresh()
+        fitting = sum(map(len, self._fitting.values()))
+        if fitting < self.need.min_nodes:
+            return []
+        wanted = min(self.need.max_nodes, fitting)
+        chosen: list[tuple[_Key, Room]] = []
+        for group in self._groups(wanted):
+            chosen += self._best(group, wanted - len(chosen))
+        return chosen
+
+    def _preference(self, key: _Key, room: Room) -> str:
+        """What the last that was chosen has over the next best beside it; empty if nothing but its name."""
+        group = self._group(room)
+        if not self._fitting[group]:
+            return ""
+        next_key = self._top(group)
+        differs = next(index for index, mine in enumerate(key) if mine != next_key[index])
+        return f"rather than {next_key[-1]}: {self._words[differs]}" if differs < len(self._words) else ""
+
+    def _groups(self, wanted: int) -> list[str]:
+        """One group that has enough, the fastest; otherwise those with most, so that few are spanned."""
+        groups = [group for group, rooms in self._fitting.items() if rooms]
+        if len(groups) == 1:
+            return groups
+        enough = [group for group in groups if len(self._fitting[group]) >= wanted]
+        if enough:
+            return [min(enough, key=lambda group: (self._top(group), group))]
+        return sorted(groups, key=lambda group: (-len(self._fitting[group]), self._top(group), group))
+
+    def _best(self, group: str, most: int) -> list[tuple[_Key, Room]]:
+        best: list[tuple[_Key, Room]] = []
+        while len(best) < most and self._fitting[group]:
+            self._top(group)
+            key, _, room = heapq.heappop(self._heaps[group])
+            self._fitting[group].discard(room)
+            best.append((key, room))
+        return best
+
+    def _take(self, room: Room) -> Share:
+        part = self.need.part_of(room.shape, room.open_to(self._allowed))
+        return self._ledger.take(room, part, self._allowed)
+
+    def _top(self, group: str) -> _Key:
+        heap, fitting = self._heaps[group], self._fitting[group]
+        while heap[0][1] != heap[0][2].version or heap[0][2] not in fitting:
+            heapq.heappop(heap)
+        return heap[0][0]
+
+    def _refresh(self) -> None:
+        changed = dict.fromkeys(self._ledger.changes[self._seen :])
+        self._seen = len(self._ledger.changes)
+        for room in changed:
+            free = room.open_to(self._allowed)
+            if self.need.fits(room.shape, free):
+                self._add(room, _rank(self.need, room.shape, free))
+            else:
+                self._fitting[self._group(room)].discard(room)
+
+    def _add(self, room: Room, rank: _Rank) -> None:
+        before, after = rank
+        node, cost = room.node, room.cost
+        first = cost if self._goes_by_load else 0.0
+        key = (node.name in self._avoid, first, *before, -node.speed, *after, cost, node.name)
+        group = self._group(room)
+        self._fitting[group].add(room)
+        heapq.heappush(self._heaps[group], (key, room.version, room))
+
+    def _group(self, room: Room) -> str:
+        return room.node.group if self.need.max_nodes > 1 else ""
+
+
+# What counts before the node's speed, and what after it; less is better.
+_Rank = tuple[tuple[float, float], tuple[float, float]]
+_LEAST_LOAD = "the least load"
+_LEFT = "the fewest GPUs left over"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    placement: Placement
+    preference: str  # why there and not elsewhere, where that was a choice
+
+
+def _words(need: Need) -> tuple[str, ...]:
+    """What each part of a key but the name means, as an advantage over others."""
+    before, after = _rank_words(need)
+    return ("the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
+
+
+def _rank_words(need: Need) -> tuple[tuple[str, str], tuple[str, str]]:
+    if not need.least_gpus:
+        return ("it has no free GPUs", "the tightest fit" if need.cpus else "the most cores"), ("", "")
+    memory = "the most GPU memory" if need.resources.gpu_memory_bytes is None else "the smallest GPU that will do"
+    if need.wants_all_gpus:
+        return ("the most free GPUs", ""), (memory, "")
+    if need.max_nodes == 1 and need.resources.gpu_memory_bytes is not None:
+        return (memory, _LEFT), ("", "")
+    return ("", ""), (memory, _LEFT)
+
+
+def _rank(need: Need, shape: Shape, free: Free) -> _Rank:
+    if not need.least_gpus:
+        return _rank_without_gpus(need, shape, free)
+    usable = (need.fitting_gpus(shape) or 0) & free.gpus
+    taken = need.part_of(shape, free).gpus
+    left = (usable & ~taken).bit_count()
+    largest = max(memory or 0 for position, (_, memory) in enumerate(shape.gpus) if taken >> position & 1)
+    has_least = need.resources.gpu_memory_bytes is not None
+    memory = largest if has_least else -largest
+    if need.wants_all_gpus:
+        return (-taken.bit_count(), 0), (memory, 0)
+    if has_least and need.max_nodes == 1:
+        return (memory, left), (0, 0)
+    return (0, 0), (memory, left)
+
+
+def _rank_without_gpus(need: Need, shape: Shape, free: Free) -> _Rank:
+    return (bool(free.gpus), free.cpus - need.cpus if need.cpus else -shape.cores), (0, 0)

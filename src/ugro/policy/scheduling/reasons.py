@@ -1,0 +1,117 @@
+"""The words of the scheduler's decisions: why a job starts, why it waits and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ugro.core.job import Share
+from ugro.core.support.quantity import format_duration
+from ugro.policy.scheduling.demand import Demand, Need
+from ugro.policy.scheduling.ledger import EVERYTHING, Ledger, Reservation
+from ugro.policy.scheduling.placement import Placed
+from ugro.policy.scheduling.snapshot import Holding, NodeView
+from ugro.policy.wording import in_words, jobs, names
+
+# The jobs that a waiting one is said to be blocked by; whoever wants all asks ``ugro why``.
+_MOST_BLOCKERS = 8
+_MOST_LOOKED_AT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    reason: str
+    by: tuple[int, ...] = ()
+    until: float | None = None
+
+
+def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: float | None) -> str:
+    """``end``: when it is gone at the latest, which is why it may use the reservations in ``allowed``."""
+    placement = placed.placement
+    where = f"free now: {names([given(share) for share in placement.shares])}"
+    reason = "; ".join(part for part in (where, placed.preference, need.note) if part)
+    if not ledger.reservations:
+        return reason
+    borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]
+    if borrowed and end is not None:
+        gone = format_duration(end - ledger.now)
+        return f"{reason}; it is gone within {gone}, before {jobs(borrowed)} may start there"
+    waiting = [one.job for one in ledger.reservations]
+    return f"{reason}; fills a gap: {jobs(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for other devices"
+
+
+def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledger: Ledger) -> Blocked:
+    """One of the first in the queue, with devices kept for it."""
+    need, holders = reservation.need, reservation.holders
+    free = sum(not claim.ended for claim in reservation.claims)
+    reason = f"needs {need}; {_free_now(need, free)}; "
+    if victims:
+        stopped = [victim.id for victim in victims]
+        reason += f"{jobs(stopped)} of lower priority {_is(stopped)} being stopped for it"
+    else:
+        waited_for = [claim.room.node.name for claim in reservation.claims if claim.ended]
+        reason += f"waits for {jobs(holders)} on {names(waited_for)}"
+    if reservation.start is None:
+        endless = [job for job in holders if job not in ledger.known_end]
+        reason += f"; nobody knows for how long: {jobs(endless)} {_has(endless)} no time limit"
+    else:
+        reason += f", for {format_duration(reservation.start - ledger.now)} at most"
+    return Blocked(reason, holders[:_MOST_BLOCKERS], reservation.start)
+
+
+def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
+    """Not among the first in the queue, or nothing could be kept for it."""
+    capable = [ledger.count_capable(need) for need in demand.needs]
+    if all(count < need.min_nodes for need, count in zip(demand.needs, capable, strict=True)):
+        return Blocked(f"needs {demand}; {_too_few(demand, ledger, max(capable))}")
+    keepers = [one.job for one in ledger.reservations]
+    for need in demand.needs:
+        if keepers and ledger.count(need, EVERYTHING) >= need.min_nodes:
+            return Blocked(f"needs {need}; that is free, but kept for {jobs(keepers)}", tuple(keepers))
+    free = ledger.count(demand.needs[0], 0)
+    return Blocked(f"needs {demand}; {_free_now(demand.needs[0], free)}", _blockers(demand, ledger))
+
+
+def what_is_left_out(nodes: Sequence[NodeView]) -> Iterator[str]:
+    away = [f"{node.name} {node.unusable}" for node in nodes if node.unusable is not None]
+    if away:
+        yield names(away)
+    foreign = [f"GPU {gpu.index} of {node.name}" for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    if foreign:
+        yield f"others use {names(foreign)}"
+
+
+def given(share: Share) -> str:
+    if not share.gpus:
+        return share.node
+    indices = in_words([str(index) for index in share.gpus])
+    return f"{share.node} ({'GPU' if len(share.gpus) == 1 else 'GPUs'} {indices})"
+
+
+def _free_now(need: Need, free: int) -> str:
+    if need.min_nodes == 1:
+        return "none is free now"
+    return f"{free} of {need.min_nodes} are free now"
+
+
+def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
+    least = min(need.min_nodes for need in demand.needs)
+    found = f"only {capable} of {least} usable nodes can give that" if capable else "no usable node has that"
+    return "; ".join([found, *what_is_left_out(ledger.nodes)])
+
+
+def _blockers(demand: Demand, ledger: Ledger) -> tuple[int, ...]:
+    """Who holds what it could use, the first to end first."""
+    capable = {room for need in demand.needs for room in ledger.capable(need)}
+    endless = [job for job in ledger.holdings if job not in ledger.known_end]
+    order = [*(job for _, job in ledger.ends[:_MOST_LOOKED_AT]), *endless[:_MOST_LOOKED_AT]]
+    found = [job for job in order if any(room in capable for room, _ in ledger.parts[job])]
+    return tuple(found[:_MOST_BLOCKERS])
+
+
+def _has(things: Sequence[object]) -> str:
+    return "has" if len(things) == 1 else "have"
+
+
+def _is(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"

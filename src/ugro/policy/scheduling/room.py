@@ -1,0 +1,171 @@
+"""What one node has left during a pass, as small numbers: GPUs are bits of a mask, in the order the node lists them.
+
+A pass looks at these many thousand times, which is why they are not the frozen views that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ugro.core.job import Share
+from ugro.policy.scheduling.snapshot import Holding, NodeView
+
+# Jobs that ask for nothing still take a process, memory and a log each: this many per core may share a node.
+_SLOTS_PER_CORE = 16
+_LEAST_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What nodes of one make have in common. There is one object of each in a pass, so it is compared by identity."""
+
+    gpus: tuple[tuple[str, int | None], ...]  # model and memory
+    labels: frozenset[str]
+    cores: int
+    by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
+
+    def __post_init__(self) -> None:
+        order = sorted(range(len(self.gpus)), key=lambda position: (self.gpus[position][1] or 0, position))
+        object.__setattr__(self, "by_memory", tuple(order))
+
+
+class Free(NamedTuple):
+    gpus: int  # a bit for each
+    cpus: int
+    memory_bytes: int
+    slots: int
+
+    def plus(self, other: Free) -> Free:
+        return Free(self[0] | other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+
+    def minus(self, other: Free) -> Free:
+        return Free(self[0] & ~other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3])
+
+    def within(self, other: Free) -> Free:
+        return Free(
+            self[0] & other[0], min(self[1], other[1]), min(self[2], other[2]), min(self[3], other[3])
+        )
+
+
+@dataclass(slots=True)
+class Kept:
+    """What others may still take from a node after something on it was reserved."""
+
+    reservation: int  # its bit among the reservations of this pass
+    spare: Free
+    ended: frozenset[int]  # the jobs that the reservation takes to have ended here
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one job holds of one node."""
+
+    holder: Holding
+    part: Free
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A part of one node for later: once ``ended`` have ended, ``state`` is free, and ``part`` of it is wanted."""
+
+    room: Room
+    ended: tuple[Held, ...]
+    state: Free
+    part: Free
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    node: NodeView
+    shape: Shape
+    free: Free
+    capacity: Free = field(init=False)  # what would be free if none of our jobs held anything
+    held: list[Held] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    given: int = 0  # cores in this pass; a job that takes none counts as one
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.capacity = self.free
+
+    @property
+    def cost(self) -> float:
+        """What the node's load will be, for a load that was measured before this pass knows nothing of it."""
+        return self.node.cost + self.given / max(1, self.node.cores)
+
+    def hold(self, holder: Holding, share: Share) -> Held:
+        part = Free(self.mask_of(share.gpus) & self.free.gpus, share.cpus, share.memory_bytes, 1)
+        self.free = self.free.minus(part)
+        held = Held(holder, part)
+        self.held.append(held)
+        return held
+
+    def open_to(self, allowed: int) -> Free:
+        """What is free to a job that may use the reservations in ``allowed``."""
+        free = self.free
+        for kept in self.kept:
+            if not kept.reservation & allowed:
+                free = free.within(kept.spare)
+        return free
+
+    def open_after(self, ended: Iterable[Held]) -> Free:
+        """What would be free to a job without any reservation once those have ended."""
+        ended = list(ended)
+        free = self.free
+        for held in ended:
+            free = free.plus(held.part)
+        for kept in self.kept:
+            spare = kept.spare
+            for held in ended:
+                spare = spare if held.holder.id in kept.ended else spare.plus(held.part)
+            free = free.within(spare)
+        return free
+
+    def take(self, part: Free, allowed: int) -> None:
+        self.free = self.free.minus(part)
+        self.given += max(1, part.cpus)
+        self.version += 1
+        for kept in self.kept:
+            if not kept.reservation & allowed:
+                kept.spare = kept.spare.minus(part)
+
+    def keep(self, reservation: int, claim: Claim) -> None:
+        for kept in self.kept:
+            kept.spare = kept.spare.minus(claim.part)
+        ended = frozenset(held.holder.id for held in claim.ended)
+        self.kept.append(Kept(reservation, claim.state.minus(claim.part), ended))
+        self.version += 1
+
+    def share(self, part: Free) -> Share:
+        gpus = tuple(gpu.index for position, gpu in enumerate(self.node.gpus) if part.gpus >> position & 1)
+        return Share(self.node.name, gpus, part.cpus, part.memory_bytes)
+
+    def mask_of(self, indices: tuple[int, ...]) -> int:
+        return sum(1 << position for position, gpu in enumerate(self.node.gpus) if gpu.index in indices)
+
+
+class Shapes:
+    """One object per different shape."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Shape] = {}
+
+    def of(self, node: NodeView) -> Shape:
+        gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
+        key = (gpus, node.labels, node.cores)
+        shape = self._known.get(key)
+        if shape is None:
+            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores)
+        return shape
+
+
+def empty(node: NodeView, *, with_foreign: bool = False) -> Free:
+    """All of a node. A GPU that others use counts as taken, a broken one as not there."""
+    mask = 0
+    for position, gpu in enumerate(node.gpus):
+        if not gpu.is_broken and (with_foreign or not gpu.is_foreign):
+            mask |= 1 << position
+    slots = max(_LEAST_SLOTS, _SLOTS_PER_CORE * node.cores)
+    return Free(mask, node.cores, node.memory_bytes, slots)

@@ -1,0 +1,1 @@
+"""Where a training's time goes, and what to do about it."""

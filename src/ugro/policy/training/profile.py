@@ -1,0 +1,179 @@
+"""Where the time of a training goes, from the records of its steps. Pure: records in, numbers and a verdict out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, multimode
+
+from ugro.core.errors import Unsatisfiable
+from ugro.core.profile import Finding, FindingKind, JobProfile, RankProfile
+from ugro.core.training import AdviceRecord, StepRecord, Training
+from ugro.policy.balance.advice import advise
+from ugro.policy.balance.fit import RankFit, Window
+from ugro.policy.balance.split import Cost
+from ugro.policy.training.verdict import Facts, findings
+
+WINDOW = 50
+LEAST_STEPS = 3  # fewer tell nothing
+_SETTLED = 8  # steps of the newest plan, from which on older ones do not count
+_DISTURBED = 3.0  # times as long as usual, without the waiting for data: a checkpoint, an evaluation
+_LEAST_OF_A_SHARE = 3  # steps with the same share, before they tell what it costs
+
+
+def profile(training: Training, attempt: int, steps: int | None = None) -> JobProfile | None:
+    """Of the newest ``steps``; without a number of those of the newest plan. None when there are none."""
+    window = _window(training, steps)
+    if not window:
+        return None
+    counted = _undisturbed(window)
+    names = training.names(len(counted[0].shares))
+    ranks = tuple(_rank(counted, rank, name) for rank, name in enumerate(names))
+    step_s = fmean(step.step_s for step in counted)
+    lost_s = math.fsum(wait for step in counted for wait in step.waiting_s)
+    devices_s = max(1e-12, step_s * len(counted) * len(ranks))
+    own = [rank.own_s for rank in ranks]
+    found = JobProfile(
+        attempt=attempt,
+        first_step=window[0].step,
+        last_step=window[-1].step,
+        epoch=window[-1].epoch,
+        steps=len(counted),
+        passed_over=len(window) - len(counted),
+        step_s=step_s,
+        samples_per_s=fmean(step.samples for step in counted) / max(1e-12, step_s),
+        imbalance=max(own) / max(1e-12, fmean(own)) if max(own) else 1.0,
+        lost_s=lost_s,
+        lost_share=min(1.0, lost_s / devices_s),
+        use=min(1.0, math.fsum(rank.own_s - rank.data_s for rank in ranks) * len(counted) / devices_s),
+        loss=_loss(window),
+        mode=training.run.mode if training.run else "",
+        device=training.run.device if training.run else "",
+        ranks=ranks,
+        findings=(),
+    )
+    return _judged(found, training)
+
+
+def _judged(found: JobProfile, training: Training) -> JobProfile:
+    if found.steps < LEAST_STEPS:
+        words = f"too early to judge: {found.steps} of at least {LEAST_STEPS} steps"
+        return replace(found, findings=(Finding(FindingKind.TOO_EARLY, words),))
+    costs = _costs(training.steps, len(found.ranks))
+    advice = training.advice
+    if advice is None or (training.plan is not None and training.plan.holds_from > advice.step):
+        advice = _advice(found, costs) or advice  # the training's own is of shares that it no longer has
+    facts = Facts(found, training.plan, training.model, advice, _fixed_shares(costs, found.ranks))
+    return replace(found, findings=findings(facts))
+
+
+# --- which steps ------------------------------------------------------------------------------------------------
+
+
+def _window(training: Training, steps: int | None) -> list[StepRecord]:
+    window = training.steps[-(steps or WINDOW) :]
+    if window:  # after a restart with other ranks, only the newest can be compared
+        window = [step for step in window if len(step.shares) == len(window[-1].shares)]
+    plan = training.plan
+    if steps is None and plan is not None:
+        settled = [step for step in window if step.step >= plan.holds_from]
+        if len(settled) >= _SETTLED:
+            return settled
+    return window
+
+
+def _undisturbed(window: Sequence[StepRecord]) -> list[StepRecord]:
+    """Whole batches, without those that a checkpoint or the like made longer. Waiting for data is no disturbance."""
+    whole = max(multimode(step.samples for step in window))
+    full = [step for step in window if step.samples == whole]
+    usual_s = median(_busy_s(step) for step in full)
+    return [step for step in full if _busy_s(step) <= _DISTURBED * usual_s] or full
+
+
+def _busy_s(step: StepRecord) -> float:
+    return max(own - data for own, data in zip(step.own_s, step.data_s, strict=True))
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------
+
+
+def _rank(steps: Sequence[StepRecord], rank: int, name: str) -> RankProfile:
+    """Means, not medians: a loader with four workers makes one step in four wait, and parts must add up."""
+    own, data, forward, backward, optimizer, waiting, communication = (
+        fmean(getattr(step, part)[rank] for step in steps)
+        for part in ("own_s", "data_s", "forward_s", "backward_s", "optimizer_s", "waiting_s", "communication_s")
+    )
+    forward, backward, optimizer = _within(own, forward, backward, optimizer)
+    left = max(0.0, own - forward - backward - optimizer)
+    # Of a GPU, data may be fetched while it computes: only what it stood still for counts.
+    data = min(data, left)
+    samples = fmean(step.shares[rank] for step in steps)
+    parts = (own, data, forward, backward, optimizer, max(0.0, left - data), waiting, communication)
+    return RankProfile(rank, name, samples, *parts)
+
+
+def _within(own: float, *parts: float) -> tuple[float, ...]:
+    """Told by other clocks, parts can be longer than the whole."""
+    whole = math.fsum(parts)
+    return parts if whole <= own else tuple(part * own / whole for part in parts)
+
+
+def _loss(window: Sequence[StepRecord]) -> float | None:
+    loss = window[-1].loss
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+# --- what would be ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    cost: Cost
+    has_seen_other_shares: bool
+
+
+def _costs(steps: Sequence[StepRecord], ranks: int) -> list[_Learned] | None:
+    """What a step costs each rank, from all shares it has had; None while that cannot be told."""
+    usable = [step for step in steps if len(step.shares) == ranks]
+    learned = []
+    for rank in range(ranks):
+        by_share: dict[int, list[StepRecord]] = {}
+        for step in usable:
+            # The last seen last: they count most.
+            same = by_share.pop(step.shares[rank], [])
+            same.append(step)
+            by_share[step.shares[rank]] = same
+        fit, seen = RankFit(), 0
+        for share, same in by_share.items():
+            if share and len(same) >= _LEAST_OF_A_SHARE:
+                times = Window.of(share, [step.own_s[rank] for step in same])
+                fit.add(times, median(step.optimizer_s[rank] for step in same))
+                seen += 1
+        if not fit.is_known:
+            return None
+        learned.append(_Learned(fit.cost(), seen > 1))
+    return learned
+
+
+def _advice(found: JobProfile, learned: Sequence[_Learned] | None) -> AdviceRecord | None:
+    """As the training itself gives it every now and then."""
+    total = round(math.fsum(rank.samples for rank in found.ranks))
+    if learned is None or len(learned) < 2 or total < len(learned):
+        return None
+    communication_s = min(rank.communication_s for rank in found.ranks)
+    try:
+        told = advise([one.cost for one in learned], total, communication_s, [rank.node for rank in found.ranks])
+    except Unsatisfiable:
+        return None
+    return AdviceRecord(found.last_step, told.words, told.all_ranks.seconds, told.best.seconds, told.best.ranks)
+
+
+def _fixed_shares(learned: Sequence[_Learned] | None, ranks: Sequence[RankProfile]) -> tuple[float, ...]:
+    """Of each rank's own time, what does not depend on its share; empty where that cannot be told apart."""
+    if learned is None or not all(one.has_seen_other_shares for one in learned):
+        return ()
+    return tuple(
+        min(1.0, (one.cost.per_step_s + one.cost.per_micro_s) / max(1e-12, one.cost.seconds(round(rank.samples))))
+        for one, rank in zip(learned, ranks, strict=True)
+    )

@@ -1,0 +1,211 @@
+"""What holds a training back, in words, and what to do about it. Pure: its profile in, findings out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from ugro.core.profile import Finding, FindingKind, JobProfile, RankProfile
+from ugro.core.support.quantity import format_duration, format_size
+from ugro.core.training import AdviceRecord, ModelRecord, PlanRecord
+from ugro.policy.wording import in_words, names
+
+# Shares of the devices' time from which on something is worth a word.
+_WAITING = 0.05
+_NETWORK = 0.2
+_INPUT = 0.1
+_SCRIPT = 0.15
+_FIXED = 0.5
+_FEWER = 0.03
+_SMALL_GRADIENTS = 1 << 20  # bytes: below, it is the number of exchanges that costs, not their size
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    profile: JobProfile  # without findings yet
+    plan: PlanRecord | None = None
+    model: ModelRecord | None = None
+    advice: AdviceRecord | None = None
+    fixed: tuple[float, ...] = ()  # by rank: of its own time, what does not depend on its share
+
+    def of_all(self, part: Callable[[RankProfile], float]) -> float:
+        """The mean over the ranks, as a share of a step."""
+        return fmean(part(rank) for rank in self.profile.ranks) / max(1e-12, self.profile.step_s)
+
+
+def findings(facts: Facts) -> tuple[Finding, ...]:
+    """What costs most first; and never none."""
+    judges = (_fewer_ranks, _slow_rank, _network, _input, _script, _fixed_cost)
+    found = [one for judge in judges if (one := judge(facts)) is not None]
+    # Leaving somebody out is the one thing that makes all the others moot.
+    found.sort(key=lambda one: (one.kind is not FindingKind.FEWER_RANKS, -one.share))
+    return tuple(found) or (_balanced(facts),)
+
+
+def smaller_set(ranks: Sequence[str], best: Sequence[int]) -> tuple[str, ...]:
+    """The nodes of those ranks; several ranks of a node are named NODE:RANK."""
+    return tuple(dict.fromkeys(node_of(ranks[rank]) for rank in best if rank < len(ranks)))
+
+
+def node_of(rank_name: str) -> str:
+    node, _, number = rank_name.rpartition(":")
+    return node if node and number.isdigit() else rank_name
+
+
+def before_launch(profile: JobProfile, job: int) -> str | None:
+    """What whoever launches the same again should know; None when all of its nodes are worth having."""
+    fewer = next((one for one in profile.findings if one.kind is FindingKind.FEWER_RANKS), None)
+    if fewer is None:
+        return None
+    return f"when it last ran, as job {job}: {fewer.words}; {fewer.remedy}"
+
+
+# --- each of them -----------------------------------------------------------------------------------------------
+
+
+def _fewer_ranks(facts: Facts) -> Finding | None:
+    advice, ranks = facts.advice, facts.profile.ranks
+    if advice is None or not advice.best_ranks or len(advice.best_ranks) >= len(ranks):
+        return None
+    gain = 1 - advice.best_s / advice.predicted_s if advice.predicted_s > 0 else 0.0
+    if gain < _FEWER or max(advice.best_ranks) >= len(ranks):
+        return None
+    best = smaller_set([rank.node for rank in ranks], advice.best_ranks)
+    left_out = tuple(rank.rank for rank in ranks if rank.rank not in advice.best_ranks)
+    remedy = f"launch it on {names(best)} alone: --nodes {len(best)}"
+    if len(best) == len({node_of(rank.node) for rank in ranks}):
+        remedy = f"launch it with fewer ranks: {in_words([ranks[rank].node for rank in advice.best_ranks])}"
+    return Finding(FindingKind.FEWER_RANKS, advice.words, remedy, gain, left_out)
+
+
+def _slow_rank(facts: Facts) -> Finding | None:
+    profile = facts.profile
+    ranks = profile.ranks
+    if len(ranks) < 2 or profile.lost_share < _WAITING:
+        return None
+    slowest = max(ranks, key=lambda rank: rank.own_s)
+    others = [rank for rank in ranks if rank is not slowest]
+    steady_s = slowest.own_s - fmean(rank.own_s for rank in ranks)
+    if steady_s * len(ranks) * 2 < math.fsum(rank.waiting_s for rank in ranks):
+        return _unsteady(profile)
+    excess_s = slowest.own_s - median(rank.own_s for rank in others)
+    more_data_s = slowest.data_s - median(rank.data_s for rank in others)
+    who, wait = (others[0].node, "waits") if len(others) == 1 else ("the others", "wait")
+    cost = f"{who} {wait} {_percent(_waiting_of(others, profile))} of each step for it"
+    if more_data_s * 2 >= excess_s > 0:
+        words = f"{slowest.node} is slowest because it waits for data: {_part(slowest.data_s, slowest.own_s)}; {cost}"
+        remedy = f"give its loader more workers (num_workers), or put the data on {node_of(slowest.node)}'s own disk"
+    else:
+        times = slowest.own_s / max(1e-12, median(rank.own_s for rank in others))
+        words = f"{slowest.node} is slowest: it computes {times:.2f} times as long as {who}; {cost}"
+        remedy = _remedy_of_slow(facts, slowest)
+    return Finding(FindingKind.SLOW_RANK, words, remedy, profile.lost_share, (slowest.rank,))
+
+
+def _remedy_of_slow(facts: Facts, slowest: RankProfile) -> str:
+    plan = facts.plan
+    if plan is None:
+        return "take the batches from run.loader, so that shares can follow the speeds"
+    if facts.profile.mode in ("off", "static"):
+        return "let the shares follow the speeds: UGRO_BALANCE=adaptive"
+    if slowest.samples <= 1:
+        return f"it has the least share already: launch it without {node_of(slowest.node)}"
+    caps = [cap for rank, cap in enumerate(plan.caps) if rank != slowest.rank and cap is not None]
+    if caps and len(caps) == len(facts.profile.ranks) - 1:
+        return "the others' memory is full: run.step(loss_fn, batch) lets them take more, in parts"
+    look = f"ugro health {node_of(slowest.node)}"
+    return f"shares follow within some steps; if it stays so, see what else runs there: {look}"
+
+
+def _unsteady(profile: JobProfile) -> Finding:
+    words = f"another rank is the slowest in every step: together they wait {_percent(profile.lost_share)} of the time"
+    remedy = "see what else runs on the nodes (ugro health); a larger global batch evens it out"
+    return Finding(FindingKind.UNSTEADY, words, remedy, profile.lost_share)
+
+
+def _network(facts: Facts) -> Finding | None:
+    profile = facts.profile
+    share = facts.of_all(lambda rank: rank.communication_s)
+    if len(profile.ranks) < 2 or share < _NETWORK:
+        return None
+    seconds = fmean(rank.communication_s for rank in profile.ranks)
+    words = f"the network holds it back: exchanging gradients takes {_part(seconds, profile.step_s)}"
+    remedies = []
+    model = facts.model
+    if model is not None and model.gradient_bytes:
+        sent = 2 * (len(profile.ranks) - 1) / len(profile.ranks) * model.gradient_bytes
+        words += f", {format_size(model.gradient_bytes)} at an apparent {format_size(sent / seconds)}/s"
+    if model is None or (model.gradient_bytes >= _SMALL_GRADIENTS and not model.is_compressed):
+        faster = profile.step_s / (profile.step_s - seconds / 2)
+        remedies.append(f"run.wrap(model, comm_hook=fp16_compress_hook) would make it {faster:.2f} times as fast")
+    rarer = 2 * profile.step_s / (2 * profile.step_s - seconds)
+    remedies.append(f"exchanging half as often (twice the global batch) {rarer:.2f} times")
+    return Finding(FindingKind.NETWORK, words, "; ".join(remedies), share)
+
+
+def _input(facts: Facts) -> Finding | None:
+    profile = facts.profile
+    share = facts.of_all(lambda rank: rank.data_s)
+    typical = median(rank.data_s for rank in profile.ranks) / max(1e-12, profile.step_s)
+    if min(share, typical) < _INPUT:
+        return None
+    seconds = fmean(rank.data_s for rank in profile.ranks)
+    who = "it waits" if len(profile.ranks) == 1 else "all ranks wait"
+    faster = profile.step_s / max(1e-12, profile.step_s - min(rank.data_s for rank in profile.ranks))
+    words = f"{who} for data: {_part(seconds, profile.step_s)}; without that it would be {faster:.2f} times as fast"
+    remedy = "more workers (run.loader(…, num_workers=4)), less work for each sample, or data on a faster disk"
+    return Finding(FindingKind.INPUT, words, remedy, share)
+
+
+def _script(facts: Facts) -> Finding | None:
+    share = facts.of_all(lambda rank: rank.other_s)
+    if share < _SCRIPT:
+        return None
+    seconds = fmean(rank.other_s for rank in facts.profile.ranks)
+    words = (
+        f"{_part(seconds, facts.profile.step_s)} is neither data, forward, backward nor optimizer: "
+        "it is what the script does between them"
+    )
+    remedy = "do less of it: copies to the device, .item(), printing; ugro profile JOB --trace 5 shows what it is"
+    return Finding(FindingKind.SCRIPT, words, remedy, share)
+
+
+def _fixed_cost(facts: Facts) -> Finding | None:
+    profile = facts.profile
+    if not facts.fixed or min(facts.fixed) < _FIXED:
+        return None
+    fixed_s = fmean(part * rank.own_s for part, rank in zip(facts.fixed, profile.ranks, strict=True))
+    share = fixed_s / max(1e-12, profile.step_s)
+    if share < _FIXED / 2:
+        return None
+    larger_s = profile.step_s + fmean(rank.own_s for rank in profile.ranks) - fixed_s
+    words = f"most of a step does not depend on the number of samples: {_part(fixed_s, profile.step_s)}"
+    faster = 2 * profile.step_s / larger_s
+    remedy = f"a global batch twice as large would do {faster:.2f} times as many samples a second"
+    return Finding(FindingKind.FIXED_COST, words, remedy, share)
+
+
+def _balanced(facts: Facts) -> Finding:
+    profile = facts.profile
+    if len(profile.ranks) == 1:
+        return Finding(FindingKind.BALANCED, f"nothing holds it back: it computes {_percent(profile.use)} of the time")
+    waits = max(rank.waiting_s for rank in profile.ranks) / max(1e-12, profile.step_s)
+    words = f"balanced: none of the {len(profile.ranks)} ranks waits more than {_percent(waits)} of a step"
+    return Finding(FindingKind.BALANCED, words)
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+def _waiting_of(ranks: Sequence[RankProfile], profile: JobProfile) -> float:
+    return fmean(rank.waiting_s for rank in ranks) / max(1e-12, profile.step_s)
+
+
+def _part(seconds: float, whole_s: float) -> str:
+    return f"{format_duration(seconds)} of {format_duration(whole_s)} ({_percent(seconds / max(1e-12, whole_s))})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

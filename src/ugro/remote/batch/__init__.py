@@ -1,0 +1,1 @@
+"""Small runs that share one supervising process."""

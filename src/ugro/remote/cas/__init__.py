@@ -1,0 +1,1 @@
+"""Code on a node, addressed by content: packs, trees, checkouts, garbage collection."""

@@ -1,0 +1,241 @@
+"""`contents.*`: the code that jobs run in, on this node, by its hash: asked for, received, tidied up.
+
+It is for all agents of this folder: a content is what its hash says, whoever sent it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import os
+import shutil
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from ugro.remote import trees, worker
+from ugro.remote.cas import checkout, fsync, gc
+from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking, PackWriter, is_full
+from ugro.remote.cas.stream import StreamError, Unblocker
+from ugro.remote.program import Call, Refused
+from ugro.remote.state.rundir import AgentDir, RunDir
+
+WINDOW = 4 << 20  # on their way: over a long line, less would leave it idle
+MOST_PUT = 128 * 1024
+SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
+_SEEN_AT_ONCE = 512 << 20
+_SETTLE_S = 1.0
+_PIECE = 1 << 20
+_MOST_LACKING = 8000  # named in one answer
+
+Answer = Dict[str, Any]
+
+
+@functools.lru_cache(maxsize=None)
+def store_in(root: str) -> ContentStore:
+    """The one of a node; ``root`` is the folder in which all of UGRO's files are there."""
+    return ContentStore(os.path.join(os.path.realpath(root), ".ugro", "contents"))
+
+
+def has(call: Call, params: Dict[str, Any]) -> None:
+    store = _store(call, params)
+    call.finish({"has": store.has_root(trees.parse_id(params["root"]))})
+
+
+def missing(call: Call, params: Dict[str, Any]) -> None:
+    """Hashes come in, a bit for each goes out: 1 where its content is missing."""
+    store = _looked_at(_store(call, params))
+    worker.receive(call, lambda out, took: {"missing": _missing(store, out, took)})
+
+
+def receive(call: Call, params: Dict[str, Any]) -> None:
+    receiving = _Receiving(_looked_at(_store(call, params)), params)
+    worker.receive(call, receiving.receive, WINDOW)
+    _settle_when_done(call, receiving)
+
+
+def put(call: Call, params: Dict[str, Any]) -> None:
+    """As ``receive``, of so little that a process of its own would take longer; busy where that is not sure."""
+    store = _store(call, params)
+    content = base64.b64decode(params["block"], validate=True)
+    if len(content) > MOST_PUT or store.unseen_bytes() > _SEEN_AT_ONCE:
+        raise Refused("busy", "it takes its time; send it")
+    receiving = _Receiving(store, params)
+    try:
+        call.finish(receiving.put(content))
+    finally:
+        store.close()  # a fork has no descriptors of ours
+    _settle_when_done(call, receiving)
+
+
+def tidy(call: Call, params: Dict[str, Any]) -> None:
+    store, limit_bytes = _store(call, params), int(params["limit_bytes"])
+
+    def work() -> Answer:
+        done = gc.tidy(store, limit_bytes)
+        return {"freed_bytes": done.freed_bytes, "kept_bytes": done.kept_bytes, "trees": done.roots}
+
+    worker.do(call, work)
+
+
+METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
+    "has": has,
+    "missing": missing,
+    "put": put,
+    "receive": receive,
+    "tidy": tidy,
+}
+
+
+# --- for runs ---------------------------------------------------------------------------------------------------
+
+
+def check_out(run: RunDir, root: bytes, folder: Optional[str] = None) -> None:
+    """The run's folder to work in, or another, becomes what the tree says."""
+    with _found(run, root) as store:
+        checkout.check_out(store, root, folder or run.file("work"))
+
+
+def fill(run: RunDir, root: bytes, folder: str, most_entries: int) -> bool:
+    """The same into an empty folder that is not the run's yet; False, and emptied, when that would take time."""
+    is_filled = False
+    try:
+        with _found(run, root, wait_s=0) as store:
+            checkout.fill(store, root, folder, most_entries)
+        is_filled = True
+    except checkout.TooLarge:
+        pass
+    except Refused as refusal:
+        if refusal.kind != "busy":
+            raise
+    finally:
+        if not is_filled:
+            empty(folder)
+    return is_filled
+
+
+def empty(folder: str) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+@contextlib.contextmanager
+def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[ContentStore]:
+    store = store_in(run.agent.root)
+    try:
+        with store.using(wait_s=wait_s):
+            if not store.has_root(root):
+                raise Lacking([root])
+            yield store
+    except Lacking as error:
+        raise Refused("no-code", "the code of %s is not on this node" % run.name) from error
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise Refused("no-space", "the disk is full; there is no room for the code of %s" % run.name) from error
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _store(call: Call, params: Dict[str, Any]) -> ContentStore:
+    AgentDir(call.program.root, str(params["agent"])).admit(int(params["generation"]))
+    return store_in(call.program.root)
+
+
+def _settle_when_done(call: Call, receiving: _Receiving) -> None:
+    """Later: nobody is to wait for it."""
+
+    def settle() -> None:
+        if call.is_done:
+            fsync.settle_soon(receiving.store.packs, receiving.tidy)
+        else:
+            call.program.after(_SETTLE_S, settle)
+
+    call.program.after(_SETTLE_S, settle)
+
+
+def _looked_at(store: ContentStore) -> ContentStore:
+    """What the node program has seen, each process that it forks has, too; what takes long to see is left to them."""
+    if store.unseen_bytes() <= _SEEN_AT_ONCE:
+        store.look()
+        store.close()  # a fork has no descriptors of ours
+    return store
+
+
+def _missing(store: ContentStore, out: int, took: Callable[[int], None]) -> str:
+    with store.using():
+        store.salvage()
+        bits = bytearray()
+        rest = b""
+        count = 0
+        for piece in iter(lambda: os.read(out, _PIECE), b""):
+            ids = rest + piece
+            whole = len(ids) - len(ids) % trees.ID_BYTES
+            for at in range(0, whole, trees.ID_BYTES):
+                if count % 8 == 0:
+                    bits.append(0)
+                bits[-1] |= (ids[at : at + trees.ID_BYTES] not in store) << count % 8
+                count += 1
+            rest = ids[whole:]
+            took(len(piece))
+    return base64.b64encode(bytes(bits)).decode()
+
+
+class _Receiving:
+    def __init__(self, store: ContentStore, params: Dict[str, Any]) -> None:
+        self.store = store
+        self._root = trees.parse_id(params["root"])
+        self._bytes = int(params["bytes"])
+        self._limit_bytes = int(params["limit_bytes"])
+
+    def receive(self, out: int, took: Callable[[int], None]) -> Answer:
+        def pieces() -> Iterator[bytes]:
+            for piece in iter(lambda: os.read(out, _PIECE), b""):
+                yield piece
+                took(len(piece))
+
+        with self.store.using():
+            return self._receive(pieces())
+
+    def put(self, content: bytes) -> Answer:
+        with self.store.using(wait_s=0):
+            return self._receive(iter([content]))
+
+    def tidy(self) -> None:
+        gc.tidy_when_due(self.store, self._limit_bytes, [self._root])
+
+    def _receive(self, pieces: Iterator[bytes]) -> Answer:
+        self.store.expect_room(self._bytes, SPARE_BYTES)
+        unblocker, writer = Unblocker(), PackWriter(self.store)
+        try:
+            self._take(unblocker, writer, pieces)
+            lacking = self._settle(writer)
+        except StreamError as error:
+            writer.leave()  # perhaps the link was cut, and we are about to be killed
+            raise Refused("damaged", "the code was damaged on its way: %s" % error) from error
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise Refused("no-space", "the disk is full; the code did not fit") from error
+        finally:
+            writer.discard()  # nothing, where it was finished; space, where there is none left
+        named = [key.hex() for key in lacking[:_MOST_LACKING]]
+        return {"bad": unblocker.bad, "lacking": named}
+
+    @staticmethod
+    def _take(unblocker: Unblocker, writer: PackWriter, pieces: Iterator[bytes]) -> None:
+        for piece in pieces:
+            for key, kind, content in unblocker.feed(piece):
+                writer.add(key, kind, content)
+        unblocker.finish()
+
+    def _settle(self, writer: PackWriter) -> List[bytes]:
+        writer.finish()
+        try:
+            self.store.complete(self._root)
+        except Lacking as error:
+            return error.ids
+        return []

@@ -1,0 +1,342 @@
+"""Contents by their hash, on a disk: many in one file, because a file of its own costs more than what is in most.
+
+``packs/*.pack`` are never changed once they have that name; ``*.arriving`` is one that is being written, by whoever
+holds its lock. When its writer was killed, what had come whole is kept. ``roots/`` has an empty file for each tree that
+is here with all below it; its time of change is when it was last used. Whoever takes something away holds ``lock``
+alone; all others share it. Both sides use this file: the agent keeps what it will send in the same form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from ugro.remote import durable, trees
+from ugro.remote.cas import fsync
+from ugro.remote.program import Refused
+
+_HEAD = struct.Struct(">32sBHI")  # hash, kind, bytes of padding, bytes of content
+_PAGE = 4096
+_ALIGNED_BYTES = 64 * 1024  # larger ones begin on a page: some file systems can then share them with a copy
+_BUFFER_BYTES = 1 << 20
+LOCK_S = 120.0
+PACK, _ARRIVING = ".pack", ".arriving"
+
+
+class Place(NamedTuple):
+    """Where a content is."""
+
+    pack: str
+    offset: int
+    size: int
+    kind: int
+
+
+class Lacking(Exception):
+    """Contents that are not here."""
+
+    def __init__(self, ids: List[bytes]) -> None:
+        super().__init__("%d contents are not here" % len(ids))
+        self.ids = ids
+
+
+class ContentStore:
+    """One process's view of it; ``look`` takes up what others have added."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.packs = os.path.join(folder, "packs")
+        self.roots = os.path.join(folder, "roots")
+        self._places: Dict[bytes, Place] = {}
+        self._seen: Set[str] = set()
+        self._maps: Dict[str, mmap.mmap] = {}
+        self._is_trusted = False
+
+    # --- what is here -------------------------------------------------------------------------------------------
+
+    def has_root(self, root: bytes) -> bool:
+        """Whether all of a tree is here; it counts as used now."""
+        try:
+            os.utime(os.path.join(self.roots, root.hex()))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def look(self) -> None:
+        names = set(os.listdir(self.packs)) if os.path.isdir(self.packs) else set()
+        packs = {name for name in names if name.endswith(PACK)}
+        for name in packs - self._seen:
+            self._seen.add(name)
+            with contextlib.suppress(FileNotFoundError):
+                self._places.update(self._walk(name))
+        if self._seen - packs:  # some were taken away
+            self.close()
+            self._places = {key: place for key, place in self._places.items() if place.pack in packs}
+            self._seen &= packs
+
+    def unseen_bytes(self) -> int:
+        """Of packs that ``look`` has yet to look into."""
+        names = os.listdir(self.packs) if os.path.isdir(self.packs) else []
+        unseen = [name for name in names if name.endswith(PACK) and name not in self._seen]
+        size = 0
+        for name in unseen:
+            with contextlib.suppress(FileNotFoundError):  # tidied up meanwhile
+                size += os.path.getsize(os.path.join(self.packs, name))
+        return size
+
+    def look_anew(self) -> None:
+        """A content may be in another pack than before."""
+        self.close()
+        self._places, self._seen = {}, set()
+        self.look()
+
+    def lacks(self, ids: Iterable[bytes]) -> List[bytes]:
+        return [one for one in ids if one not in self._places]
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def place(self, key: bytes) -> Place:
+        found = self._places.get(key)
+        if found is None:
+            raise Lacking([key])
+        return found
+
+    def read(self, key: bytes) -> bytes:
+        place = self.place(key)
+        return self._map(place.pack)[place.offset : place.offset + place.size]
+
+    def entries(self, tree: bytes) -> List[trees.Entry]:
+        return trees.decode(self.read(tree))
+
+    def path(self, place: Place) -> str:
+        return os.path.join(self.packs, place.pack)
+
+    def close(self) -> None:
+        maps, self._maps = self._maps, {}
+        for one in maps.values():
+            one.close()
+
+    def _map(self, pack: str) -> mmap.mmap:
+        found = self._maps.get(pack)
+        if found is None:
+            with open(os.path.join(self.packs, pack), "rb") as file:
+                found = self._maps[pack] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return found
+
+    def _walk(self, pack: str) -> Iterator[Tuple[bytes, Place]]:
+        path = os.path.join(self.packs, pack)
+        if os.path.getsize(path) == 0:
+            return
+        for key, kind, offset, size in records(self._map(pack)):
+            yield key, Place(pack, offset, size, kind)
+
+    # --- locks --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def using(self, *, alone: bool = False, wait_s: float = LOCK_S) -> Iterator[None]:
+        """Nothing is taken away meanwhile; ``alone``: nobody else is at it."""
+        for folder in (self.packs, self.roots):
+            durable.make_folder(folder)
+        fd = os.open(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not durable.lock_within(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, wait_s):
+                raise Refused("busy", "the contents in %s are being tidied up" % self.folder)
+            if not self._is_trusted:
+                fsync.distrust(self.packs, self.roots)
+                self._is_trusted = True
+            self.look()
+            yield
+        finally:
+            os.close(fd)
+
+    # --- what comes ---------------------------------------------------------------------------------------------
+
+    def salvage(self) -> None:
+        """Takes up what came whole of transfers that were cut."""
+        for name in os.listdir(self.packs):
+            if name.endswith(_ARRIVING):
+                with contextlib.suppress(FileNotFoundError):
+                    self._salvage(os.path.join(self.packs, name))
+        self.look()
+
+    def _salvage(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not durable.lock_within(fd, fcntl.LOCK_EX, 0):
+                return
+            whole = _whole_bytes(fd)
+            if whole == 0:
+                os.unlink(path)
+                return
+            os.ftruncate(fd, whole)
+            os.fsync(fd)
+            os.rename(path, path[: -len(_ARRIVING)] + PACK)
+        finally:
+            os.close(fd)
+
+    def expect_room(self, size: int, spare: int) -> None:
+        disk = os.statvfs(self.packs)
+        free = disk.f_bavail * disk.f_frsize
+        if size + spare > free:
+            text = "%d MB of code do not fit: %d MB are free, and %d MB are kept free for others"
+            raise Refused("no-space", text % (-(-size >> 20), free >> 20, spare >> 20))
+
+    def complete(self, root: bytes) -> None:
+        """Notes that all of a tree is here, or raises ``Lacking``."""
+        # Most of a tree that was changed is in the one before it, and that one is complete.
+        before = next((key for key, _ in self.roots_by_use()), None)
+        lacking = self.lacks(self.reach(root, before if before in self._places else None))
+        if lacking:
+            raise Lacking(lacking)
+        path = os.path.join(self.roots, root.hex())
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.utime(path)
+
+    def reach(self, root: bytes, base: Optional[bytes] = None) -> Iterator[bytes]:
+        """Every hash of a tree, its own first, each once; without those in folders that are the same in ``base``.
+
+        Nothing is said of what is below a tree that is not here.
+        """
+        seen: Set[bytes] = set()
+        todo = [(root, base)]
+        while todo:
+            tree, before = todo.pop()
+            if tree == before or tree in seen:
+                continue
+            yield tree
+            seen.add(tree)
+            if tree in self._places:
+                had = self.entries(before) if before is not None and before in self._places else []
+                same = {entry[:2]: entry.body for entry in had}  # by name and kind: a file may become a folder
+                entries = self.entries(tree)
+                todo += [(entry.body, same.get(entry[:2])) for entry in entries if entry.kind == trees.FOLDER]
+                files = [entry for entry in entries if entry.kind == trees.FILE and same.get(entry[:2]) != entry.body]
+                fresh = dict.fromkeys(key for file in files for key in file.chunks if key not in seen)
+                yield from fresh
+                seen.update(fresh)
+
+    def roots_by_use(self) -> List[Tuple[bytes, float]]:
+        """The one that was used last comes first."""
+        found = []
+        for name in os.listdir(self.roots) if os.path.isdir(self.roots) else ():
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                key = trees.parse_id(name)
+                found.append((key, os.stat(os.path.join(self.roots, name)).st_mtime))
+        return sorted(found, key=lambda one: one[1], reverse=True)
+
+
+class PackWriter:
+    """A pack that is being written. What it was given is found in the store after ``finish``."""
+
+    def __init__(self, store: ContentStore) -> None:
+        durable.make_folder(store.packs)
+        self._store = store
+        self._path, self._fd = _new_pack(store.packs)
+        self._buffer = bytearray()
+        self._at = 0
+        self._has: Set[bytes] = set()
+        self.bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._has
+
+    def add(self, key: bytes, kind: int, content: Any) -> None:
+        if key not in self._store:
+            self.move(key, kind, content)
+
+    def move(self, key: bytes, kind: int, content: Any) -> None:
+        """Also what the store has in another pack."""
+        if key in self._has:
+            return
+        self._has.add(key)
+        size = len(content)
+        padding = -(self._at + _HEAD.size) % _PAGE if size >= _ALIGNED_BYTES else 0
+        self._buffer += _HEAD.pack(key, kind, padding, size)
+        self._buffer += bytes(padding)
+        self._buffer += content
+        self._at += _HEAD.size + padding + size
+        self.bytes += size
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was added survives this process."""
+        durable.write_all(self._fd, bytes(self._buffer))
+        self._buffer.clear()
+
+    def finish(self) -> None:
+        """All of it is in the store; it survives a power cut when that is settled."""
+        if self._at == 0:
+            self.discard()
+            return
+        self.flush()
+        os.fchmod(self._fd, 0o400)
+        settled = self._path[: -len(_ARRIVING)] + PACK
+        fsync.note(self._store.packs, os.path.basename(settled))
+        os.rename(self._path, settled)
+        self._close()
+        self._store.look()
+
+    def leave(self) -> None:
+        """As a writer that is killed would: what came whole is taken up by whoever comes next."""
+        with contextlib.suppress(OSError):
+            self.flush()
+        self._close()
+
+    def discard(self) -> None:
+        """As if it had never been; for those who ran out of space, above all."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _new_pack(folder: str) -> Tuple[str, int]:
+    """Empty, and locked. One that a transfer found before it was locked is taken for a leftover, and is gone."""
+    while True:
+        path = os.path.join(folder, os.urandom(12).hex() + _ARRIVING)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)
+
+
+def records(content: Any) -> Iterator[Tuple[bytes, int, int, int]]:
+    """Hash, kind, offset and size of each record of a pack."""
+    at, end = 0, len(content)
+    while end - at >= _HEAD.size:
+        key, kind, padding, size = _HEAD.unpack_from(content, at)
+        offset = at + _HEAD.size + padding
+        if offset + size > end:
+            return
+        yield key, kind, offset, size
+        at = offset + size
+
+
+def _whole_bytes(fd: int) -> int:
+    """How much of a pack that was cut is as it was sent."""
+    if os.fstat(fd).st_size == 0:
+        return 0
+    whole = 0
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
+        for key, kind, offset, size in records(content):
+            if kind not in (trees.CONTENT, trees.TREE) or trees.identify(kind, content[offset : offset + size]) != key:
+                break
+            whole = offset + size
+    return whole
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+

@@ -1,0 +1,118 @@
+"""What ``ugro doctor`` looks at in a node's system: UGRO's folder, installed packages, what a logout ends.
+
+All of it may block; ``remote.check`` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Dict, Optional
+
+from ugro.remote.process import process_tree
+from ugro.remote.runs.linger import survival as survival
+
+_BLOCK = b"\0" * 4096
+
+# Runs in the user's Python as a job would see it, hence apart from this one, which sees no packages. Importing torch
+# takes seconds and may touch the GPUs; its files say as much.
+_LIST_PACKAGES = r"""
+import json, re, sys
+from importlib import metadata
+
+def version(*names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+
+def built_with(key):
+    try:
+        file = metadata.distribution("torch").locate_file("torch/version.py")
+        with open(str(file), encoding="utf-8") as source:
+            found = re.search(r"^%s\b[^=\n]*=\s*['\"](.+?)['\"]" % key, source.read(), re.MULTILINE)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return found.group(1) if found else None
+
+sys.stdout.write("\n" + json.dumps({
+    "python": "%d.%d.%d" % sys.version_info[:3],
+    "torch": built_with("__version__") or version("torch"),
+    "torch_cuda": built_with("cuda"),
+    "cuda_runtime": version("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
+    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "packages": sorted(
+        {(str(one.metadata["Name"]), str(one.version)) for one in metadata.distributions()} if "all" in sys.argv else ()
+    ),
+}))
+"""
+
+
+def root(path: str) -> Dict[str, Any]:
+    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None}
+    try:
+        usage = os.statvfs(path)
+        answer["free_bytes"] = usage.f_bavail * usage.f_frsize
+        answer["filesystem"] = _filesystem(os.path.realpath(path))
+        _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
+    except OSError as error:
+        answer["error"] = error.strerror or str(error)
+    return answer
+
+
+def environment() -> Dict[str, Any]:
+    """All that is installed, and the driver of the GPUs."""
+    driver = None
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        found = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
+        driver = found.group(1) if found else None
+    return {**packages("all"), "gpu_driver": driver}
+
+
+def packages(*words: str) -> Dict[str, Any]:
+    # Ended by our own end, should our time run out while it hangs.
+    found = subprocess.run(
+        [sys.executable or "python3", "-c", _LIST_PACKAGES, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        preexec_fn=process_tree.die_with_parent,
+        check=False,
+    )
+    # What a site's own start-up files print comes before our line.
+    last = found.stdout.decode("utf-8", "replace").rpartition("\n")[2]
+    if found.returncode != 0 or not last.startswith("{"):
+        complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise OSError("%s cannot list its packages: %s" % (sys.executable, complaint[:200]))
+    answer: Dict[str, Any] = json.loads(last)
+    return answer
+
+
+def _write_and_remove(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # A full disk or an exhausted quota may take the file and only refuse its contents, and that late.
+        os.write(descriptor, _BLOCK)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+
+
+def _filesystem(path: str) -> Optional[str]:
+    """The kind of the mount that holds ``path``, as the kernel calls it: ext4, nfs4, cifs, …"""
+    best, kind = "", None
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            _, mount, filesystem = line.split(" ", 3)[:3]
+            mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount)
+            # Of two at the same place the later hides the earlier.
+            if len(mount) >= len(best) and (path + "/").startswith(mount.rstrip("/") + "/"):
+                best, kind = mount, filesystem
+    return kind

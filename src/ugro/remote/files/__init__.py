@@ -1,0 +1,1 @@
+"""Files of a run that go to the agent: logs, outputs, checkpoints."""

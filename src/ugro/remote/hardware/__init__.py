@@ -1,0 +1,1 @@
+"""What a node is and how busy it is: CPU, memory, disks, GPUs."""

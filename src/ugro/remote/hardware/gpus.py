@@ -1,0 +1,98 @@
+"""The GPU sampler: a process of its own that answers each line on one pipe with one line of JSON on another.
+
+The node program never touches a GPU driver: whatever a driver does, the worst it sees is no answer or the end
+of the pipe. Nothing here starts that process; ``remote.sampler`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import List, Optional, Protocol, Sequence, Tuple, TypedDict
+
+from ugro.remote.hardware.gpu_facts import Gpu, Reading, SourceAbsentError, SourceError
+from ugro.remote.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
+from ugro.remote.hardware.nvml import Nvml
+
+
+class Source(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def read(self) -> Reading:
+        """Raises ``SourceError``."""
+
+
+class Answer(TypedDict):
+    gpus: List[Gpu]
+    source: Optional[str]
+    driver: Optional[str]
+    error: Optional[str]
+
+
+def serve(stdin_fd: int, stdout_fd: int) -> None:
+    """One answer per line read, until the end of input."""
+    sources = Sources([Nvml(), NvidiaSmi(), AmdSmi(), RocmSmi()])
+    while True:
+        requests = os.read(stdin_fd, 4096)
+        if not requests:
+            return
+        for _ in range(requests.count(b"\n")):
+            if not _write(stdout_fd, json.dumps(sources.sample()).encode() + b"\n"):
+                return
+
+
+class Sources:
+    """Keeps to the first source that works, and looks again from the first one when it fails."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._kept: Optional[Source] = None
+
+    def sample(self) -> Answer:
+        if self._kept is not None:
+            try:
+                return _answer(self._kept, self._kept.read())
+            except SourceError:
+                self._kept = None
+        return self._search()
+
+    def _search(self) -> Answer:
+        """The first source that sees a GPU; else the first that works and sees none."""
+        faults: List[str] = []
+        empty: Optional[Tuple[Source, Reading]] = None
+        for source in self._sources:
+            try:
+                reading = source.read()
+            except SourceAbsentError:
+                continue
+            except SourceError as error:
+                faults.append("%s: %s" % (source.name, error))
+                continue
+            if reading.gpus:
+                self._kept = source
+                return _answer(source, reading)
+            empty = empty or (source, reading)
+        return self._nothing_found(empty, faults)
+
+    def _nothing_found(self, empty: Optional[Tuple[Source, Reading]], faults: List[str]) -> Answer:
+        """A source that works and sees no GPU is believed only where no other source is broken."""
+        if empty is not None and not faults:
+            self._kept = empty[0]
+            return _answer(*empty)
+        error = "; ".join(faults) or "found neither libnvidia-ml.so.1 nor nvidia-smi, amd-smi or rocm-smi"
+        return {"gpus": [], "source": None, "driver": None, "error": error}
+
+
+def _answer(source: Source, reading: Reading) -> Answer:
+    return {"gpus": reading.gpus, "source": source.name, "driver": reading.driver, "error": None}
+
+
+def _write(fd: int, line: bytes) -> bool:
+    """False when nobody reads any more."""
+    while line:
+        try:
+            line = line[os.write(fd, line) :]
+        except BrokenPipeError:
+            return False
+    return True

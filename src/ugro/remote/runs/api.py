@@ -1,0 +1,203 @@
+"""`runs.*`: what an agent can ask of the runs on this node. Every call can be made again, and does no harm then.
+
+What may take its time (ending processes, waiting for a lock, for a disk, deleting much) is done in a forked process, so
+that the node program goes on answering. That process can be killed at any moment: the truth is in the files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Callable, Dict, List, Set
+
+from ugro.remote import durable, wire, worker
+from ugro.remote.batch import many
+from ugro.remote.batch.pool import Keeping
+from ugro.remote.clock import moment
+from ugro.remote.files.tail import follow as follow_file
+from ugro.remote.program import Call, Refused
+from ugro.remote.runs import ports
+from ugro.remote.runs import stop as stopping
+from ugro.remote.runs.setup import setup as set_up
+from ugro.remote.runs.start import Order, begin, expect_root, is_of_this_boot
+from ugro.remote.runs.watch import watch as watch_runs
+from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.runspec import GRACE_S, RunSpec, grace, stop_signal
+from ugro.remote.worker import Answer
+
+_LIST_BYTES = wire.MAX_PAYLOAD // 2
+MOST_TRACED = 1000
+_EXIT_S = 0.5  # from a supervisor's last word to its end
+_PAUSE_S = 0.005
+# The agents whose leftovers of removals that were cut short were deleted once, since this node program began.
+_swept: Set[str] = set()
+
+
+def start(call: Call, params: Dict[str, Any]) -> None:
+    run = _run(call, params)
+    spec = dict(params["spec"])
+    RunSpec(spec)
+    as_of = params.get("as_of")
+    if as_of is not None:
+        as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
+    expect_root(run.agent, params.get("root"))
+    begin(call, run, Order(spec, as_of, is_of_this_boot(params.get("boot_id"))))
+
+
+def start_many(call: Call, params: Dict[str, Any]) -> None:
+    agent = _agent(call, params)
+    many.start(call, agent, params["runs"], params.get("boot_id"))
+
+
+def stop(call: Call, params: Dict[str, Any]) -> None:
+    run = _run(call, params)
+    reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
+    signum = stop_signal(params.get("signal"))
+    worker.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
+
+
+def remove(call: Call, params: Dict[str, Any]) -> None:
+    _remove(call, _run(call, params))
+
+
+def remove_many(call: Call, params: Dict[str, Any]) -> None:
+    agent = _agent(call, params)
+    many.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
+
+
+def list_(call: Call, params: Dict[str, Any]) -> None:
+    agent = _agent(call, params)
+    after = params.get("after")
+    found: List[Answer] = []
+    size = 0
+    has_more = False
+    for run in agent.runs():
+        if after is not None and run.name <= str(after):
+            continue
+        status = many.without_tail(run.status())
+        size += len(json.dumps(status))
+        if size > _LIST_BYTES:
+            has_more = True
+            break
+        found.append(status)
+    call.finish({"now": moment(), "runs": found, "has_more": has_more})
+
+
+def watch(call: Call, params: Dict[str, Any]) -> None:
+    watch_runs(call, _agent(call, params))
+
+
+def follow(call: Call, params: Dict[str, Any]) -> None:
+    follow_file(call, _run(call, params), str(params["file"]), int(params.get("offset", 0)))
+
+
+def renew(call: Call, params: Dict[str, Any]) -> None:
+    silent_s = _agent(call, params).renew(params.get("as_of"))
+    call.finish({"now": moment(), "silent_s": round(silent_s, 3)})
+
+
+def setup(call: Call, params: Dict[str, Any]) -> None:
+    set_up(call, _run(call, params), params)
+
+
+def reserve_port(call: Call, params: Dict[str, Any]) -> None:
+    run, count = _run(call, params), int(params.get("count", 1))
+    preferred = None if params.get("preferred") is None else int(params["preferred"])
+    worker.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
+
+
+def free_port(call: Call, params: Dict[str, Any]) -> None:
+    call.finish({"now": moment(), "ports": ports.free(_run(call, params))})
+
+
+def control(call: Call, params: Dict[str, Any]) -> None:
+    """A word to the ranks of a run, in a file that they look at now and then; the newest one holds."""
+    run = _run(call, params)
+    steps = int(params["trace_steps"])
+    if not 1 <= steps <= MOST_TRACED:
+        raise ValueError("between 1 and %d steps can be traced" % MOST_TRACED)
+    if run.exit() is not None or not run.is_alive():
+        raise Refused("not-running", "%s does not run on this node" % run.name)
+    word = {"run": run.name, "key": str(params["key"])[:64], "trace_steps": steps}
+    durable.write_json(run.file("control.json"), word, is_lasting=False)
+    call.finish({"now": moment()})
+
+
+METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
+    "start": start,
+    "start_many": start_many,
+    "stop": stop,
+    "remove": remove,
+    "remove_many": remove_many,
+    "list": list_,
+    "watch": watch,
+    "follow": follow,
+    "renew": renew,
+    "setup": setup,
+    "reserve_port": reserve_port,
+    "free_port": free_port,
+    "control": control,
+}
+
+
+def _agent(call: Call, params: Dict[str, Any]) -> AgentDir:
+    agent = AgentDir(call.program.root, str(params["agent"]))
+    agent.admit(int(params["generation"]))
+    return agent
+
+
+def _run(call: Call, params: Dict[str, Any]) -> RunDir:
+    return _agent(call, params).run(str(params["job"]), int(params["attempt"]))
+
+
+def _remove(call: Call, run: RunDir) -> None:
+    keeping = Keeping.of(call.program, run.agent)
+    told = keeping.told(run.name)
+    keeping.forget(run.name)
+    # Nobody is at it: its keeper said so after it had let go, and a start that comes now is refused by the fence.
+    if told is not None and told.is_clean and run.agent.path in _swept and keeping.blanks.make_of(run):
+        ports.free(run)
+        call.finish({"now": moment()})
+    else:
+        _Removal(call, run).go_on()
+
+
+class _Removal:
+    """Here where that takes no time, else in a process of its own. What a run wrote last may be a moment old."""
+
+    def __init__(self, call: Call, run: RunDir) -> None:
+        self._call = call
+        self._run = run
+        self._until = time.monotonic() + _EXIT_S
+        call.on_cancel = lambda: call.fail("cancelled", "it was cancelled")
+
+    def go_on(self) -> None:
+        if self._call.is_done:
+            return
+        try:
+            self._remove()
+        except Refused as refusal:
+            if refusal.kind == "alive" and time.monotonic() < self._until:
+                self._call.program.after(_PAUSE_S, self.go_on)
+            else:
+                self._call.fail(refusal.kind, str(refusal))
+        except OSError as error:
+            self._call.fail("os", str(error))
+
+    def _remove(self) -> None:
+        # The first time, also what was left by removals that were cut short before we were here.
+        if self._run.agent.path in _swept and stopping.remove_quickly(self._run):
+            ports.free(self._run)
+            self._call.finish({"now": moment()})
+        else:
+            self._remove_slowly()
+
+    def _remove_slowly(self) -> None:
+        _swept.add(self._run.agent.path)
+
+        def remove() -> Answer:
+            stopping.remove(self._run)
+            ports.free(self._run)
+            return {}
+
+        worker.do(self._call, remove)

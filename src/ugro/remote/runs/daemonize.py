@@ -1,0 +1,189 @@
+"""How a supervisor or a keeper is started so that it stays when all that started it goes: node program, session, login.
+
+Where a session of its own is enough, it is forked, with all that is loaded already. Where it needs a control group of
+its own, or cannot be told from the node program otherwise, it is a fresh Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Tuple
+
+from ugro.remote.batch import runner as keeper_module
+from ugro.remote.batch.runner import begin
+from ugro.remote.process import oom, process_tree
+from ugro.remote.process.execute import close_all_but
+from ugro.remote.process.terminate import UNIT_PREFIX
+from ugro.remote.program import Refused
+from ugro.remote.runs import supervisor as supervisor_module
+from ugro.remote.runs.linger import survival as survival_here
+from ugro.remote.runs.proc_title import Guise
+from ugro.remote.runs.supervisor import Supervisor
+from ugro.remote.state.rundir import AgentDir, RunDir, point
+
+_GET_CHILD_SUBREAPER = 37
+_SET_CHILD_SUBREAPER = process_tree.PR_SET_CHILD_SUBREAPER
+_BEGIN = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import importlib;"
+    "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
+)
+_SURVIVAL_S = 5.0  # a user who was refused allows it, and tries again
+_libc = ctypes.CDLL(None, use_errno=True)
+_survival: List[Tuple[float, Dict[str, Any]]] = []
+
+
+def ways(survival: Dict[str, Any], unit: str, prefix: str = "/") -> List[List[str]]:
+    """What to put before its command, best first; the next is for when one ends without starting it.
+
+    A control group of its own survives a logout only where the user lingers; a session of its own only where
+    logind leaves a user's processes alone. ``prefix`` is where the system's files are.
+    """
+    found: List[List[str]] = []
+    manager = os.path.join(prefix, "run/user/%d/systemd" % os.getuid())
+    scope = ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--unit=%s" % unit]
+    if survival["lingers"] and os.path.isdir(manager) and _has_systemd_run():
+        # One rank that runs out of memory must not take its supervisor along; older systemds do not know how.
+        found += [[*scope, "--property=OOMPolicy=continue", "--"], [*scope, "--"]]
+    if not (survival["has_logind"] and survival["kills_processes"]):
+        found.append([])
+    if not found:
+        text = "a logout would end the run: logind ends this user's processes. Allow them: loginctl enable-linger %s"
+        raise Refused("would-be-killed", text % survival["user"])
+    return found
+
+
+def _has_systemd_run() -> bool:
+    import shutil  # brings much with it, and most machines do not come this far
+
+    return shutil.which("systemd-run") is not None
+
+
+def ways_here(name: str) -> List[List[str]]:
+    now = time.monotonic()
+    if not _survival or now - _survival[0][0] > _SURVIVAL_S:
+        _survival[:] = [(now, survival_here())]
+    unit = "%s%s-%s" % (UNIT_PREFIX, name.replace(".", "-"), os.urandom(4).hex())
+    return ways(_survival[0][1], unit)
+
+
+class Detached(NamedTuple):
+    """What is started, and how it shows itself."""
+
+    module: str  # whose ``main`` is called with ``words`` and a descriptor where it is started afresh
+    words: List[str]
+    begin: Callable[[int], None]  # where it is forked; with the descriptor
+    name: str
+    variables: Dict[str, str]
+    log: str  # of its own: empty, unless it has a fault
+
+
+def supervisor(run: RunDir) -> Detached:
+    words = [run.agent.root, run.agent.name, run.job, str(run.attempt)]
+    log = run.file("supervisor.log")
+    return Detached(
+        supervisor_module.__name__, words, lambda fd: Supervisor(run, fd).run(), run.name, run.variables(), log
+    )
+
+
+def keeper(agent: AgentDir) -> Detached:
+    # With what is said of any process of ours: it is not the node program's to end.
+    variables = {"UGRO_RUN": "%s/keeper" % agent.name}
+    log = os.path.join(agent.path, "keeper.log")
+    return Detached(
+        keeper_module.__name__, [agent.root, agent.name], lambda fd: begin(agent, fd), "keeper", variables, log
+    )
+
+
+def launch(what: Detached, way: List[str], fd: int) -> None:
+    """``fd`` is given to it, and closed here."""
+    oom.look()  # it takes that over
+    env = {**os.environb, **{os.fsencode(key): os.fsencode(text) for key, text in what.variables.items()}}
+    guise = Guise([what.module.encode(), what.name.encode()], env)
+    try:
+        with _no_subreaper():
+            between = os.fork()
+            if between == 0:
+                _leave(what, way, guise, fd)
+            os.waitpid(between, 0)
+    finally:
+        os.close(fd)
+    point("start.launched")
+
+
+@contextlib.contextmanager
+def _no_subreaper() -> Iterator[None]:
+    """The node program adopts orphans, and ends those it does not know. A supervisor is not to be its child."""
+    was_on = ctypes.c_int(0)
+    _libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(was_on), 0, 0, 0)
+    _libc.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_SET_CHILD_SUBREAPER, was_on.value, 0, 0, 0)
+
+
+def _leave(what: Detached, way: List[str], guise: Guise, fd: int) -> NoReturn:
+    """Runs in the process between; its child is an orphan from the start, and of another session."""
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _become(what, way, guise, fd)
+    finally:
+        os._exit(0)
+
+
+def _become(what: Detached, way: List[str], guise: Guise, fd: int) -> NoReturn:
+    """Nothing of the node program is let go of: what it had open is closed, and must not be closed again."""
+    try:
+        gc.freeze()
+        _settle(what, way, guise, fd)
+        what.begin(fd)
+    finally:
+        if sys.exc_info()[0] is not None:
+            import traceback  # takes longer to load than most runs last
+
+            _open_log(what.log)
+            traceback.print_exc()
+        os._exit(1)
+
+
+def _open_log(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), 2)
+
+
+def _settle(what: Detached, way: List[str], guise: Guise, fd: int) -> None:
+    try:
+        close_all_but([fd])
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.chdir("/")  # keeps no file system from being unmounted
+        if way or not _is_shown(guise):
+            _start_afresh(what, way, guise.env, fd)
+    except OSError as error:
+        os.write(fd, json.dumps({"kind": "os", "message": "it cannot be started: %s" % error}).encode())
+        os._exit(1)
+
+
+def _is_shown(guise: Guise) -> bool:
+    try:
+        guise.put_on()
+    except OSError:
+        return False
+    return True
+
+
+def _start_afresh(what: Detached, way: List[str], env: Dict[bytes, bytes], fd: int) -> NoReturn:
+    _open_log(what.log)
+    os.set_inheritable(fd, True)
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    python = sys.executable or os.readlink("/proc/self/exe")
+    argv = [*way, python, "-I", "-S", "-c", _BEGIN, home, what.module, *what.words, str(fd)]
+    runtime = b"/run/user/%d" % os.getuid()
+    os.execvpe(argv[0], argv, {b"XDG_RUNTIME_DIR": runtime, **env} if way else env)

@@ -1,0 +1,176 @@
+"""One run on this node from its first rank to its last word: what became of its ranks, why it ends, what is recorded.
+
+It waits for nothing and listens to nobody: the process that has it (a supervisor, or a keeper of many) says who ended
+and what was ordered, and steps it until it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ugro.remote.clock import boot_id, clock_s
+from ugro.remote.files import capped_log
+from ugro.remote.process import terminate
+from ugro.remote.process.oom import OomCounter
+from ugro.remote.process.terminate import Ending, Family, Processes
+from ugro.remote.runs.ranks import NotStarted, Rank
+from ugro.remote.state.rundir import CRASH_VARIABLE, RunDir, point
+from ugro.remote.state.runspec import RunSpec
+
+LEFTOVER_GRACE_S = 5.0
+TAIL_LINES = 50
+TAIL_BYTES = 16 * 1024
+
+
+class Verdict(NamedTuple):
+    """Why a run ends; the first one holds."""
+
+    outcome: str
+    reason: Optional[str]
+    grace_s: Optional[float]  # None: as the run's spec says
+    signal: Optional[int] = None  # that its ranks get first; None: as the run's spec says
+
+
+class RunLife:
+    def __init__(self, run: RunDir, spec: RunSpec, family: Family, oom: OomCounter) -> None:
+        self.run = run
+        self.spec = spec
+        self.ranks: List[Rank] = []
+        self.verdict: Optional[Verdict] = None
+        self.ending: Optional[Ending] = None
+        self._family = family
+        self._oom = oom
+        self._failure: Optional[Dict[str, Any]] = None
+        self._started_at = time.time()
+        self._started_s = clock_s()
+
+    # --- starting -----------------------------------------------------------------------------------------------
+
+    def start(self, start_ranks: Callable[[], None]) -> None:
+        """``start_ranks`` fills ``ranks``. What keeps one from starting is how the run ends."""
+        try:
+            start_ranks()
+        except NotStarted as problem:
+            self._note_not_started(problem.kind, problem.rank, problem.code)
+            self.decide("start-failed", str(problem), 0.0)
+        except OSError as error:
+            self._note_not_started("node", None, None)
+            self.decide("start-failed", str(error), 0.0)
+
+    def environment(self, of_rank: Dict[bytes, bytes]) -> Dict[bytes, bytes]:
+        ours = {key.encode(): os.fsencode(value) for key, value in self.run.variables().items()}
+        return {**_login(), **self.spec.env, **of_rank, **ours}
+
+    def state(self, spec_hash: Optional[str], started_ticks: Optional[int], cgroup: Optional[str]) -> Dict[str, Any]:
+        """``started_ticks`` is when our own process began, and ``cgroup`` its own control group."""
+        return {
+            "run": self.run.name,
+            "pid": os.getpid(),
+            "start_ticks": started_ticks,
+            "boot_id": boot_id(),
+            "hash": spec_hash,
+            "cgroup": cgroup,
+            "started_at": self._started_at,
+            "clock_s": round(self._started_s, 3),
+            "ranks": [{"rank": rank.number, "pid": rank.pid, "start_ticks": rank.start_ticks} for rank in self.ranks],
+        }
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    def note_end(self, rank: Rank, wait_status: int) -> None:
+        rank.end(wait_status)
+        # Nobody but the kernel has a reason to, as long as we have not begun to end the run.
+        rank.is_oom = rank.signal == signal.SIGKILL and self.ending is None and self._oom.recent() > 0
+        if rank.has_failed and self._failure is None and self.ending is None:
+            tail = capped_log.last_lines(self.run.log(rank.number), TAIL_LINES, TAIL_BYTES)
+            self._failure = {**rank.record(), "after_s": self._age_s(), "oom_kills": self._oom.recent(), "tail": tail}
+
+    def decide(
+        self, outcome: str, reason: Optional[str], grace_s: Optional[float], first_signal: Optional[int] = None
+    ) -> None:
+        if self.verdict is None:
+            self.verdict = Verdict(outcome, reason, grace_s, first_signal)
+
+    def obey(self, order: Dict[str, Any]) -> None:
+        """A second one can only hasten the end."""
+        self.decide("stopped", order["reason"], order["grace_s"], order.get("signal"))
+        if self.ending is not None:
+            self.ending.hasten(order["grace_s"])
+
+    def judge(self) -> None:
+        if self.verdict is not None:
+            return
+        if self._failure is not None:
+            how = "signal" if self._failure["signal"] else "code"
+            reason = "rank %d ended with %s %d" % (self._failure["rank"], how, self._failure[how])
+            self.decide("oom" if self._failure["is_oom"] else "failed", reason, None)
+        elif not any(rank.is_running for rank in self.ranks):
+            self.decide("succeeded", None, min(self.spec.grace_s, LEFTOVER_GRACE_S))
+
+    def sample_memory(self) -> None:
+        self._oom.sample()
+
+    def trim_logs(self) -> None:
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):  # tried again at the next tick
+                rank.log.trim(rank.is_running)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """True when all is over, and only the last word is missing."""
+        self.judge()
+        if self.verdict is None:
+            return False
+        if self.ending is None:
+            point("supervisor.ending")
+            if self._family.is_empty():
+                return True
+            grace_s = self.spec.grace_s if self.verdict.grace_s is None else self.verdict.grace_s
+            first_signal = self.verdict.signal or self.spec.stop_signal
+            self.ending = Ending(self._family, self._leaders, grace_s, first_signal)
+        return self.ending.step()
+
+    def record(self) -> Dict[str, Any]:
+        assert self.verdict is not None
+        found = self.ending.found if self.ending else set()
+        leftovers = found - {rank.pid for rank in self.ranks}
+        return {
+            "run": self.run.name,
+            "outcome": self.verdict.outcome,
+            "reason": self.verdict.reason,
+            "failure": self._failure,
+            "ranks": [rank.record() for rank in self.ranks],
+            "leftovers": len(leftovers),
+            "unkillable": self.ending.left if self.ending else [],
+            "boot_id": boot_id(),
+            "started_at": self._started_at,
+            "ended_at": time.time(),
+            "duration_s": self._age_s(),
+        }
+
+    def _leaders(self) -> Processes:
+        return {rank.pid: rank.start_ticks for rank in self.ranks if rank.is_running}
+
+    def _note_not_started(self, kind: str, rank: Optional[int], code: Optional[int]) -> None:
+        """As if it had run and ended like that; ``kind`` says whose fault it is."""
+        how = {"rank": rank, "code": code, "signal": None, "is_oom": False, "ended_at": time.time(), "kind": kind}
+        self._failure = {**how, "after_s": self._age_s(), "oom_kills": 0, "tail": []}
+
+    def _age_s(self) -> float:
+        return round(clock_s() - self._started_s, 3)
+
+
+@functools.lru_cache(maxsize=None)
+def _login() -> Dict[bytes, bytes]:
+    return {key: value for key, value in os.environb.items() if key != CRASH_VARIABLE.encode()}
+
+
+def started_ticks() -> Optional[int]:
+    """Of this process."""
+    return terminate.start_time(os.getpid())

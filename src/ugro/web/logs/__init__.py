@@ -1,0 +1,1 @@
+"""Log files of any size, a page at a time."""

@@ -1,0 +1,252 @@
+"""A log by pages, from its end or from any place in it: one of a gigabyte costs what a small one costs.
+
+A page has whole lines of one rank or of many, in the order in which they came home. Its cursors, a byte offset for each
+rank, say where the pages before and after it are; between pages nothing is lost and nothing comes twice. Blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ugro.agent.artifacts.log_index import line_begin
+from ugro.web.logs.times import LogTimes, offset_at, times_between
+
+PAGE_BYTES = 96 * 1024
+_LEAST_BYTES = 4 * 1024  # of each rank, where there are many
+_MOST_LINES = 2000
+_LEAST_LINES = 50
+_LONGEST_LINE = 8 * 1024
+_AGES_AGO = 0.0
+
+Logs = Mapping[int, Path]  # by rank
+Cursor = Mapping[int, int]  # by rank, a byte offset
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    rank: int
+    offset: int
+    at: float | None  # seconds since the epoch
+    text: str
+    is_cut: bool = False  # it goes on in the next one
+    is_open: bool = False  # nobody has ended it yet: it comes again, perhaps longer
+    dropped_bytes: int = 0  # nothing came home of what stood here
+
+    def to_wire(self) -> list[Any]:
+        flag = "cut" if self.is_cut else "open" if self.is_open else self.dropped_bytes
+        return [self.rank, self.offset, self.at, self.text, *([flag] if flag else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    lines: tuple[Line, ...]
+    begin: dict[int, int]
+    end: dict[int, int]
+    sizes: dict[int, int]
+
+    def to_wire(self) -> dict[str, Any]:
+        """A line is ``[rank, offset, seconds, text]``; then ``cut``, ``open``, or how many bytes were lost."""
+        lines = [line.to_wire() for line in self.lines]
+        return {"lines": lines, "begin": self.begin, "end": self.end, "sizes": self.sizes}
+
+
+def sizes_of(logs: Logs) -> dict[int, int]:
+    return {rank: _size(path) for rank, path in logs.items()}
+
+
+def page_before(logs: Logs, before: Cursor | None = None) -> Page:
+    """The page that ends there; without a cursor the last one, with a line that is still being written."""
+    sizes = sizes_of(logs)
+    ends = sizes if before is None else {rank: min(size, before.get(rank, size)) for rank, size in sizes.items()}
+    share = _Share.among(logs)
+    parts = {rank: _backward(_Log(rank, logs[rank], sizes[rank]), ends[rank], share) for rank in logs}
+    # A rank of whose lines older ones are still to be read holds back everything that is older than those at hand.
+    oldest = [_time(part.lines[0]) for part in parts.values() if part.begin > 0 and part.lines]
+    horizon = max(oldest, default=_AGES_AGO)
+    chosen = {rank: [line for line in part.lines if _time(line) >= horizon] for rank, part in parts.items()}
+    begin = {
+        rank: chosen[rank][0].offset if chosen[rank] else (ends[rank] if part.lines else part.begin)
+        for rank, part in parts.items()
+    }
+    return Page(_in_order(chosen), begin, {rank: part.end for rank, part in parts.items()}, sizes)
+
+
+def page_after(logs: Logs, after: Cursor) -> Page:
+    sizes = sizes_of(logs)
+    begins = {rank: min(size, after.get(rank, 0)) for rank, size in sizes.items()}
+    share = _Share.among(logs)
+    parts = {rank: _forward(_Log(rank, logs[rank], sizes[rank]), begins[rank], share) for rank in logs}
+    newest = [_time(part.lines[-1]) for rank, part in parts.items() if part.has_more and part.lines]
+    horizon = min(newest, default=float("inf"))
+    chosen, end = {}, {}
+    for rank, part in parts.items():
+        chosen[rank] = [line for line in part.lines if _time(line) <= horizon]
+        later = part.lines[len(chosen[rank]) :]
+        end[rank] = later[0].offset if later else part.end
+    return Page(_in_order(chosen), begins, end, sizes)
+
+
+def cursor_at(logs: Logs, rank: int, offset: int) -> dict[int, int]:
+    """Where the line of that byte begins; and in the logs of the others, what came home at the same time."""
+    size = _size(logs[rank])
+    offset = min(offset, size)
+    times = times_between(logs[rank], max(0, offset - _LONGEST_LINE), offset + 1)
+    gap = times.gap_before(offset + 1)
+    least = max(offset - _LONGEST_LINE, min(gap.end, offset) if gap else 0, 0)
+    cursor = {rank: line_begin(logs[rank], offset, least) if size else 0}
+    seconds = times.at(offset)
+    for other, path in logs.items():
+        if other != rank:
+            cursor[other] = min(offset_at(path, seconds), _size(path)) if seconds is not None else 0
+    return cursor
+
+
+# --- one rank -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    rank: int
+    path: Path
+    size: int
+
+    def read(self, begin: int, end: int) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(begin)
+                return file.read(end - begin)
+        except FileNotFoundError:
+            return b""
+
+    def hole(self, begin: int, end: int, times: LogTimes) -> Line:
+        return Line(self.rank, begin, times.at(begin), "", dropped_bytes=end - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one rank may have of a page."""
+
+    size: int
+    lines: int
+
+    @classmethod
+    def among(cls, logs: Logs) -> _Share:
+        count = max(1, len(logs))
+        return cls(max(_LEAST_BYTES, PAGE_BYTES // count), max(_LEAST_LINES, _MOST_LINES // count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    lines: list[Line]
+    begin: int
+    end: int
+    has_more: bool = False
+
+
+def _forward(log: _Log, begin: int, share: _Share) -> _Part:
+    times = times_between(log.path, begin, begin + share.size)
+    lines, start = [], begin
+    if (gap := times.gap_at(begin)) is not None:
+        lines, start = [log.hole(begin, gap.end, times)], gap.end
+        times = times_between(log.path, start, start + share.size)
+    following = times.gap_behind(start)
+    stop = min(start + share.size, log.size, following.begin if following else log.size)
+    data = log.read(start, max(start, stop))
+    is_last = start + len(data) >= log.size
+    kept = data if is_last or (following and stop == following.begin) else data[: _page_end(data)]
+    lines += _lines(log.rank, start, kept, times, is_last=is_last)
+    end = start + len(kept)
+    if len(lines) > share.lines:
+        return _Part(lines[: share.lines], begin, lines[share.lines].offset, has_more=True)
+    if lines and lines[-1].is_open:
+        end = lines[-1].offset
+    return _Part(lines, begin, end, has_more=not is_last)
+
+
+def _backward(log: _Log, before: int, share: _Share) -> _Part:
+    begin = max(0, before - share.size)
+    times = times_between(log.path, begin, before + 1)
+    lines: list[Line] = []
+    if (gap := times.gap_before(before)) is not None and gap.end > begin:
+        end = min(gap.end, before)
+        lines, begin = [log.hole(gap.begin, end, times)], end
+    data = log.read(begin, before)
+    if begin > 0 and not lines:
+        skipped = _to_line_begin(log, begin, data)
+        begin, data = begin + skipped, data[skipped:]
+    is_last = before >= log.size
+    lines += _lines(log.rank, begin, data, times, is_last=is_last)
+    end = lines[-1].offset if lines and lines[-1].is_open else begin + len(data)
+    lines = lines[-share.lines :]
+    return _Part(lines, lines[0].offset if lines else begin, end)
+
+
+def _page_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1 or _character_end(data)
+
+
+def _to_line_begin(log: _Log, begin: int, data: bytes) -> int:
+    """How many bytes belong to a line that began earlier; none, when it is so long that it has to be cut."""
+    if log.read(begin - 1, begin) == b"\n":
+        return 0
+    first = data.find(b"\n") + 1
+    return first if 0 < first < len(data) else _character_begin(data)
+
+
+def _lines(rank: int, offset: int, data: bytes, times: LogTimes, *, is_last: bool) -> Iterator[Line]:
+    """``is_last``: nothing stands behind the data, yet."""
+    pieces = data.split(b"\n")
+    ended, rest = pieces[:-1], pieces[-1]
+    for content in ended:
+        yield from _pieces(rank, offset, content, times, is_cut=False)
+        offset += len(content) + 1
+    if rest:
+        *whole, last = _pieces(rank, offset, rest, times, is_cut=not is_last)
+        yield from whole
+        yield last if last.is_cut else Line(rank, last.offset, last.at, last.text, is_open=True)
+
+
+def _pieces(rank: int, offset: int, content: bytes, times: LogTimes, *, is_cut: bool) -> Iterator[Line]:
+    cuts = [0]
+    while len(content) - cuts[-1] > _LONGEST_LINE:
+        cuts.append(cuts[-1] + _character_end(content[cuts[-1] : cuts[-1] + _LONGEST_LINE]))
+    for begin, end in pairwise([*cuts, len(content)]):
+        text = content[begin:end].decode("utf-8", "replace")
+        yield Line(rank, offset + begin, times.at(offset + begin), text, is_cut=is_cut or end < len(content))
+
+
+def _character_begin(data: bytes) -> int:
+    """The first byte that is no continuation of a UTF-8 character; they have three at most."""
+    return next((place for place, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+def _character_end(data: bytes) -> int:
+    """Where to cut so that no character is torn; what is no UTF-8 may be cut anywhere."""
+    for back in range(1, 5):
+        if back < len(data) and data[-back] & 0xC0 != 0x80:
+            return len(data) - back if data[-back] & 0x80 else len(data)
+    return len(data)
+
+
+# --- helpers ------------------------------------------------------------------------------------------------------
+
+
+def _time(line: Line) -> float:
+    return _AGES_AGO if line.at is None else line.at
+
+
+def _in_order(chosen: Mapping[int, list[Line]]) -> tuple[Line, ...]:
+    lines = [line for rank in sorted(chosen) for line in chosen[rank]]
+    return tuple(lines if len(chosen) == 1 else sorted(lines, key=_time))
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

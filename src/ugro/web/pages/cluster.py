@@ -1,0 +1,69 @@
+"""``/``: the cluster at a glance; ``/nodes/{name}``: one node, with its last day."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from ugro.agent.agent import Agent
+from ugro.core.job import Job
+from ugro.web.site import Site
+from ugro.web.views import nodes
+from ugro.web.views.nodes import NodesQuery, node_table
+from ugro.web.views.overview import NodeRow, Overview, totals
+
+_MOST_WAITING = 12
+_MOST_RUNNING = 30
+_MOST_EVENTS = 12
+_MOST_ALERTS = 12
+HOURS = (1, 6, 24)
+
+
+def add_cluster_pages(app: FastAPI, site: Site) -> None:
+    overview = Overview(site.agent)
+
+    @app.get("/")
+    async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
+        rows = await overview.rows()
+        live = site.agent.watching.parts.engine.live
+        waiting, running, alerts = live.waiting(), live.holding(), site.agent.watching.monitor.alerts()
+        return await site.render(
+            request,
+            "cluster.html",
+            cli="ugro health",
+            nodes=node_table(rows, wanted),
+            totals=totals(rows),
+            wanted=wanted,
+            words=nodes,
+            waiting=await site.agent.jobs.with_reasons(waiting[:_MOST_WAITING]),
+            waiting_count=len(waiting),
+            running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],
+            running_count=len(running),
+            alerts=alerts[:_MOST_ALERTS],
+            alert_count=len(alerts),
+            events=await site.agent.store.jobs.newest_events(_MOST_EVENTS),
+            limits=site.agent.cluster.config.alerts,
+        )
+
+    @app.get("/nodes/{name}")
+    async def node(request: Request, name: str, hours: Annotated[int, Query(ge=1, le=24)] = 1) -> Response:
+        site.agent.cluster.inventory.get(name)
+        row = next(row for row in await overview.rows() if row.name == name)
+        monitor = site.agent.watching.monitor
+        return await site.render(
+            request,
+            "node.html",
+            cli=f"ugro node show {name}",
+            row=row,
+            watched=next(one for one in monitor.watched() if one.name == name),
+            alerts=[alert for alert in monitor.alerts() if alert.node == name],
+            jobs=_jobs_on(site.agent, row),
+            spec=site.agent.cluster.inventory.get(name).spec,
+            hours=hours,
+            all_hours=HOURS,
+        )
+
+
+def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
+    return [job for job in agent.watching.parts.engine.live.holding() if job.id in row.jobs]

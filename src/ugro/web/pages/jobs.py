@@ -1,0 +1,111 @@
+"""``/jobs``: what waits and why, what runs, what has ended; ``/jobs/{id}``: everything about one, the reason first."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from ugro.agent.api.responses import Body
+from ugro.config.job.export import job_file
+from ugro.core.errors import NotFound
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
+from ugro.store.listing import Listed
+from ugro.web.pages.log import add_log_pages
+from ugro.web.site import Site
+from ugro.web.views import job as jobview
+
+_PAGE = 50
+_STARTS_WITH = 50  # of the waiting and of the running jobs; the filter shows all
+
+
+class JobsQuery(Body):
+    q: Annotated[str, Query(max_length=200)] = ""
+    state: Annotated[JobState | None, Query()] = None
+    before: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None
+    after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.q and self.state is None
+
+    @property
+    def is_first(self) -> bool:
+        return self.before is None and self.after is None
+
+    def link(self, **cursor: int) -> str:
+        given = {"q": self.q, "state": self.state or ""}
+        return "/jobs?" + urlencode({**{key: value for key, value in given.items() if value}, **cursor})
+
+
+def add_job_pages(app: FastAPI, site: Site) -> None:
+    add_log_pages(app, site)
+    _add_lists(app, site)
+    _add_fragments(app, site)
+
+    @app.get("/jobs/{word}")
+    async def job(request: Request, word: str) -> Response:
+        view = await jobview.job_page(site.agent, word)
+        if word != str(view.job.id):
+            return RedirectResponse(f"/jobs/{view.job.id}", 307)
+        cli = f"ugro why {view.job.id}" if not view.job.is_final else f"ugro status {view.job.id}"
+        return await site.render(request, "job.html", cli=cli, view=view, job=view.job, words=jobview)
+
+    @app.get("/jobs/{word}/job.yaml")
+    async def file(word: str) -> Response:
+        found = await site.agent.jobs.find(word)
+        name = {"content-disposition": 'attachment; filename="job.yaml"'}
+        return Response(job_file(found.spec), media_type="application/yaml", headers=name)
+
+
+def _add_lists(app: FastAPI, site: Site) -> None:
+    @app.get("/jobs")
+    async def jobs(request: Request, wanted: Annotated[JobsQuery, Query()]) -> Response:
+        cli = f"ugro status --state {wanted.state}" if wanted.state else "ugro status"
+        lists = await _lists(site, wanted)
+        return await site.render(request, "jobs.html", cli=cli, wanted=wanted, words=jobview, **lists)
+
+
+async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
+    listing = site.agent.store.listing
+    counts = await listing.counts()
+    waiting = running = list[Job]()
+    if wanted.is_plain and wanted.is_first:
+        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_STARTS_WITH)
+        waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
+        running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_STARTS_WITH))
+    states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
+    some = await listing.page(Listed(states, wanted.q, wanted.before, wanted.after, _PAGE + 1))
+    is_more = len(some) > _PAGE
+    some = some[1:] if is_more and wanted.after is not None else some[:_PAGE]
+    return {
+        "counts": {state: counts.get(state, 0) for state in JobState},
+        "waiting": waiting,
+        "running": running,
+        "found": await site.agent.jobs.with_reasons(some),
+        "older": wanted.link(before=some[-1].id) if some and (is_more or wanted.after is not None) else None,
+        "newer": wanted.link(after=some[0].id) if some and not wanted.is_first and (is_more or wanted.before) else None,
+    }
+
+
+def _add_fragments(app: FastAPI, site: Site) -> None:
+    """What takes a while to put together: the page asks for it when it stands."""
+    agent = site.agent
+
+    @app.get("/jobs/{number}/balance")
+    async def balance(request: Request, number: int) -> Response:
+        job = await agent.store.jobs.get(number)
+        try:
+            profile, problem = await agent.profiling.of(job), None
+        except NotFound as error:
+            profile, problem = None, error
+        found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "words": jobview}
+        return await site.render(request, "job_balance.html", **found)
+
+    @app.get("/jobs/{number}/outputs")
+    async def outputs(request: Request, number: int) -> Response:
+        job = await agent.store.jobs.get(number)
+        results = await agent.results.of(job) if job.attempt or job.cached_from else None
+        return await site.render(request, "job_outputs.html", job=job, results=results)

@@ -1,0 +1,115 @@
+"""``/settings``: the configuration in force and the channels; ``/about``: what this is and what it stands on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+
+from fastapi import FastAPI, Request, Response
+
+from ugro.config.channels import LOG
+from ugro.config.reference import sections
+from ugro.config.schema import Config
+from ugro.config.section import Section
+from ugro.config.yamltext import flow
+from ugro.core.support.secret import masked
+from ugro.web.site import Site
+
+_STANDS_ON = ("fastapi", "starlette", "uvicorn", "h11", "jinja2", "pydantic", "click", "PyYAML")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    key: str
+    value: str
+    default: str
+    meaning: str
+
+    @property
+    def is_changed(self) -> bool:
+        return self.value != self.default
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    name: str
+    meaning: str
+    settings: list[Setting]
+
+    @property
+    def changed(self) -> int:
+        return sum(setting.is_changed for setting in self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    name: str
+    version: str
+    licence: str
+
+
+def add_settings_pages(app: FastAPI, site: Site) -> None:
+    @app.get("/settings")
+    async def settings(request: Request) -> Response:
+        config = site.agent.cluster.config
+        return await site.render(
+            request,
+            "settings.html",
+            cli="ugro agent status",
+            groups=list(groups(config)),
+            nodes=[(spec, masked(spec.env)) for spec in config.nodes],
+            # An address may be a secret, and is not shown.
+            channels=[(LOG, "the agent's log"), *((name, one.type) for name, one in config.channels.items())],
+            told=config.alerts.channels,
+            token_file=site.agent.home.path / "dashboard.token",
+            is_encrypted=config.dashboard.certificate_file is not None,
+        )
+
+    @app.get("/about")
+    async def about(request: Request) -> Response:
+        return await site.render(
+            request,
+            "about.html",
+            cli="ugro --version",
+            python=platform.python_version(),
+            system=platform.platform(),
+            packages=list(_packages()),
+        )
+
+
+def groups(config: Config) -> Iterator[Group]:
+    yield Group("", "", [_setting(config, "remote_root")])
+    for name, section in sections().items():
+        own: Section = getattr(config, name)
+        yield Group(name, section.__doc__ or "", [_setting(own, key) for key in section.model_fields])
+
+
+def _setting(section: Section, key: str) -> Setting:
+    field = type(section).model_fields[key]
+    default = flow(field.get_default(call_default_factory=True))
+    return Setting(key, flow(getattr(section, key)), default, field.description or "")
+
+
+def _packages() -> Iterator[Package]:
+    for name in _STANDS_ON:
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue
+        yield Package(found.metadata["Name"], found.version, _licence(found))
+
+
+def _licence(found: Distribution) -> str:
+    """As it says itself: an expression, a line of text, or a classifier."""
+    said = _said(found, "License-Expression") or _said(found, "License")
+    if said and "\n" not in said.strip():
+        return said.strip()
+    classified = [one for one in found.metadata.get_all("Classifier") or () if one.startswith("License ::")]
+    return classified[0].rpartition(":: ")[2] if classified else "not said"
+
+
+def _said(found: Distribution, key: str) -> str:
+    said = found.metadata.get_all(key)
+    return str(said[0]) if said else ""
