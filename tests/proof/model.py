@@ -25,7 +25,7 @@ from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import HOLDING_STATES, Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.store.engine import Database, _Request
@@ -106,10 +106,7 @@ class ModelRuns:
         self._node = node
         self._known = known
 
-    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
-        return await self._call(lambda: self._start(order))
-
-    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+    async def start(self, orders: Sequence[RunStart]) -> list[RunStatus | RemoteFailure]:
         def start_all() -> list[RunStatus | RemoteFailure]:
             done: list[RunStatus | RemoteFailure] = []
             for order in orders:
@@ -121,7 +118,7 @@ class ModelRuns:
 
         return await self._call(start_all)
 
-    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+    async def remove(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
         def remove_all() -> list[RemoteFailure | None]:
             for key in runs:
                 self._node.remove(key)
@@ -132,13 +129,10 @@ class ModelRuns:
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
 
-    async def remove(self, job: int, attempt: int) -> None:
-        await self._call(lambda: self._node.remove((job, attempt)))
-
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
 
-    def _start(self, order: Order) -> RunStatus:
+    def _start(self, order: RunStart) -> RunStatus:
         return self._node.start(order, [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -272,17 +266,20 @@ class ModelLaunching(NoCode):
         return
 
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        return await self._watch.runs(node).start(await self._order(job, node))
+        [result] = await self._watch.runs(node).start([await self._order(job, node)])
+        if isinstance(result, RemoteFailure):
+            raise result
+        return result
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
-        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
+        return await self._watch.runs(node).start([await self._order(job, node) for job in jobs])
 
-    async def _order(self, job: Job, node: str) -> Order:
+    async def _order(self, job: Job, node: str) -> RunStart:
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
         assert job.placement is not None
         share = job.placement.on(node)
-        return Order(job.id, job.attempt, part, {}, share.boot_id, share.root)
+        return RunStart(job.id, job.attempt, part, {}, share.boot_id, share.root)
 
 
 class ModelMirror:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from ugro.remote.program import Method
 
 RUN_METHODS = (
-    "start", "start_many", "stop", "remove", "remove_many", "list", "watch", "follow", "renew", "setup",
-    "reserve_port", "free_port", "control",
+    "start", "stop", "remove", "list", "watch", "follow", "renew", "setup", "reserve_port", "free_port", "control",
 )  # fmt: skip
 CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
 CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")

@@ -191,7 +191,7 @@ class Light:
     async def _remove(self, node: str, told: Sequence[RunStatus]) -> None:
         runs = [(int(status.job), status.attempt) for status in told]
         try:
-            results = await self._watch.runs(node).remove_many(runs)
+            results = await self._watch.runs(node).remove(runs)
         except UgroError as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})
             return

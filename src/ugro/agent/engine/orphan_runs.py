@@ -62,7 +62,9 @@ class Sweep:
             raise RemoteFailure("not all of its logs could be brought home", subject=node)
         await self._home.bring_results(node, status)
         point("sweep.brought")
-        await runs.remove(job, attempt)
+        [failure] = await runs.remove([(job, attempt)])
+        if failure is not None:
+            raise failure
         point("conclude.removed")
         self._watch.forget_on(node, job, attempt)
         self._home.forget_logs(node, job, attempt)
