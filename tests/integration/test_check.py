@@ -223,6 +223,8 @@ def test_the_root_is_really_written_and_left_clean(tmp_path: Path) -> None:
     found = system.root(str(tmp_path))
     assert found["error"] is None
     assert found["free_bytes"] > 0
-    assert list(tmp_path.iterdir()) == []
-    assert system.root("/dev/shm")["filesystem"] == "tmpfs"
+    left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == [".ugro/folder-id"]
+    assert system.root(str(tmp_path))["folder_id"] == found["folder_id"] != ""
+    assert system._filesystem("/dev/shm") == "tmpfs"
     assert system.root(str(tmp_path / "missing"))["error"] == "No such file or directory"

@@ -19,6 +19,7 @@ from ugro.policy.nodes.crossing import (
 )
 from ugro.policy.nodes.diagnosis import judge_node
 from ugro.policy.nodes.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
+from ugro.policy.nodes.shared_folders import judge_folders
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)
@@ -142,15 +143,31 @@ def test_a_read_only_root_is_not_cured_by_another_owner() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3"])
-def test_a_root_on_a_file_server_is_a_warning_because_of_its_locks(kind: str) -> None:
+def test_a_root_on_a_file_server_is_good_enough_and_said_to_be_one(kind: str) -> None:
     finding = only(node(root=Root("/ws", None, 50 * GIB, kind)), "root")
-    assert finding.grade is Grade.WARNING
-    assert finding.text == f"/ws is on {kind}, where locks are not reliable"
+    assert finding.grade is Grade.OK
+    assert f"({kind}, as fast as the network)" in finding.text
 
 
-def test_a_full_root_on_a_file_server_is_told_twice() -> None:
-    grades = [finding.grade for finding in findings(node(root=Root("/ws", None, 0, "nfs4")), "root")]
-    assert grades == [Grade.FAILED, Grade.WARNING]
+def shared(*nodes: Examination) -> list[tuple[Grade, str]]:
+    return [(finding.grade, finding.text) for finding in judge_folders(nodes)]
+
+
+def test_nodes_that_share_a_folder_are_named_and_what_that_means() -> None:
+    root = Root("/ws", None, 50 * GIB, "nfs4", folder_id="f1")
+    own = node("gpu3", root=replace(root, folder_id="f2"))
+    [(grade, text)] = shared(node("gpu1", root=root), node("gpu2", root=root), own)
+    assert grade is Grade.OK
+    assert text.startswith("gpu1 and gpu2 share one folder")
+    assert shared(node("gpu1", root=root), own) == []
+
+
+def test_two_names_that_lead_to_one_machine_and_folder_are_a_warning() -> None:
+    root = Root("/ws", None, 50 * GIB, "ext4", folder_id="f1")
+    second = node("gpu1-lan", root=root, machine=machine("gpu1-lan", boot_id="boot-gpu1"))
+    [(grade, text)] = shared(node("gpu1", root=root), second)
+    assert grade is Grade.WARNING
+    assert "lead to the same machine" in text
 
 
 @pytest.mark.parametrize(
