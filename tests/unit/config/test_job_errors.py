@@ -33,11 +33,11 @@ def load(
     env: Mapping[str, str] | None = None,
     resolve: Resolve | None = by_name,
 ) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}).request(env or {}, resolve).spec
+    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
 
 
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str], resolve: Resolve | None) -> JobSpec:
-    return draft_job(None, fields=fields).request(env, resolve).spec
+    return draft_job(None, fields=fields).spec(env, resolve)
 
 
 def error_of(text: str, overrides: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None) -> str:

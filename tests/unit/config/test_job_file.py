@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ugro.config.job import reference
-from ugro.config.job.file import Request, Resolve, draft_job, parse_job
+from ugro.config.job.file import Resolve, draft_job, parse_job
 from ugro.config.job.options import OPTIONS
 from ugro.config.kinds import BadValueError
 from ugro.config.names import is_job_name
@@ -48,15 +48,15 @@ def load(
     env: Mapping[str, str] | None = None,
     resolve: Resolve | None = by_name,
 ) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}).request(env or {}, resolve).spec
+    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
 
 
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str]) -> JobSpec:
-    return draft_job(None, fields=fields).request(env).spec
+    return draft_job(None, fields=fields).spec(env)
 
 
-def read_job(path: Path | None, **fields: object) -> Request:
-    return draft_job(path, fields=fields).request({})
+def workdir(path: Path | None, **fields: object) -> Path:
+    return draft_job(path, fields=fields).workdir
 
 
 def test_a_script_alone_is_a_job_with_all_defaults() -> None:
@@ -275,7 +275,7 @@ def test_the_help_of_an_option_is_the_first_sentence_of_its_keys_meaning() -> No
 def test_a_file_is_read_with_flags_over_it(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py\nenv: {A: }\nafter: {ok: [prepare]}\nresources: {cpus: 2}\n")
-    spec = draft_job(path, fields={"nodes": "3"}).request({"A": "x"}, by_name).spec
+    spec = draft_job(path, fields={"nodes": "3"}).spec({"A": "x"}, by_name)
     assert spec.resources == Resources(3, 3, ANY_GPUS, cpus=2)
     assert (spec.env, spec.after) == ((("A", "x"),), After(ok=(7,)))
 
@@ -283,13 +283,13 @@ def test_a_file_is_read_with_flags_over_it(tmp_path: Path) -> None:
 def test_the_working_directory_is_seen_from_where_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py")
-    assert read_job(path).workdir == tmp_path
-    assert read_job(path, workdir="there").workdir == Path("there")
+    assert workdir(path) == tmp_path
+    assert workdir(path, workdir="there") == Path("there")
     path.write_text("script: a.py\nworkdir: ../code")
-    assert read_job(path).workdir == tmp_path / "../code"
+    assert workdir(path) == tmp_path / "../code"
     path.write_text("script: a.py\nworkdir: /code")
-    assert read_job(path).workdir == Path("/code")
-    assert read_job(None, script="a.py").workdir == Path()
+    assert workdir(path) == Path("/code")
+    assert workdir(None, script="a.py") == Path()
 
 
 def test_every_default_and_every_example_is_good() -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def load(text: str, env: Mapping[str, str] | None = None) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields={}).request(env or {}, lambda name: 7).spec
+    return parse_job(text, Path("job.yaml"), fields={}).spec(env or {}, lambda name: 7)
 
 
 def test_the_example_file_loads() -> None:

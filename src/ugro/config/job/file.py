@@ -26,16 +26,6 @@ _EXAMPLE = "for example: script: train.py"
 Resolve = Callable[[str], int]  # from a job's name to its id; raises NotFound
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A job as it is to be submitted. ``workdir`` is on this machine: the directory whose code it runs."""
-
-    spec: JobSpec
-    workdir: Path
-    is_workdir_given: bool = False
-    sends_code: bool = True
-
-
 def draft_job(path: Path | None, *, fields: Mapping[str, object]) -> Draft:
     """``fields`` are options, named as ``ugro.config.job.options`` says."""
     given = read_options(fields)
@@ -78,17 +68,21 @@ class Draft:
         after = self.section.after
         return tuple(job for job in (*after.ok, *after.any) if isinstance(job, str))
 
-    def request(self, env: Mapping[str, str], resolve: Resolve | None = None) -> Request:
+    @property
+    def workdir(self) -> Path:
+        """The directory here whose code the job runs. A relative path starts at the file, or where the command runs."""
+        here = Path() if self.path is None or ("workdir",) in self.given.values else self.path.parent
+        return here / (self.section.workdir or "")
+
+    def spec(self, env: Mapping[str, str], resolve: Resolve | None = None) -> JobSpec:
         """``env`` is the submitter's environment."""
-        section = self.section
+        after = self.section.after
         variables = self._variables(env)
-        after = After(
-            ok=self._ids(("after", "ok"), section.after.ok, resolve),
-            any=self._ids(("after", "any"), section.after.any, resolve),
+        ids = After(
+            ok=self._ids(("after", "ok"), after.ok, resolve), any=self._ids(("after", "any"), after.any, resolve)
         )
         _refuse_problems(self.given, self.path, self.document)
-        spec = section.spec(variables, after)
-        return Request(spec, self._workdir(), section.workdir is not None, section.sync)
+        return self.section.spec(variables, ids)
 
     def _variables(self, env: Mapping[str, str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -117,11 +111,6 @@ class Draft:
                 except NotFound as error:
                     self.document.note((*path, index), error.message, error.hint)
         return tuple(found)
-
-    def _workdir(self) -> Path:
-        """A relative path starts where it was written: at the file, or where the command runs."""
-        here = Path() if self.path is None or ("workdir",) in self.given.values else self.path.parent
-        return here / (self.section.workdir or "")
 
 
 def _refuse_problems(given: Given, path: Path | None, document: Document) -> None:
