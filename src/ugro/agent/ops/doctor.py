@@ -22,6 +22,7 @@ from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node, unreachable
 from ugro.policy.nodes.examination import Examination, Ports, Root, SshSettings, Survival, Unknown
+from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
 
 # A pair needs only one address that works; no need to wait for others.
@@ -58,6 +59,7 @@ class Doctor:
     async def _examine_all(self, nodes: Sequence[Node]) -> None:
         visits = [visit for visit in await together(self._visit(node) for node in nodes) if visit is not None]
         self._report(judge_versions([_installed(visit) for visit in visits]))
+        self._report(judge_folders([visit.found for visit in visits]))
         self._report(await _judge_connections([visit.link for visit in visits]))
 
     def _report(self, findings: Iterable[Finding]) -> None:
