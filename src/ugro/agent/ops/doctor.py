@@ -33,6 +33,7 @@ from ugro.policy.nodes.crossing import (
 )
 from ugro.policy.nodes.diagnosis import judge_node, unreachable
 from ugro.policy.nodes.examination import Examination, Network, Packages, Root, SshSettings, Survival, Untold
+from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.remote import wire
 
 _LISTEN_S = 5.0
@@ -154,7 +155,9 @@ class Doctor:
     # --- between nodes -----------------------------------------------------------------------------------------
 
     async def _compare(self, visits: _Visits) -> None:
-        self._tell(judge_versions([visit.found for visit in await _reached(visits)]))
+        found = [visit.found for visit in await _reached(visits)]
+        self._tell(judge_versions(found))
+        self._tell(judge_folders(found))
 
     async def _cross(self, specs: Sequence[NodeSpec], visits: _Visits) -> None:
         if len(specs) > MOST_NODES_FOR_ALL_PAIRS:

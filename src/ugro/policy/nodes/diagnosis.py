@@ -81,10 +81,9 @@ def _root(node: Examination, root: Root) -> Iterator[Verdict]:
         grade = Grade.FAILED if root.free_bytes < NO_SPACE_BYTES else Grade.WARNING
         look = f"ugro exec {node.name} -- du -xh -d1 {root.path}"
         yield grade, f"{root.path} has {left} left", f"free some: {look}   (or {elsewhere})"
-    if root.filesystem in NETWORK_FILESYSTEMS:
-        yield Grade.WARNING, f"{root.path} is on {root.filesystem}, where locks are not reliable", elsewhere
-    elif root.free_bytes >= LITTLE_SPACE_BYTES:
-        kind = f" ({root.filesystem})" if root.filesystem else ""
+    else:
+        is_remote = root.filesystem in NETWORK_FILESYSTEMS
+        kind = f" ({root.filesystem}{', as fast as the network' if is_remote else ''})" if root.filesystem else ""
         yield Grade.OK, f"{root.path} is writable, {left} free{kind}", None
 
 

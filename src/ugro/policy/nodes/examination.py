@@ -31,6 +31,7 @@ class Root:
     error: str | None
     free_bytes: int | None
     filesystem: str | None
+    folder_id: str | None = None  # the same on nodes that share the folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ All of it may block; ``remote.check`` runs it in a process of its own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -54,12 +55,13 @@ sys.stdout.write("\n" + json.dumps({
 
 
 def root(path: str) -> Dict[str, Any]:
-    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None}
+    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None, "folder_id": None}
     try:
         usage = os.statvfs(path)
         answer["free_bytes"] = usage.f_bavail * usage.f_frsize
         answer["filesystem"] = _filesystem(os.path.realpath(path))
         _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
+        answer["folder_id"] = _folder_id(os.path.join(path, ".ugro"))
     except OSError as error:
         answer["error"] = error.strerror or str(error)
     return answer
@@ -100,9 +102,28 @@ def _write_and_remove(path: str) -> None:
         # A full disk or an exhausted quota may take the file and only refuse its contents, and that late.
         os.write(descriptor, _BLOCK)
         os.fsync(descriptor)
+        # A supervisor proves by a lock that it is alive; some file servers refuse locks.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)
         os.unlink(path)
+
+
+def _folder_id(path: str) -> str:
+    """Written once and never changed: nodes that read the same id share the folder."""
+    name = os.path.join(path, "folder-id")
+    if not os.path.exists(name):
+        os.makedirs(path, 0o700, exist_ok=True)
+        fresh = "%s.%s" % (name, os.urandom(8).hex())
+        with open(fresh, "x", encoding="ascii") as file:
+            file.write(os.urandom(16).hex())
+        try:
+            with contextlib.suppress(FileExistsError):  # another node was first
+                os.link(fresh, name)  # whole or not at all, also for others that read it now
+        finally:
+            os.unlink(fresh)
+    with open(name, encoding="ascii") as file:
+        return file.read(64)
 
 
 def _filesystem(path: str) -> Optional[str]:
