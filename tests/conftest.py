@@ -1,8 +1,15 @@
-"""What holds for every test: how many examples a property gets."""
+"""What holds for every test: how many examples a property gets, and that bytecode is kept."""
 
 from __future__ import annotations
 
+import os
+import sys
+
 from hypothesis import HealthCheck, settings
+
+# Tests start agents and commands by the hundred, and none of them should compile UGRO again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long something takes says more about the machine than about the code.
 settings.register_profile("test", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
