@@ -15,17 +15,21 @@ PARTS := $(ROOMS) crashes fuzz chaos mutants
 PART ?= $(PARTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs clean
+.PHONY: help parts setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs clean
 
 help:         ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
-	@echo "Parts of make proof, as in make proof PART=crashes:"
+	@echo "Parts of make proof, each below 20 minutes, as in make proof PART=crashes:"
 	@echo "  $(PARTS)" | fold -s -w 100
 
-setup:        ## Make .venv and install what is missing
+parts:
+	@echo $(PARTS)
+
+setup:        ## Make .venv and install what tests need
 	@scripts/setup.sh
 
-check: setup  ## Lint, types, direction of imports, sizes, docs
+check:        ## Lint, types, direction of imports, sizes, docs
+	@scripts/setup.sh dev
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy $(CODE)
 	.venv/bin/lint-imports --no-cache
@@ -68,10 +72,11 @@ demo:         ## Try UGRO on this machine
 	.venv/bin/ugro demo
 
 bench:        ## Measure, against other tools where they are installed
-	@scripts/setup.sh dev bench
+	@scripts/setup.sh test bench
 	$(PYTHON_HERE) -m bench
 
-docs: setup   ## Write the generated docs again
+docs:         ## Write the generated docs again
+	@scripts/setup.sh dev
 	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md
 	$(PYTHON_HERE) -m ugro.config.job.reference docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
