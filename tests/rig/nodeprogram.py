@@ -24,12 +24,18 @@ from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
 from ugro.remote import durable
+from ugro.remote.identity import node_key
 from ugro.remote.process_id import ProcessName
 
 T = TypeVar("T")
 AGENT = "agent-1"
 MARK = "TEST_NODE_ROOT"  # of everything that a node program starts
 _OPEN_S = 20
+
+
+def agent_folder(root: Path, node: str) -> Path:
+    """What the tests' agent has on a node."""
+    return root / ".ugro" / "agents" / f"{AGENT}@{node_key(node)}"
 
 
 class LocalNode:
@@ -102,7 +108,7 @@ class LocalNode:
     # --- what is on its disk, and who runs ----------------------------------------------------------------------
 
     def run_dir(self, job: str, attempt: int) -> Path:
-        return self.root.resolve() / ".ugro" / "agents" / AGENT / "runs" / f"{job}.{attempt}"
+        return agent_folder(self.root.resolve(), self.spec.name) / "runs" / f"{job}.{attempt}"
 
     def supervisors(self, job: str, attempt: int) -> list[int]:
         """The one that has the run, if it lives."""

@@ -86,7 +86,7 @@ def supervisor(agent: AgentDir, name: str, is_shared: bool) -> Detached:
     """``name``: of its run, or what it is called instead."""
     # As every process of ours, it carries this: so the node program does not end it as an orphan of its commands.
     variables = {"UGRO_RUN": "%s/supervisor" % agent.name}
-    words = [agent.root, agent.name, "shared" if is_shared else "own"]
+    words = [*agent.words, "shared" if is_shared else "own"]
     log = os.path.join(agent.path, "supervisor.log")
     return Detached(supervisor_module.__name__, words, lambda fd: begin(agent, is_shared, fd), name, variables, log)
 

@@ -39,9 +39,9 @@ _AGAIN_S = 1.0
 
 
 def main(argv: List[str]) -> None:
-    root, agent, is_shared, link = argv
+    root, agent, node_key, is_shared, link = argv
     os.set_inheritable(int(link), False)  # it came to us by an exec; it must not go to the ranks by another
-    begin(AgentDir(root, agent), is_shared == "shared", int(link))
+    begin(AgentDir(root, agent, node_key), is_shared == "shared", int(link))
 
 
 def begin(agent: AgentDir, is_shared: bool, link: int) -> None:
