@@ -10,18 +10,13 @@ import base64
 import binascii
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ugro.core.errors import RemoteFailure
 from ugro.core.support.codec import DecodeError, decode
-from ugro.nodes.calls import Stream
-from ugro.nodes.link import Link
-from ugro.nodes.node import Node
-from ugro.nodes.runs import Identity
-from ugro.nodes.streaming import Pouring, Thread
+from ugro.nodes.streaming import NodeCalls, Pouring, Thread
 from ugro.remote import trees, wire
 from ugro.remote.cas.contents import WINDOW
 from ugro.remote.cas.packs import ContentStore
@@ -67,11 +62,8 @@ class Sent:
     on_change: Callable[[], None] = field(default=lambda: None)
 
 
-@dataclass(slots=True)
-class NodeContents:
-    node: Node
-    identity: Identity
-    connect_s: float
+class NodeContents(NodeCalls):
+    prefix = "contents."
 
     async def has(self, root: str) -> bool:
         """It counts as used, too: that goes last when room is made."""
@@ -80,7 +72,7 @@ class NodeContents:
     async def missing(self, ids: Sequence[bytes]) -> list[bytes]:
         """Those of the hashes whose contents are not there."""
         async with self._stream("missing") as (link, stream):
-            pouring = Pouring(link, stream, self.node.spec.name, _WHAT)
+            pouring = Pouring(link, stream, self.name, _WHAT)
             step = wire.CHUNK // trees.ID_BYTES
             for first in range(0, len(ids), step):
                 await pouring.send(b"".join(ids[first : first + step]))
@@ -97,7 +89,7 @@ class NodeContents:
             with contextlib.suppress(_Busy):
                 return await self._put(root, _Blocks(store, ids), limit_bytes, sent)
         async with self._stream("receive", root=root, bytes=sizes, limit_bytes=limit_bytes) as (link, stream):
-            pouring = Pouring(link, stream, self.node.spec.name, _WHAT, WINDOW)
+            pouring = Pouring(link, stream, self.name, _WHAT, WINDOW)
             thread = Thread("code")
             try:
                 await self._pour(_Blocks(store, ids), pouring, thread, sent)
@@ -140,19 +132,6 @@ class NodeContents:
 
     async def tidy(self, limit_bytes: int) -> Tidied:
         return _decoded(Tidied, await self._call("tidy", _TIDY_S, limit_bytes=limit_bytes))
-
-    async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s)
-        return await link.call(f"contents.{method}", self.identity.params(**params), timeout_s=timeout_s)
-
-    @asynccontextmanager
-    async def _stream(self, method: str, **params: Any) -> AsyncIterator[tuple[Link, Stream]]:
-        link = await self.node.ready(self.connect_s)
-        stream = link.stream(f"contents.{method}", self.identity.params(**params))
-        try:
-            yield link, stream
-        finally:
-            stream.cancel()
 
 
 class _Busy(Exception):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ugro.core.job import ResultRule
 from ugro.core.support.quantity import format_size
+from ugro.remote.files.listing import RunFile
 
 _FOLDER = b"checkpoints"
 _NUMBER = re.compile(rb"([0-9]{1,18})(?:\.[A-Za-z][A-Za-z0-9_]*)*$")
@@ -22,30 +23,19 @@ _FRESH_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFile:
-    """As a node tells of it. The name is bytes, parted by /."""
-
-    name: bytes
-    size: int
-    changed_ns: int
-    inode: int
-    problem: str | None = None  # why it cannot be sent
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
-    file: OutputFile
+    file: RunFile
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    wanted: tuple[OutputFile, ...]
+    wanted: tuple[RunFile, ...]
     left: tuple[Left, ...]  # those that stay where they are
-    unsendable: tuple[OutputFile, ...]  # links and the like, which are nobody's result
+    unsendable: tuple[RunFile, ...]  # links and the like, which are nobody's result
 
 
-def choose(files: Sequence[OutputFile], rule: ResultRule) -> Choice:
+def choose(files: Sequence[RunFile], rule: ResultRule) -> Choice:
     sound = [file for file in files if file.problem is None]
     dropped = _by_rule(sound, rule.checkpoints)
     left = [Left(file, dropped[entry]) for file in sound if (entry := _entry(file.name)) in dropped]
@@ -60,14 +50,14 @@ def choose(files: Sequence[OutputFile], rule: ResultRule) -> Choice:
     )
 
 
-def is_being_written(file: OutputFile, now_ns: int) -> bool:
+def is_being_written(file: RunFile, now_ns: int) -> bool:
     entry = _entry(file.name)
     if entry is not None and (entry.startswith(b".") or entry.endswith(_UNFINISHED)):
         return True
     return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
 
 
-def _over(files: Iterable[OutputFile], limit_bytes: int | None) -> list[OutputFile]:
+def _over(files: Iterable[RunFile], limit_bytes: int | None) -> list[RunFile]:
     """The small ones come first: what is said about a training goes before what it made."""
     if limit_bytes is None:
         return []
@@ -79,7 +69,7 @@ def _over(files: Iterable[OutputFile], limit_bytes: int | None) -> list[OutputFi
     return over
 
 
-def _by_rule(files: Iterable[OutputFile], rule: str) -> dict[bytes, str]:
+def _by_rule(files: Iterable[RunFile], rule: str) -> dict[bytes, str]:
     """The checkpoints that are not wanted, and why."""
     changed: dict[bytes, int] = {}
     for file in files:
