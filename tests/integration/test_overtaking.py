@@ -13,7 +13,7 @@ from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_fina
 from ugro.agent.artifacts.checkpoint_store import Checkpoint as CheckpointAtHome
 from ugro.agent.artifacts.checkpoint_store import CheckpointStore
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync, Offer
-from ugro.agent.artifacts.file_sync import Transfer
+from ugro.agent.artifacts.file_sync import FileTransfer
 from ugro.agent.artifacts.output_store import OutputStore
 from ugro.agent.artifacts.output_sync import OutputSync, Run
 from ugro.agent.engine.reconciler import Engine
@@ -28,7 +28,7 @@ from ugro.remote.files.listing import RunFile
 from ugro.store.database import Store
 
 
-class SlowTransfer(Transfer):
+class SlowTransfer(FileTransfer):
     pause: ClassVar[Pause]
 
     async def fetch(self, listed: Sequence[RunFile], wanted: Sequence[Wanted], *, is_final: bool) -> None:
@@ -37,7 +37,7 @@ class SlowTransfer(Transfer):
 
 
 class SlowOutputs(OutputSync):
-    def _transfer(self, run: Run, store: OutputStore) -> Transfer:
+    def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
         transfer = super()._transfer(run, store)
         return SlowTransfer(transfer.files, transfer.source, transfer.store, transfer.noted)
 

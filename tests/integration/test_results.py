@@ -24,7 +24,7 @@ from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
 from ugro.agent.artifacts import file_store, output_store
 from ugro.agent.artifacts.file_store import DiskFull
-from ugro.agent.artifacts.file_sync import Transfer
+from ugro.agent.artifacts.file_sync import FileTransfer
 from ugro.agent.artifacts.output_store import OutputStore
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.core.errors import RemoteFailure
@@ -95,7 +95,7 @@ async def test_links_pipes_and_devices_are_passed_over_and_told(rig: ResultRig) 
         await results.fetch_all(RUN)
     assert tree(rig.here() / "output") == {b"file": b"x"}
     assert {one.name: one.reason for one in arrived(rig).unsendable} == {
-        "link": "a symbolic link", "folder": "a symbolic link", "pipe": "no regular file",
+        "link": "a symbolic link", "folder": "a symbolic link", "pipe": "not a regular file",
     }  # fmt: skip
 
 
@@ -362,13 +362,13 @@ async def test_a_file_that_goes_away_while_it_is_asked_for_is_told_and_the_other
     for name in ("a", "b"):
         (output / name).write_text(name)
 
-    class Racing(Transfer):
+    class Racing(FileTransfer):
         async def fetch(self, listed: Sequence[RunFile], wanted: Sequence[Wanted], *, is_final: bool) -> None:
             (output / "a").unlink(missing_ok=True)
             await super().fetch(listed, wanted, is_final=is_final)
 
     class RacingOutputs(OutputSync):
-        def _transfer(self, run: Run, store: OutputStore) -> Transfer:
+        def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
             return Racing(self._files(run.node), outputs_of(run.job, run.attempt), store)
 
     async with rig.agent("n1") as results:

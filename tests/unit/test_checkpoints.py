@@ -18,7 +18,7 @@ from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
 from ugro.agent.artifacts.checkpoint_sync import Offer, choose
 from ugro.core.errors import NotFound, RemoteFailure, UgroError
 from ugro.nodes.files import Found, decode_found
-from ugro.remote.files import checkpoints, listing
+from ugro.remote.files import checkpoint_names, checkpoints, listing
 from ugro.remote.files.listing import Unsendable
 from ugro.remote.files.received import Folder, Writer, receive_whole, send_whole
 from ugro.remote.files.resumable import CHUNK, Reader, StreamError
@@ -49,19 +49,19 @@ HEADER, TRAILER = struct.Struct(">IBQQQqQI"), struct.Struct(">BI")
     ],
 )
 def test_the_number_is_the_one_at_the_end_of_the_name(name: str, number: int | None) -> None:
-    assert checkpoints.number(name) == number
+    assert checkpoint_names.number(name) == number
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".x", "a.tmp", "a.partial", "a/b", "a\nb", "a\x1b", "\udc80", "é" * 128]
 )
 def test_what_is_being_written_or_cannot_be_named_is_not_complete(name: str) -> None:
-    assert not checkpoints.is_complete(name)
+    assert not checkpoint_names.is_complete(name)
 
 
 @pytest.mark.parametrize("name", ["step_1", "last.pt", "my model 3", "a.tmp.3", "é" * 127])
 def test_any_other_name_is_complete(name: str) -> None:
-    assert checkpoints.is_complete(name)
+    assert checkpoint_names.is_complete(name)
 
 
 def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[
 
 
 def found(name: str, changed_ns: int = 1, fingerprint: str = "0" * 32, size: int = 3) -> Found:
-    return Found(name, "folder", size, changed_ns, checkpoints.number(name), fingerprint)
+    return Found(name, "folder", size, changed_ns, checkpoint_names.number(name), fingerprint)
 
 
 def at_home(offer: Found, node: str = "n1") -> Checkpoint:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.support.codec import DecodeError, decode
-from ugro.nodes.streaming import NodeCalls, Pouring, Thread, in_time
+from ugro.nodes.streaming import NodeCalls, Thread, Upload, in_time
 from ugro.remote import wire
-from ugro.remote.files import checkpoints, listing, received, resumable
+from ugro.remote.files import checkpoint_names, listing, received, resumable
 from ugro.remote.files.listing import RunFile, Unsendable
 from ugro.remote.files.received import Writer
 from ugro.remote.files.resumable import StreamError
@@ -178,12 +178,12 @@ class NodeFiles(NodeCalls):
         """Sends what is in a folder here as the checkpoint to resume from; returns its path there."""
         pieces = received.send_whole(str(folder))
         async with self._stream("receive", **checkpoint_of(where, found), bytes=found.bytes) as (link, stream):
-            pouring = Pouring(link, stream, self.name, _WHAT)
+            upload = Upload(link, stream, self.name, _WHAT)
             thread = Thread("files")
             try:
-                while pouring.is_open and (piece := await thread.do(lambda: next(pieces, None))) is not None:
-                    await pouring.send(piece)
-                await pouring.end()
+                while upload.is_open and (piece := await thread.do(lambda: next(pieces, None))) is not None:
+                    await upload.send(piece)
+                await upload.end()
             except (Unsendable, OSError) as error:
                 raise UgroError(f"checkpoint {found.name}: {error}", hint=f"it is kept in {folder}") from error
             finally:
@@ -212,8 +212,8 @@ def decode_found(answer: Mapping[str, Any], node: str) -> list[Found]:
     found = [_decoded(Found, one, node) for one in items] if isinstance(items, list) else []
     for one in found:
         is_valid = (
-            checkpoints.is_complete(one.name)
-            and one.number == checkpoints.number(one.name)
+            checkpoint_names.is_complete(one.name)
+            and one.number == checkpoint_names.number(one.name)
             and one.kind in ("file", "folder")
             and 0 <= one.bytes < listing.MOST_BYTES
             and abs(one.changed_ns) < 1 << 63

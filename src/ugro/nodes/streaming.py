@@ -70,7 +70,7 @@ class Thread:
         self._executor.shutdown(wait=False)
 
 
-class Pouring:
+class Upload:
     """Sends bytes to a node, never more at once than its window has room for."""
 
     def __init__(self, link: Link, stream: Stream, node: str, what: str, window: int = wire.WINDOW) -> None:

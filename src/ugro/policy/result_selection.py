@@ -1,23 +1,21 @@
-"""Which of a run's files come home, and why the others do not. Pure: what was seen in, what to do out.
+"""Which outputs of a run are fetched, and why the others are not. Pure.
 
-A checkpoint is an entry of the folder ``checkpoints``: a file, or a folder with all in it. The newest has the highest
-number at the end of its name; those without a number come before those with one, by when they were last changed.
+Below ``checkpoints`` in the output folder, names are ordered as those of any checkpoint: by the number at the end, and
+those without one, which are older, by the time of their last change.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import ResultRule
 from ugro.core.support.quantity import format_size
-from ugro.remote.files.listing import RunFile
+from ugro.remote.files import checkpoint_names
+from ugro.remote.files.listing import RunFile, text
 
 _FOLDER = b"checkpoints"
-_NUMBER = re.compile(rb"([0-9]{1,18})(?:\.[A-Za-z][A-Za-z0-9_]*)*$")
-_UNFINISHED = (b".tmp", b".partial")
-# While a run lives, a large file that changed just now is probably being written, and would have to come again.
+# While a run lives, a large file that changed just now is probably being written, and would be fetched again.
 _LARGE_BYTES = 16 << 20
 _FRESH_NS = 5_000_000_000
 
@@ -31,8 +29,8 @@ class Left:
 @dataclass(frozen=True, slots=True)
 class Choice:
     wanted: tuple[RunFile, ...]
-    left: tuple[Left, ...]  # those that stay where they are
-    unsendable: tuple[RunFile, ...]  # links and the like, which are nobody's result
+    left: tuple[Left, ...]  # those that stay on the node
+    unsendable: tuple[RunFile, ...]  # links, pipes and devices
 
 
 def choose(files: Sequence[RunFile], rule: ResultRule) -> Choice:
@@ -52,13 +50,13 @@ def choose(files: Sequence[RunFile], rule: ResultRule) -> Choice:
 
 def is_being_written(file: RunFile, now_ns: int) -> bool:
     entry = _entry(file.name)
-    if entry is not None and (entry.startswith(b".") or entry.endswith(_UNFINISHED)):
+    if entry is not None and not checkpoint_names.is_complete(text(entry)):
         return True
     return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
 
 
 def _over(files: Iterable[RunFile], limit_bytes: int | None) -> list[RunFile]:
-    """The small ones come first: what is said about a training goes before what it made."""
+    """Small files take precedence: metrics and logs before weights."""
     if limit_bytes is None:
         return []
     over = []
@@ -97,5 +95,5 @@ def _entry(name: bytes) -> bytes | None:
 
 
 def _number(entry: bytes) -> int:
-    found = _NUMBER.search(entry)
-    return int(found[1]) if found else -1
+    found = checkpoint_names.number(text(entry))
+    return -1 if found is None else found

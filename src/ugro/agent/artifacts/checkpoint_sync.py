@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
-from ugro.agent.artifacts.file_sync import Polling, Transfer
+from ugro.agent.artifacts.file_sync import FileTransfer, Polling
 from ugro.agent.artifacts.job_folder import delete_results
 from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
@@ -209,7 +209,7 @@ class CheckpointSync:
                 raise _failure(offer, "it changed; give a checkpoint its name when it is complete", "changed")
             return listed
 
-        await Transfer(self._files(offer.node), checkpoint_of(_where(job), found), arriving).fetch_all(unchanged)
+        await FileTransfer(self._files(offer.node), checkpoint_of(_where(job), found), arriving).fetch_all(unchanged)
         if arriving.problems:
             raise _failure(offer, next(iter(arriving.problems.values())), "changed")
         try:

@@ -30,7 +30,7 @@ _LOOKS = 5  # at files that should no longer change
 
 
 @dataclass(slots=True)
-class Transfer:
+class FileTransfer:
     """From one node to one store. ``noted`` gets what is listed and what of it is still missing."""
 
     files: NodeFiles

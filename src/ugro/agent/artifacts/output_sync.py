@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ugro.agent.artifacts.file_store import DiskFull, FileStore
-from ugro.agent.artifacts.file_sync import Polling, Transfer, report_end
+from ugro.agent.artifacts.file_sync import FileTransfer, Polling, report_end
 from ugro.agent.artifacts.job_folder import attempt_folder, delete_results, link_view, write_config
 from ugro.agent.artifacts.output_store import Arrived, OutputStore
 from ugro.agent.support.aio import to_the_end
@@ -192,7 +192,7 @@ class OutputSync:
             return False
         return bool(listing.files)
 
-    async def _fetch_some(self, run: Run, transfer: Transfer, listing: Listing) -> None:
+    async def _fetch_some(self, run: Run, transfer: FileTransfer, listing: Listing) -> None:
         def missing() -> list[Wanted]:
             found = transfer.store.missing(_choose(transfer.store, listing, run.rule).wanted)
             return [one for one in found if one.offset or not is_being_written(one.file, listing.now_ns)]
@@ -240,9 +240,9 @@ class OutputSync:
             log.warning("outputs were not fetched: %.500s", problem, extra={"job": run.job, "node": run.node})
         self._progress[run.key] = replace(before, problem=problem)
 
-    def _transfer(self, run: Run, store: OutputStore) -> Transfer:
+    def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
         source = outputs_of(run.job, run.attempt)
-        return Transfer(self._files(run.node), source, store, partial(self._note, run))
+        return FileTransfer(self._files(run.node), source, store, partial(self._note, run))
 
     def _files(self, node: str) -> NodeFiles:
         return NodeFiles(self._node(node), self._identity, _CONNECT_S)

@@ -26,6 +26,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing, received
+from ugro.remote.files.checkpoint_names import is_complete, number
 from ugro.remote.files.listing import RunFile, Unsendable
 from ugro.remote.files.resumable import CHUNK, StreamError
 from ugro.remote.files.tail import open_below
@@ -33,29 +34,14 @@ from ugro.remote.program import Refused
 from ugro.remote.state.rundir import AgentDir
 
 _MOST_LOOKED_AT = 20
-_MOST_NAME_BYTES = 255
 _SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _ARRIVING = ".arriving."
 _REMOVING = ".removing."
-_SUFFIXES = re.compile(r"(\.[A-Za-z][A-Za-z0-9_]*)+$")
-_NUMBER = re.compile(r"(?:^|[^0-9.]|(?:^|[^0-9])\.)([0-9]{1,18})$")
 
 Answer = Dict[str, Any]
 
 
 # --- which they are ---------------------------------------------------------------------------------------------
-
-
-def is_complete(name: str) -> bool:
-    if name.startswith(".") or name.endswith((".tmp", ".partial")):
-        return False
-    return name.isprintable() and "/" not in name and 0 < len(os.fsencode(name)) <= _MOST_NAME_BYTES
-
-
-def number(name: str) -> Optional[int]:
-    """The one at the end of the name, before suffixes such as .pt."""
-    found = _NUMBER.search(_SUFFIXES.sub("", name))
-    return int(found.group(1)) if found else None
 
 
 class Found:

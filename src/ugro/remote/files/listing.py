@@ -60,7 +60,7 @@ def below(folder: bytes, prefix: bytes = b"", depth: int = 0, *, is_strict: bool
 def described(name: bytes, status: os.stat_result) -> RunFile:
     problem = None
     if not stat.S_ISREG(status.st_mode):
-        problem = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        problem = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
     return RunFile(name, status.st_size, status.st_mtime_ns, status.st_ino, problem)
 
 
