@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import Signal
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
@@ -321,7 +321,7 @@ class ModelCheckpoints:
     async def newest(self, job: int) -> None:
         return None
 
-    async def forget(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
+    async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
         await asyncio.sleep(0)
         return ()
 
@@ -390,7 +390,7 @@ class ModelAgent:
             watch,
             ModelLaunching(self.jobs, self.watch),
             ModelSnapshots(self.jobs, self.watch, clock),
-            Homecoming(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
+            Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

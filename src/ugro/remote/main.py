@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 RUN_METHODS = (
     "start", "stop", "remove", "list", "watch", "follow", "renew", "setup", "reserve_port", "free_port", "control",
 )  # fmt: skip
-CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
 CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")
-OUTPUT_METHODS = ("filled", "list", "send", "hashes", "keep", "forget")
+FILE_METHODS = (
+    "list", "send", "hashes", "written", "keep", "drop_kept", "prepare", "newest", "receive", "drop_checkpoints",
+)  # fmt: skip
 
 
 def main(root: str, nonce: str, silence_s: float, node: str) -> None:
@@ -33,9 +34,8 @@ def main(root: str, nonce: str, silence_s: float, node: str) -> None:
     program = Program(link_in, link_out, root, silence_s, node_key(node))
     program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
     program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
-    program.methods.update(("checkpoints." + name, _checkpoints(name)) for name in CHECKPOINT_METHODS)
     program.methods.update(("contents." + name, _contents(name)) for name in CONTENT_METHODS)
-    program.methods.update(("outputs." + name, _outputs(name)) for name in OUTPUT_METHODS)
+    program.methods.update(("files." + name, _files(name)) for name in FILE_METHODS)
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -92,18 +92,9 @@ def _runs(name: str) -> Method:
     return method
 
 
-def _checkpoints(name: str) -> Method:
+def _files(name: str) -> Method:
     def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.files.checkpoints import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _outputs(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.files.outputs import METHODS
+        from ugro.remote.files.api import METHODS
 
         METHODS[name](call, params)
 

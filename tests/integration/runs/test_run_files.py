@@ -223,7 +223,7 @@ def test_nothing_outside_of_a_run_can_be_followed(node: LocalNode, ledger: Ledge
     (node.run_dir("train", 1) / "output" / "out").symlink_to(folder / "secret")
     (node.run_dir("train", 1) / "output" / "way").symlink_to(folder)
     os.mkfifo(node.run_dir("train", 1) / "output" / "pipe")
-    with pytest.raises(RemoteFailure, match="no file of"):
+    with pytest.raises(RemoteFailure, match="not a file of"):
         Mirror(node, file=file).follow(link)
 
 

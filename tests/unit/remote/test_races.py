@@ -176,15 +176,15 @@ def test_a_pack_that_is_about_to_have_its_name_is_not_taken_for_settled(code: Co
     os.makedirs(folder, exist_ok=True)
     arriving = Path(folder, "x.arriving")
     arriving.touch()
-    fsync.note(folder, "x.pack")
-    fsync.settle(folder)
-    assert fsync._fresh(folder) == ["x.pack"]
+    fsync.mark_unsynced(folder, "x.pack")
+    fsync.sync_packs(folder)
+    assert fsync._unsynced(folder) == ["x.pack"]
     arriving.rename(Path(folder, "x.pack"))
-    fsync.settle(folder)
-    assert fsync._fresh(folder) == []
-    fsync.note(folder, "tidied.pack")
-    fsync.settle(folder)
-    assert fsync._fresh(folder) == []
+    fsync.sync_packs(folder)
+    assert fsync._unsynced(folder) == []
+    fsync.mark_unsynced(folder, "tidied.pack")
+    fsync.sync_packs(folder)
+    assert fsync._unsynced(folder) == []
 
 
 def test_a_pack_that_is_found_before_it_is_locked_is_written_all_the_same(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.leases import lease_s
 from ugro.agent.engine.start import Starting
 from ugro.agent.support.crashpoint import point
@@ -50,7 +50,7 @@ def is_light(job: Job) -> bool:
 
 
 class Light:
-    def __init__(self, jobs: JobStore, watch: RunWatch, starting: Starting, home: Homecoming, work: Work) -> None:
+    def __init__(self, jobs: JobStore, watch: RunWatch, starting: Starting, home: Collector, work: Work) -> None:
         self._jobs = jobs
         self._watch = watch
         self._starting = starting
