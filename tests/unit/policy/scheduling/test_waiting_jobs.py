@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_scheduler import GIB, job, nodes, snapshot
-from tests.unit.test_scheduler_simulated import clusters, workloads
+from tests.unit.policy.scheduling.test_scheduler import GIB, job, nodes, snapshot
+from tests.unit.policy.scheduling.test_scheduler_simulated import clusters, workloads
 from ugro.core.job import FINAL_STATES, After, JobSpec, JobState, Launcher, Resources
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting, devices_of
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
