@@ -141,6 +141,7 @@ def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_brin
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
     async def work() -> None:
         pause = SlowInput.pause = Pause()

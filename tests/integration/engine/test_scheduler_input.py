@@ -167,6 +167,7 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
         other.communicate(b"\n", timeout=10)
 
 
+@pytest.mark.proof
 def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Path) -> None:
     env = gpu_env(tmp_path, library, "gpu", PretendGpu())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from bench.scheduler import cluster, jobs, running
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import BATCH, GIB, NORMAL, URGENT, job, nodes, snapshot
@@ -220,7 +220,6 @@ def test_any_pass_keeps_the_rules(views: tuple[NodeView, ...], work: Work, data:
 
 
 @given(clusters(may_be_down=False), workloads())
-@settings(max_examples=150, deadline=None)
 def test_every_job_that_can_run_starts_in_the_end(views: tuple[NodeView, ...], work: Work) -> None:
     # A more urgent job, or one of a user who holds less, may overtake the first in the queue here.
     simulation = Simulation(views, possible(work, views), promises_hold=False)
@@ -229,7 +228,6 @@ def test_every_job_that_can_run_starts_in_the_end(views: tuple[NodeView, ...], w
 
 
 @given(clusters(may_be_down=False), workloads(users="a", priorities=(NORMAL,)))
-@settings(max_examples=150, deadline=None)
 def test_nothing_that_fills_a_gap_ever_delays_the_first_in_the_queue(views: tuple[NodeView, ...], work: Work) -> None:
     simulation = Simulation(views, possible(work, views))
     simulation.run()
