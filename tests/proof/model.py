@@ -21,13 +21,14 @@ from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import Signal
+from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Job, JobState, Share
+from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
 from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 
@@ -329,9 +330,8 @@ class ModelCheckpoints:
         return
 
 
-class ModelSnapshots:
-    def __init__(self, jobs: JobStore, watch: ModelWatch, clock: Clock) -> None:
-        self._jobs = jobs
+class ModelInput:
+    def __init__(self, watch: ModelWatch, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
 
@@ -344,26 +344,17 @@ class ModelSnapshots:
     async def close(self) -> None:
         return
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        if holding is None:
-            holding = await self._jobs.in_states(HOLDING_STATES)
+    async def take(self, live: Live) -> ClusterView:
         return ClusterView(
             now=time.time() + self._clock.now_s,
             nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
-            waiting=tuple(_waiting(job) for job in waiting),
-            holding=tuple(_holding(job) for job in holding if job.placement is not None),
+            holding=tuple(_holding(job) for job in live.holding() if job.placement is not None),
         )
 
 
 def _node_view(name: str, is_open: bool) -> NodeView:
     gpus = tuple(GpuView(index, "RTX 4070", 8 * _GIB) for index in range(GPUS_OF_A_NODE))
     return NodeView(name, 8, 32 * _GIB, gpus, unusable=None if is_open else "is unreachable")
-
-
-def _waiting(job: Job) -> Waiting:
-    submitted_at = datetime.fromisoformat(job.submitted_at).timestamp()
-    tries = job.tries
-    return Waiting(job.id, job.user, job.spec, submitted_at, job.state, job.attempt, tries.not_before, tries.avoid)
 
 
 def _holding(job: Job) -> Holding:
@@ -389,7 +380,7 @@ class ModelAgent:
         parts: tuple[Any, ...] = (
             watch,
             ModelLaunching(self.jobs, self.watch),
-            ModelSnapshots(self.jobs, self.watch, clock),
+            ModelInput(self.watch, clock),
             Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)

@@ -19,7 +19,7 @@ from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.nodes.runs import Identity
 from ugro.store.database import Store
@@ -47,7 +47,7 @@ class Pause:
 
 class EngineRig:
     watch_type = RunWatch
-    snapshots_type = Snapshots
+    scheduler_input_type = SchedulerInput
     results_type = OutputSync
     checkpoints_type = CheckpointSync
 
@@ -96,13 +96,13 @@ class EngineRig:
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation())
         watch = self.watch = self.watch_type(cluster.inventory, identity)
-        snapshots = self.snapshots_type(store.jobs, cluster, HealthCheck(cluster, store))
+        scheduler_input = self.scheduler_input_type(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
         home = self.home = Collector(store.jobs, watch, mirror, checkpoints, results)
-        engine = Engine(store.jobs, watch, launching, snapshots, home)
+        engine = Engine(store.jobs, watch, launching, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine
