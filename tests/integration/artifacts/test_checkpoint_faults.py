@@ -133,6 +133,7 @@ def agent_process(rig: Rig, task: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("task", ["collect", "place"])
 def test_an_agent_killed_in_the_middle_finishes_when_it_is_back(rig: Rig, task: str) -> None:
     wanted = large(rig.written("n1"), "step_1.pt")
@@ -156,6 +157,7 @@ def test_an_agent_killed_in_the_middle_finishes_when_it_is_back(rig: Rig, task: 
     asyncio.run(again())
 
 
+@pytest.mark.proof
 def test_a_large_checkpoint_passes_in_both_directions_without_filling_memory(rig: Rig) -> None:
     wanted = large(rig.written("n1"), "step_1.pt", 200 * MIB)
     most_on_nodes: list[int] = [0]

@@ -114,6 +114,7 @@ async def test_patterns_bring_what_changed_in_the_working_directory_since_the_ru
     assert home[b"results/a.csv"] == b"the output's own goes first"
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_growing_file_comes_as_it_grows_and_only_what_it_grew_by(rig: ResultRig) -> None:
     metrics, home = rig.output("n1") / "metrics.jsonl", rig.here() / "output" / "metrics.jsonl"
@@ -132,6 +133,7 @@ async def test_a_growing_file_comes_as_it_grows_and_only_what_it_grew_by(rig: Re
     assert home.read_bytes() == metrics.read_bytes()
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_change_in_the_middle_that_no_look_could_see_is_found_when_the_run_is_over(rig: ResultRig) -> None:
     file, home = rig.output("n1") / "weights", rig.here() / "output" / "weights"

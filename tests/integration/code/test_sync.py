@@ -30,7 +30,7 @@ from ugro.remote.cas.stream import block, record
 from ugro.store.database import Store
 
 MIB = 1 << 20
-FEW = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=settings().max_examples // 5, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def test_random_trees_and_random_edits_of_them_arrive_identical(versions: list[o
         asyncio.run(scenario(CodeRig(Path(folder))))
 
 
+@pytest.mark.proof
 @FEW
 @given(st.lists(st.integers(0, 3_000_000), min_size=1, max_size=3), st.integers(0, 2**32))
 def test_a_link_that_is_cut_at_any_byte_goes_on_where_it_was(cuts: list[int], seed: int) -> None:
@@ -217,6 +218,7 @@ def is_arriving(rig: CodeRig, node: str) -> bool:
     return any(name.endswith(".arriving") for name in os.listdir(store_in(str(rig.root(node))).packs))
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_full_disk_is_named_and_harms_nothing_that_is_there(rig: CodeRig) -> None:
     if (reason := disk.available()) is not None:
@@ -251,6 +253,7 @@ async def test_a_full_disk_is_named_and_harms_nothing_that_is_there(rig: CodeRig
         small.unmount()
 
 
+@pytest.mark.proof
 @in_loop
 async def test_neither_side_holds_a_large_file_in_memory(rig: CodeRig) -> None:
     random = os.urandom(MIB)

@@ -66,6 +66,7 @@ def longest(page: Page) -> int:
     return found
 
 
+@pytest.mark.proof
 def test_five_thousand_experiments_are_shown_by_pages_that_new_jobs_do_not_move(
     dashboard: Dashboard, page: Page
 ) -> None:
@@ -134,6 +135,7 @@ def test_runs_that_differ_in_their_seed_alone_become_one_line_with_mean_and_devi
     expect(line).to_contain_text(f"{mean:.4g} ± {deviation:.2g}")
 
 
+@pytest.mark.proof
 def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     dashboard: Dashboard, context: BrowserContext
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     assert rows(other) == [4999]
 
 
+@pytest.mark.proof
 def test_what_is_no_tag_is_refused_and_nothing_is_lost(dashboard: Dashboard, page: Page) -> None:
     dashboard.client.jobs.set_note(4998, "stays", tags=["kept"])
     page.goto(dashboard.url + "/experiments")
@@ -199,6 +202,7 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 job")
 
 
+@pytest.mark.proof
 def test_a_thousand_runs_are_drawn_read_and_grouped(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("link", name="Compare the newest 1,000").click()
@@ -228,6 +232,7 @@ def test_a_thousand_runs_are_drawn_read_and_grouped(dashboard: Dashboard, page: 
     assert last == pytest.approx(39, abs=1), "0.1 s for each of 390 steps"
 
 
+@pytest.mark.proof
 def test_a_chart_is_used_by_keyboard_read_as_a_table_and_looked_at_closely(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/compare?jobs=4991,4985&key=loss")
     chart = drawn(page, least=2)
@@ -292,6 +297,7 @@ def test_curves_have_the_colours_of_the_theme_and_change_with_it(dashboard: Dash
     assert seen[0] != seen[1]
 
 
+@pytest.mark.proof
 def test_a_running_job_is_drawn_on_while_it_records(dashboard: Dashboard, page: Page, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = dashboard.submit("live-curve", sys.executable, "-c", LIVE, str(gate))
@@ -338,6 +344,7 @@ def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashbo
     assert page.evaluate(ask, "/v1/metrics?job=1&column=nonsense")[0] == 400
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/compare?jobs=1,x", "is not the number of a job"), ("/compare?jobs=1,999999", "there is no job 999999"),
@@ -348,6 +355,7 @@ def test_a_wrong_address_is_said_in_words(dashboard: Dashboard, page: Page, path
     expect(page.locator("main")).to_contain_text(words)
 
 
+@pytest.mark.proof
 def test_everybody_can_read_these_pages_in_both_themes_on_a_phone_and_a_wide_screen(
     dashboard: Dashboard, browser: Browser
 ) -> None:

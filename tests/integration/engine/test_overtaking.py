@@ -22,7 +22,7 @@ from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.outputs import Wanted
 from ugro.nodes.runs import Runs, RunStatus
-from ugro.policy.scheduling.snapshot import Snapshot
+from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.store.database import Store
 
 
@@ -61,7 +61,7 @@ class SlowSnapshots(Snapshots):
     pause: Pause
     passes = 0
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
         SlowSnapshots.passes += 1
         snapshot = await super().take(waiting, holding)
         if all(node.unusable is None for node in snapshot.nodes):
@@ -141,6 +141,7 @@ def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_brin
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
     async def work() -> None:
         pause = SlowSnapshots.pause = Pause()

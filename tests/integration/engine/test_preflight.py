@@ -365,6 +365,7 @@ async def test_the_address_that_the_user_wants_is_taken_if_it_works(switch: Swit
         assert (await preflight.rendezvous(job(elsewhere, 2), elsewhere)).address == switch.address("n3")
 
 
+@pytest.mark.proof
 @in_loop
 async def test_one_pair_that_cannot_talk_is_named_and_nothing_starts(switch: Switch, tmp_path: Path) -> None:
     switch.drop("n3", "-s", switch.address("n2"))
@@ -382,6 +383,7 @@ async def test_one_pair_that_cannot_talk_is_named_and_nothing_starts(switch: Swi
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_firewall_that_only_lets_the_rendezvous_through_is_found_out(switch: Switch, tmp_path: Path) -> None:
     switch.drop("n1", "-p", "tcp", "--dport", "32768:65535", "--syn")

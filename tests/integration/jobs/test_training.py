@@ -37,6 +37,7 @@ def undisturbed_loss() -> str:
     return _final_loss(done.stdout)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(
     ugro: Ugro, farm_of: Farms, undisturbed_loss: str

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.conftest import RawProgram
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.tiers import sample
 from tests.rig.waiting import is_alive, signal_all, wait_until
 from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure, UgroError
@@ -28,6 +29,7 @@ from ugro.remote.state.rundir import POINTS, AgentDir, spec_hash
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]
+OVERTAKEN_AT = ("start.specified", "start.alone", "supervisor.begun", "supervisor.locked")
 ONE, TWO = f"{AGENT}/train.1", f"{AGENT}/train.2"
 
 
@@ -48,7 +50,7 @@ def test_the_same_start_again_answers_and_starts_nothing(node: LocalNode, ledger
         node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(1))
 
 
-@pytest.mark.parametrize("point", BEFORE_THE_CLAIM)
+@pytest.mark.parametrize("point", sample(BEFORE_THE_CLAIM, "start.specified", BEFORE_THE_CLAIM[-1]))
 def test_of_two_starts_at_once_one_starts_the_ranks(node: LocalNode, ledger: Ledger, point: str) -> None:
     """The first stands still at a point while the second comes; then it goes on."""
     first, second = node.link(crash=f"{point}:pause"), node.link()
@@ -158,7 +160,7 @@ def test_a_start_that_comes_after_a_newer_attempt_is_refused(node: LocalNode, le
     assert ledger.starts(ONE) == []
 
 
-@pytest.mark.parametrize("point", ["start.specified", "start.alone", "supervisor.begun", "supervisor.locked"])
+@pytest.mark.parametrize("point", sample(OVERTAKEN_AT, "supervisor.locked"))
 def test_an_attempt_that_was_overtaken_while_it_started_never_does(
     node: LocalNode, ledger: Ledger, point: str
 ) -> None:
@@ -260,7 +262,7 @@ def test_a_refusal_says_its_kind_in_a_stable_word(tmp_path: Path) -> None:
 # --- crashes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", sample(POINTS, "start.specified", "supervisor.claimed", POINTS[-1]))
 def test_after_a_kill_at_any_point_all_goes_on(node: LocalNode, ledger: Ledger, point: str) -> None:
     """Killed: the process that reached the point; where that works for a node program, the node program, too."""
     crashing = node.link(crash=f"{point}:pause")
@@ -314,6 +316,7 @@ def test_a_run_with_a_lease_ends_itself_when_the_agent_is_silent(node: LocalNode
     assert [entry.is_alive for entry in ledger.starts(f"{AGENT}/other.1")] == [True]
 
 
+@pytest.mark.proof
 def test_renewals_keep_a_run_and_old_ones_do_not(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     answer = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(lease_s=3.0))

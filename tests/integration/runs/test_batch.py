@@ -26,6 +26,7 @@ from tests.rig.keeping import (
 )
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.tiers import sample
 from tests.rig.waiting import signal_all, wait_until
 from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import RemoteFailure, UgroError
@@ -210,7 +211,7 @@ def test_two_node_programs_that_start_the_same_runs_at_once_start_each_once(node
     ledger.expect_nothing_alive()
 
 
-@pytest.mark.parametrize("point", BEFORE_THE_CLAIM)
+@pytest.mark.parametrize("point", sample(BEFORE_THE_CLAIM, BEFORE_THE_CLAIM[-1]))
 def test_of_two_starts_at_once_one_starts_the_rank(node: LocalNode, ledger: Ledger, point: str) -> None:
     """The first stands still at a point while the second comes; then it goes on."""
     first, second = node.link(crash=f"{point}:pause"), node.link()
@@ -276,7 +277,7 @@ def test_a_newer_attempt_ends_the_older_and_the_older_never_starts_again(node: L
     assert (third["run"]["status"], third["run"]["attempt"]) == ("running", 3)
 
 
-@pytest.mark.parametrize("point", [*KEEPER_POINTS, *ENDS, "start.launched"])
+@pytest.mark.parametrize("point", sample([*KEEPER_POINTS, *ENDS, "start.launched"], KEEPER_POINTS[-1], ENDS[0]))
 def test_after_a_kill_of_a_keeper_at_any_point_all_goes_on(node: LocalNode, ledger: Ledger, point: str) -> None:
     crashing = node.link(crash=f"{point}:pause")
     runs = wanted({"7": spec_of(ledger, 0, "polite", 0)})

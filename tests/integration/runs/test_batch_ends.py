@@ -194,6 +194,7 @@ def test_a_run_is_not_over_while_anything_it_left_lives(node: LocalNode, ledger:
     assert statuses(node, link)["1"] == "running"
 
 
+@pytest.mark.proof
 def test_one_that_left_every_trace_ends_when_no_run_can_have_left_it(node: LocalNode, ledger: Ledger) -> None:
     """Its own session, no environment, no parent: two runs were there when it began."""
     link = node.link()
@@ -219,6 +220,7 @@ def test_a_process_that_is_never_the_same_for_long_ends_too(node: LocalNode, led
     assert ledger.held() == ["ledger.held.1"]
 
 
+@pytest.mark.proof
 def test_a_stubborn_run_and_a_flood_do_not_keep_others_waiting(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     stubborn = spec_of(ledger, 1, "hostile", grace_s=30)

@@ -188,6 +188,7 @@ def test_a_file_that_comes_later_is_followed_and_one_that_never_comes_ends_empty
     assert (missing.content, missing.end["offset"], missing.end["has_file"]) == (b"", 0, False)
 
 
+@pytest.mark.proof
 def test_what_a_dead_supervisor_left_is_followed_until_it_is_ended(node: LocalNode) -> None:
     link = node.link()
     writes_on = "while :; do echo on and on; sleep 0.01; done"
@@ -230,6 +231,7 @@ def test_a_run_that_is_not_there_cannot_be_followed(node: LocalNode) -> None:
 # --- floods -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_flood_of_half_a_gigabyte_keeps_disk_and_memory_small(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     cap, rate = 64 * MIB, 200 * MIB

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointHome
@@ -238,7 +238,6 @@ def test_a_file_that_changes_while_it_is_read_is_not_sent(tmp_path: Path) -> Non
         list(pieces)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_parcel_that_was_cut_or_changed_is_never_taken_for_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tests.rig.code import CHUNK, TREES, CodeRig, make, seen
 from ugro.agent.code.scanner import Choices, Links
@@ -22,7 +22,7 @@ from ugro.remote.cas import gc
 from ugro.remote.cas.checkout import check_out
 from ugro.remote.cas.packs import ContentStore, Lacking, PackWriter
 
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=settings().max_examples // 2)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def age(rig: CodeRig) -> None:
     time.sleep(0.03)
 
 
-@SLOW
+@FEW
 @given(TREES, TREES)
 def test_a_tree_comes_out_as_it_went_in_and_again_after_any_edit(first: object, second: object) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +199,7 @@ def filled(store: ContentStore, *contents: bytes) -> list[bytes]:
     return keys
 
 
-@SLOW
+@FEW
 @given(TREES)
 def test_whatever_a_killed_writer_left_the_store_has_only_whole_contents(tree: object) -> None:
     with tempfile.TemporaryDirectory() as folder:

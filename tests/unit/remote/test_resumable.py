@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.remote.files import resumable
@@ -50,7 +50,6 @@ def stream(content: bytes, have: bytes) -> bytes:
 SIZES = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK])
 
 
-@settings(deadline=None, max_examples=60)
 @given(SIZES, SIZES, st.integers(37, 100_000))
 def test_a_file_that_grew_brings_what_it_grew_by_however_the_stream_is_cut(old: int, more: int, cut: int) -> None:
     content = (b"0123456789abcdef" * (BLOCK // 4))[: old + more]

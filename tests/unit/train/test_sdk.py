@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.policy.balance.planner import Mode, Plan
+from ugro.policy.balance.mode import Mode
+from ugro.policy.balance.planner import Plan
 from ugro.train import checkpoint
 from ugro.train.pieces import pieces, sizes
 from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
@@ -76,7 +77,6 @@ def _used(slice_: Slice) -> list[int]:
     return slice_.indices if slice_.own else []
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 300), st.integers(3, 40), st.integers(1, 3), st.integers(1, 3))
 def test_every_sample_is_used_once_also_when_a_run_resumes_with_another_number_of_ranks(
     data: st.DataObject, samples: int, batch: int, before: int, after: int

@@ -179,7 +179,7 @@ class Preflight:
     async def _reserve_port(self, job: Job, node: str) -> int:
         settings = self._cluster.config.cluster
         # Not the default one: agents that do not know of each other would all want it.
-        preferred = settings.master_port if "master_port" in settings.model_fields_set else None
+        preferred = settings.master_port if "master_port" in settings.given_keys else None
         link = await self._link(node)
         params = self._params(node, job, count=1, preferred=preferred)
         try:

@@ -20,6 +20,9 @@ from tests.rig import netns
 from tests.rig.sshd import Farm, SshdFarm, SshdNode
 from tests.rig.waiting import is_alive, processes_with, wait_until
 
+# Everybody else notices when the rig is wrong: these say what it is.
+pytestmark = pytest.mark.proof
+
 SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"no {shell} here"))
     for shell in ("/bin/bash", "/bin/dash", "/usr/bin/fish", "/usr/bin/tcsh")
