@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +17,13 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.nodes import bootstrap
 from ugro.remote import durable
 from ugro.remote.clock import age_s, boot_id, clock_s, moment
 from ugro.remote.durable import Numbers
 from ugro.remote.files import capped_log
-from ugro.remote.main import RUN_METHODS
 from ugro.remote.program import Refused
 from ugro.remote.runs import daemonize, ports, proc_title, stop
 from ugro.remote.runs import linger as survival
-from ugro.remote.runs.api import METHODS
 from ugro.remote.state import rundir
 from ugro.remote.state.fence import Fence
 from ugro.remote.state.rundir import EXIT_BYTES, POINTS, AgentDir, RunDir, new_envelope
@@ -404,18 +400,6 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 def test_every_crash_point_is_in_one_place() -> None:
     text = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
     assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS)
-
-
-def test_the_node_program_offers_every_method_without_loading_it(tmp_path: Path) -> None:
-    assert sorted(RUN_METHODS) == sorted(METHODS)
-    archive = tmp_path / "program.zip"
-    archive.write_bytes(bootstrap.node_program().content)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ugro.remote.main; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(archive)], capture_output=True, text=True, check=True
-    )
-    assert "ugro.remote.main" in loaded.stdout.split()
-    assert not {"typing", "ugro.remote.runs.api", "ugro.remote.state.rundir"} & set(loaded.stdout.split())
 
 
 def enter(fence: Fence, attempt: int) -> None:
