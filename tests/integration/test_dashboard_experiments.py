@@ -161,7 +161,7 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     dashboard.client.jobs.set_note(4999, "second thoughts")
     expect(note).to_contain_text("second thoughts", timeout=WAIT_MS)
     other.locator("a.chip", has_text="mine").click()
-    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d,\d{3} that recorded something$"))
+    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d,\d{3} with metrics, notes or tags$"))
     assert rows(other) == [4999]
 
 
@@ -181,8 +181,8 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     page.goto(dashboard.url + "/experiments")
     expect(page.locator("#compare")).to_be_disabled()
     for number in (4991, 4985):
-        page.get_by_role("checkbox", name=f"Choose job {number}").check()
-    page.get_by_role("button", name="Compare 2 chosen").click()
+        page.get_by_role("checkbox", name=f"Select job {number}").check()
+    page.get_by_role("button", name="Compare 2 selected").click()
     expect(page).to_have_url(re.compile(r"/compare\?jobs=4991,4985$"))
     chart = drawn(page, least=2)
     sentence = chart.get_by_role("img").get_attribute("aria-label") or ""
@@ -192,10 +192,10 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     rates = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="parameter lr"))
     expect(rates).to_contain_text(parameters(spec_of(4985))["lr"])
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_have_count(0)
-    page.get_by_role("link", name="Show what is the same, too").click()
+    page.get_by_role("link", name="Show equal facts too").click()
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_be_visible()
     assert "hush" not in page.content()
-    page.get_by_role("link", name="Leave out job 4991").click()
+    page.get_by_role("link", name="Remove job 4991").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 job")
 
 
@@ -340,7 +340,7 @@ def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashbo
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("/compare?jobs=1,x", "is not the number of a job"), ("/compare?jobs=1,999999", "there is no job 999999"),
+    [("/compare?jobs=1,x", "is not a job number"), ("/compare?jobs=1,999999", "there is no job 999999"),
      ("/compare/code?old=1&new=2", "no code was sent along"), ("/experiments?after=x", "there is no page")],
 )  # fmt: skip
 def test_a_wrong_address_is_said_in_words(dashboard: Dashboard, page: Page, path: str, words: str) -> None:

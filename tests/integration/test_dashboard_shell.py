@@ -53,7 +53,7 @@ def test_a_node_is_drained_and_resumed_by_buttons(dashboard: Dashboard, page: Pa
     page.get_by_role("button", name="Drain").click()
     question = page.get_by_role("dialog")
     expect(question).to_contain_text("ugro node drain here")
-    question.get_by_role("button", name="Leave it").click()
+    question.get_by_role("button", name="Back").click()
     expect(page.get_by_role("button", name="Drain")).to_be_visible()
     page.get_by_role("button", name="Drain").click()
     page.get_by_role("textbox", name="Why?").fill("new fan")
