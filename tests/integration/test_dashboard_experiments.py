@@ -111,7 +111,7 @@ def test_a_filter_that_means_nothing_is_said_and_what_finds_nothing_too(dashboar
     page.get_by_role("searchbox").fill("lr>fast")
     expect(page.get_by_role("alert").filter(has_text="fast")).to_contain_text("is not a number", timeout=WAIT_MS)
     page.get_by_role("searchbox").fill("no-such-thing")
-    expect(page.locator("[data-part=table]")).to_contain_text("No experiment is like that", timeout=WAIT_MS)
+    expect(page.locator("[data-part=table]")).to_contain_text("No experiment matches", timeout=WAIT_MS)
     page.goto(dashboard.url + "/experiments?sort=nonsense")
     expect(page.get_by_role("alert").filter(has_text="nonsense")).to_contain_text("no column")
 
@@ -144,9 +144,9 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     one.goto(dashboard.url + "/experiments")
     one.get_by_role("button", name="Write the note of job 4999").click()
     one.get_by_label("Text").fill(text)
-    one.get_by_label("Tags, with spaces").fill("base paper")
+    one.get_by_label("Tags, separated").fill("base paper")
     one.get_by_role("button", name="Save").click()
-    expect(one.get_by_text("The note is saved")).to_be_visible()
+    expect(one.get_by_text("Note saved")).to_be_visible()
     expect(one.get_by_role("button", name="Edit the note of job 4999")).to_be_visible(timeout=WAIT_MS)
     other.bring_to_front()
     expect(other.locator("tr[data-key='4999']")).to_contain_text(text, timeout=WAIT_MS)
@@ -169,7 +169,7 @@ def test_what_is_no_tag_is_refused_and_nothing_is_lost(dashboard: Dashboard, pag
     dashboard.client.jobs.set_note(4998, "stays", tags=["kept"])
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("button", name="the note of job 4998").click()
-    page.get_by_label("Tags, with spaces").fill("<b>")
+    page.get_by_label("Tags, separated").fill("<b>")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("alert").filter(has_text="is not a tag")).to_be_visible()
     assert dashboard.client.jobs.note(4998).tags == ("kept",)
@@ -341,7 +341,7 @@ def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashbo
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/compare?jobs=1,x", "is not a job number"), ("/compare?jobs=1,999999", "there is no job 999999"),
-     ("/compare/code?old=1&new=2", "no code was sent along"), ("/experiments?after=x", "there is no page")],
+     ("/compare/code?old=1&new=2", "has no stored code"), ("/experiments?after=x", "there is no page")],
 )  # fmt: skip
 def test_a_wrong_address_is_said_in_words(dashboard: Dashboard, page: Page, path: str, words: str) -> None:
     page.goto(dashboard.url + path)

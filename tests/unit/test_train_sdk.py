@@ -138,7 +138,7 @@ def test_a_batch_of_any_shape_is_cut_along_its_samples() -> None:
 
 
 def test_a_batch_without_tensors_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="cannot be divided"):
+    with pytest.raises(UsageError, match="cannot be split"):
         pieces(["a", "b"], None)
 
 
