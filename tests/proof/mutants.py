@@ -21,17 +21,21 @@ ROOT = Path(__file__).resolve().parents[2]
 _COPIED = ("src", "tests", "pyproject.toml")
 _LIMIT_S = 240
 
-NODE = ("tests/integration/test_attempts.py", "tests/unit/test_rundir.py")
-KEPT = ("tests/integration/test_keeper.py", "-k", "at_once or again or older or answer or restart or files_say")
-KEPT_ENDS = ("tests/integration/test_keeper_ends.py", "-k", "killed_keeper or lives or has_changed or had_its_folder")
-FILES = ("tests/integration/test_run_files.py", "-k", "full_disk")
-TREES = ("tests/integration/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
+NODE = ("tests/integration/runs/test_attempts.py", "tests/unit/remote/test_rundir.py")
+KEPT = ("tests/integration/runs/test_batch.py", "-k", "at_once or again or older or answer or restart or files_say")
+KEPT_ENDS = (
+    "tests/integration/runs/test_batch_ends.py",
+    "-k",
+    "killed_keeper or lives or has_changed or had_its_folder",
+)
+FILES = ("tests/integration/runs/test_run_files.py", "-k", "full_disk")
+TREES = ("tests/integration/runs/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
 LEASES = ("tests/proof/test_leases.py",)
 MACHINE = ("tests/proof/test_state_machine.py",)
 CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or many.")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
-AGENTS = ("tests/integration/test_agent.py",)
-WRITING = ("tests/integration/test_engine_races.py", "-k", "cannot_be_written")
+AGENTS = ("tests/integration/agent/test_agent.py",)
+WRITING = ("tests/integration/engine/test_engine_races.py", "-k", "cannot_be_written")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,241 @@
+"""Checkpoints when something goes wrong: either side is killed in the middle, or a node lies."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import in_loop, memory_bytes, until
+from tests.integration.nodes.test_link_fuzz import GREETING, fake
+from tests.rig.checkpoints import Rig, job, name_at_home, nodes_and_home, write
+from tests.rig.nodeprogram import AGENT
+from tests.rig.waiting import wait_until
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.core.errors import RemoteFailure, Unreachable
+from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
+from ugro.nodes.runs import Identity
+from ugro.remote import wire
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with nodes_and_home() as rig:
+        yield rig
+
+
+# --- killed in the middle ---------------------------------------------------------------------------------------
+
+
+def large(folder: Path, name: str, size: int = 100 * MIB) -> str:
+    """Takes long enough to be caught in the middle; returns its hash."""
+    block = os.urandom(MIB)
+    fresh = folder / f"{name}.tmp"
+    with fresh.open("wb") as file:
+        for _ in range(size // MIB):
+            file.write(block)
+    fresh.rename(folder / name)
+    return hash_of(folder / name)
+
+
+def hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def bytes_arriving(folder: Path) -> int:
+    found = 0
+    # os.walk minds no folder that goes away meanwhile.
+    for parent, _, names in os.walk(folder):
+        for name in names if "/.arriving." in parent else ():
+            with suppress(FileNotFoundError):
+                found += os.path.getsize(os.path.join(parent, name))
+    return found
+
+
+@in_loop
+async def test_a_node_killed_while_it_sends_leaves_nothing_half_and_is_asked_again(rig: Rig) -> None:
+    wanted = large(rig.written("n1"), "step_1.pt")
+    async with rig.agent("n1") as checkpoints:
+        await checkpoints.place(job(1), "n1")
+        collecting = asyncio.create_task(checkpoints.collect(job(1), ["n1"], timeout_s=60))
+        await until(lambda: bytes_arriving(rig.kept()) > 5 * MIB, 20, "some of it to arrive")
+        rig.kill_programs("n1")
+        assert not collecting.done()
+        collected = await collecting
+        assert collected.newest is not None, collected.problems
+        assert hash_of(Path(collected.newest.path) / "step_1.pt") == wanted
+        assert {path.name for path in rig.kept().iterdir()} == {"attempt_1.json", "1"}
+
+
+@in_loop
+async def test_a_node_killed_while_it_receives_gets_it_whole_the_next_time(rig: Rig) -> None:
+    wanted = large(rig.written("n1"), "step_1.pt")
+    async with rig.agent("n1", "n2") as checkpoints:
+        await checkpoints.collect(job(1), ["n1"])
+        placing = asyncio.create_task(checkpoints.place(job(2), "n2"))
+        await until(lambda: bytes_arriving(rig.resumed("n2")) > 5 * MIB, 20, "some of it to arrive")
+        rig.kill_programs("n2")
+        with pytest.raises(Unreachable):
+            await placing
+        left = list(rig.resumed("n2").iterdir())
+        assert [path.name.startswith(".arriving.") for path in left] == [True]
+        resume = await placed_when_back(checkpoints, "n2")
+        assert resume is not None
+        assert hash_of(Path(resume) / "step_1.pt") == wanted
+        assert [str(path) for path in rig.resumed("n2").iterdir()] == [resume]
+
+
+async def placed_when_back(checkpoints: Checkpoints, node: str) -> str | None:
+    """As an agent does it: tried again until the node has a link again."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        try:
+            return (await checkpoints.place(job(2), node)).resume
+        except Unreachable:
+            assert asyncio.get_running_loop().time() < deadline, f"{node} did not come back"
+            await asyncio.sleep(0.02)
+
+
+@in_loop
+async def test_a_transfer_that_is_given_up_ends_on_the_node_too(rig: Rig) -> None:
+    large(rig.written("n1"), "step_1.pt")
+    async with rig.agent("n1", "n2") as checkpoints:
+        await checkpoints.place(job(1), "n1")
+        assert len(rig.programs("n1")) == 1
+        checkpoints.follow(job(1), ["n1"])
+        await until(lambda: bytes_arriving(rig.kept()) > 5 * MIB, 20, "some of it to arrive")
+        assert len(rig.programs("n1")) == 2
+        collected = await checkpoints.collect(job(1), ["n1"], timeout_s=0.01)
+        assert collected.problems == ("its newest checkpoint was not home within 0.01 s",)
+        await until(lambda: len(rig.programs("n1")) == 1, 20, "the sending process to end")
+        await until(lambda: bytes_arriving(rig.kept()) == 0, 20, "what came of it to be deleted")
+        await checkpoints.collect(job(1), ["n1"])
+        assert await name_at_home(checkpoints) == "step_1.pt"
+        placing = asyncio.create_task(checkpoints.place(job(2), "n2"))
+        await until(lambda: bytes_arriving(rig.resumed("n2")) > 5 * MIB, 20, "some of it to arrive")
+        placing.cancel()
+        await until(lambda: len(rig.programs("n2")) == 1, 20, "the receiving process to end")
+
+
+def agent_process(rig: Rig, task: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "tests.rig.checkpoints", str(rig.folder), task]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("task", ["collect", "place"])
+def test_an_agent_killed_in_the_middle_finishes_when_it_is_back(rig: Rig, task: str) -> None:
+    wanted = large(rig.written("n1"), "step_1.pt")
+    arriving = rig.kept() if task == "collect" else rig.resumed("n2")
+    with agent_process(rig, task) as agent:
+        wait_until(lambda: bytes_arriving(arriving) > 5 * MIB, 30, "some of it to arrive")
+        agent.kill()
+    wait_until(lambda: not rig.programs("n1") and not rig.programs("n2"), 20, "the node programs to end with it")
+
+    async def again() -> None:
+        async with rig.agent("n1", "n2", generation=2) as checkpoints:
+            collected = await checkpoints.collect(job(1), ["n1"])
+            assert collected.newest is not None
+            assert hash_of(Path(collected.newest.path) / "step_1.pt") == wanted
+            resume = (await checkpoints.place(job(2), "n2")).resume
+            assert resume is not None
+            assert hash_of(Path(resume) / "step_1.pt") == wanted
+            assert [str(path) for path in rig.resumed("n2").iterdir()] == [resume]
+            assert len(list(rig.kept().glob("[0-9.]*"))) == 1
+
+    asyncio.run(again())
+
+
+@pytest.mark.proof
+def test_a_large_checkpoint_passes_in_both_directions_without_filling_memory(rig: Rig) -> None:
+    wanted = large(rig.written("n1"), "step_1.pt", 200 * MIB)
+    most_on_nodes: list[int] = [0]
+
+    def watch() -> bool:
+        for pid in [*rig.programs("n1"), *rig.programs("n2")]:
+            with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+                most_on_nodes[0] = max(most_on_nodes[0], memory_bytes(pid))
+        return agent.poll() is not None
+
+    with agent_process(rig, "place") as agent:
+        wait_until(watch, 100, "the agent to be done")
+        said, _ = agent.communicate()
+    resume, _, grown = said.rpartition(" ")
+    assert hash_of(Path(resume) / "step_1.pt") == wanted
+    assert int(grown) < 24 * MIB
+    assert 0 < most_on_nodes[0] < 60 * MIB
+
+
+# --- a node that lies -------------------------------------------------------------------------------------------
+
+HEADER = struct.Struct(">BHHqQ")
+
+
+def parcel_of(path: bytes, content: bytes) -> bytes:
+    entry = HEADER.pack(2, len(path), 0o644, 0, len(content)) + path + content
+    return entry + HEADER.pack(3, 32, 0, 0, 0) + hashlib.sha256(entry).digest()
+
+
+def offered(name: str = "step_1", size: int = 4) -> bytes:
+    found = {"name": name, "kind": "folder", "bytes": size, "changed_ns": 1, "number": 1, "fingerprint": "a" * 32}
+    return wire.message(wire.RESULT, 1, {"found": [found]})
+
+
+def sent(content: bytes) -> bytes:
+    return wire.frame(wire.OUT, 2, content) + wire.message(wire.RESULT, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ([offered(), sent(parcel_of(b"../../../../evil", b"evil"))], "leads elsewhere"),
+        ([offered(), sent(parcel_of(b"/tmp/evil", b"evil"))], "leads elsewhere"),
+        ([offered(), sent(parcel_of(b"a", b"far more than it said"))], "larger than was said"),
+        ([offered(), sent(parcel_of(b"a", b"evil")[:-1])], "cut short"),
+        ([offered(), sent(parcel_of(b"a", b"evil")[:-1] + b"x")], "damaged"),
+        ([offered(), wire.message(wire.RESULT, 2, {})], "cut short"),
+        ([offered("../../evil_1")], "makes no sense"),
+        ([wire.message(wire.RESULT, 1, {"found": [7]})], "makes no sense"),
+    ],
+)
+@in_loop
+async def test_a_node_that_lies_gets_nothing_out_of_its_folder(rig: Rig, said: list[bytes], problem: str) -> None:
+    target, home = rig.folder / "target", rig.folder / "liar"
+    target.mkdir()
+    home.mkdir()
+    rig.specs["liar"] = fake(home, GREETING, *said)
+    node = rig.node("liar")
+    there = NodeCheckpoints(node, Identity(AGENT, 1), 5)
+    try:
+        with pytest.raises(RemoteFailure, match=problem):
+            await there.fetch(Where(7), (await there.newest(Where(7)))[0], target)
+    finally:
+        await node.close()
+    assert {path.name for path in rig.folder.iterdir()} == {"target", "liar"}
+    assert not Path("/tmp/evil").exists()
+
+
+@in_loop
+async def test_a_node_that_says_it_took_more_than_it_got_is_not_believed(rig: Rig) -> None:
+    home, content = rig.folder / "liar", rig.folder / "content"
+    home.mkdir()
+    write(content, "step_1", bytes(2 * MIB))
+    rig.specs["liar"] = fake(home, GREETING, wire.frame(wire.OUT, 1, wire.AMOUNT.pack(1 << 31)))
+    node = rig.node("liar")
+    there = NodeCheckpoints(node, Identity(AGENT, 1), 5)
+    try:
+        with pytest.raises(RemoteFailure, match="took what was not sent"):
+            await there.put(Where(7), Found("step_1", "folder", 2 * MIB, 1, 1, "a" * 32), content)
+    finally:
+        await node.close()

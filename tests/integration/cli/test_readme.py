@@ -1,0 +1,44 @@
+"""What the README tells a newcomer to type, typed: the commands after a ``$``, in their order, in a clone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Ugro
+
+_ROOT = Path(__file__).parents[3]
+# What fails on purpose.
+_FAILS = {"ugro run -- python3 -c 'print(1 / 0)'": 1}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("torch") is None, reason="the example is a PyTorch training")
+def test_every_step_of_the_tour_works_and_says_what_is_printed(ugro: Ugro) -> None:
+    for command, printed in tour():
+        done = ugro(*shlex.split(command)[1:], cwd=_ROOT, timeout=200)
+        assert done.returncode == _FAILS.get(command, 0), f"{command}\n{done.stdout}{done.stderr}"
+        missing = [word for word in printed if word not in _words(done.stdout + done.stderr)]
+        assert missing == [], f"{command}\n{done.stdout}{done.stderr}"
+
+
+def tour() -> list[tuple[str, list[str]]]:
+    """Each command, and the words of its output that are the same on every machine and at any time."""
+    text = (_ROOT / "README.md").read_text()
+    blocks = "\n".join(re.findall(r"^```\n(\$ .*?)^```", text, re.MULTILINE | re.DOTALL))
+    found = re.findall(r"^\$ (ugro .*)\n((?:(?!\$ ).*\n)*)", blocks, re.MULTILINE)
+    assert len(found) == 11
+    return [(command, [word for word in _words(printed) if _is_lasting(word)]) for command, printed in found]
+
+
+def _is_lasting(word: str) -> bool:
+    """Neither a figure with its unit, nor a column that is left out where there is no terminal, nor a user's name."""
+    return word.isalpha() and word.islower() and len(word) > 3 and word != "root"
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w.]+", text)

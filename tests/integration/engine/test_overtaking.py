@@ -1,0 +1,160 @@
+"""A step that takes its time is overtaken by another: it is held until that is done, and must not undo it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, seen_soon, submitted, until
+from ugro.agent.artifacts.checkpoint_store import Checkpoint as CheckpointAtHome
+from ugro.agent.artifacts.checkpoint_store import CheckpointHome
+from ugro.agent.artifacts.checkpoint_sync import Checkpoints, Offer
+from ugro.agent.artifacts.output_store import RunHome
+from ugro.agent.artifacts.output_sync import Results, Run
+from ugro.agent.engine.reconciler import Engine
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
+from ugro.nodes.outputs import Wanted
+from ugro.nodes.runs import Runs, RunStatus
+from ugro.policy.scheduling.cluster_view import ClusterView
+from ugro.store.database import Store
+
+
+class SlowResults(Results):
+    pause: Pause
+
+    async def _fetch(self, run: Run, home: RunHome, wanted: Sequence[Wanted], *, is_final: bool) -> None:
+        await self.pause()
+        await super()._fetch(run, home, wanted, is_final=is_final)
+
+
+class SlowCheckpoints(Checkpoints):
+    pause: Pause
+
+    async def _fetch(self, job: Job, offer: Offer, home: CheckpointHome) -> CheckpointAtHome:
+        await self.pause()
+        return await super()._fetch(job, offer, home)
+
+
+class SlowRuns(Runs):
+    pause: ClassVar[Pause]
+
+    async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
+        status = await super().stop(job, attempt, reason, grace_s)
+        await self.pause()
+        return status
+
+
+class SlowWatch(RunWatch):
+    def runs(self, node: str) -> Runs:
+        runs = super().runs(node)
+        return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)
+
+
+class SlowSnapshots(Snapshots):
+    pause: Pause
+    passes = 0
+
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
+        SlowSnapshots.passes += 1
+        snapshot = await super().take(waiting, holding)
+        if all(node.unusable is None for node in snapshot.nodes):
+            await self.pause()
+        return snapshot
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[EngineRig]:
+    rig = EngineRig(tmp_path, 1)
+    yield rig
+    rig.end()
+
+
+async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:
+    job = await until(store, await submitted(store, engine, spec), is_final)
+    await pause.reached()
+    service = ResultService(place.folder / "jobs", store, place.watch, place.home)
+    assert await service.remove(job) == ()
+    pause.is_over.set()
+    return job
+
+
+def test_outputs_removed_while_they_come_home_do_not_stay_here_or_there(place: EngineRig) -> None:
+    script = "cd $UGRO_OUTPUT; echo weights > model; mkdir checkpoints; echo weights > checkpoints/step_1"
+    spec = JobSpec("training", ("sh", "-c", script), results=ResultRule("none"))
+
+    async def work() -> None:
+        pause = SlowResults.pause = Pause()
+        place.results_type = SlowResults
+        async with place.agent() as (store, engine):
+            job = await removed_on_its_way(place, store, engine, spec, pause)
+            await seen_soon(lambda: not place.run_folders("n1"), "the run to be removed")
+            folder = place.folder / "jobs" / str(job.id)
+            assert {path.name for path in folder.iterdir()} <= {"attempt_1", "config.json", "logs"}
+            assert {path.name for path in (folder / "attempt_1").iterdir()} <= {"logs"}
+            assert not list(place.folder.glob("n1/.ugro/agents/*/kept/*"))
+
+    in_loop(work())
+
+
+def test_checkpoints_removed_while_they_come_home_do_not_stay(place: EngineRig) -> None:
+    script = "echo weights > $UGRO_CHECKPOINT_DIR/step_1"
+    spec = JobSpec("training", ("sh", "-c", script), checkpoint=Checkpoint(every_s=60.0))
+
+    async def work() -> None:
+        pause = SlowCheckpoints.pause = Pause()
+        place.checkpoints_type = SlowCheckpoints
+        async with place.agent() as (store, engine):
+            job = await removed_on_its_way(place, store, engine, spec, pause)
+            async with asyncio.timeout(SOON_S):
+                while await store.jobs.to_keep():  # noqa: ASYNC110  # a row in a database tells nobody
+                    await asyncio.sleep(0.05)
+            assert not (place.folder / "jobs" / str(job.id) / "checkpoints").exists()
+
+    in_loop(work())
+
+
+def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_bring_it_back(place: EngineRig) -> None:
+    async def work() -> None:
+        pause = SlowRuns.pause = Pause()
+        place.watch_type = SlowWatch
+        async with place.agent() as (store, engine):
+            job = await submitted(store, engine, command("sleep", "7788"))
+            job = await until(store, job, lambda seen: seen.state is JobState.RUNNING)
+            await store.jobs.ask_to_end(job.id, Ending.CANCELLED)
+            engine.wake()
+            await pause.reached()
+            assert (await until(store, job, is_final)).state is JobState.CANCELLED
+            await seen_soon(lambda: place.watch.status("n1", job.id, 1) is None, "the run to be removed")
+            (stop,) = [task for task in asyncio.all_tasks() if task.get_name() == f"stop {job.id} 1 n1"]
+            pause.is_over.set()
+            async with asyncio.timeout(SOON_S):
+                await stop
+            assert place.watch.status("n1", job.id, 1) is None
+
+    in_loop(work())
+
+
+@pytest.mark.proof
+def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
+    async def work() -> None:
+        pause = SlowSnapshots.pause = Pause()
+        place.snapshots_type = SlowSnapshots
+        async with place.agent() as (store, engine):
+            job = await submitted(store, engine, command("true"))
+            await pause.reached()
+            passes = SlowSnapshots.passes
+            await store.drain("n1", "new fans")
+            pause.is_over.set()
+            await seen_soon(lambda: SlowSnapshots.passes > passes, "it to be placed anew")
+            assert (await store.jobs.get(job.id)).state is JobState.QUEUED
+            await store.resume("n1")
+            assert (await until(store, job, is_final)).state is JobState.SUCCEEDED
+
+    in_loop(work())

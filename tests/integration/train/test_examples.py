@@ -1,0 +1,113 @@
+"""The examples, small: each alone with data of its own or of a user, and one on two ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.rig import ranks
+
+EXAMPLES = ranks.ROOT / "examples"
+LIMIT_S = 150
+
+# Looked for and not imported: every process that collects tests would load it.
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("torch") is None, reason="the examples are PyTorch trainings"),
+]
+
+
+def alone(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Without a launcher and without UGRO."""
+    unset = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    env = {key: value for key, value in os.environ.items() if not key.startswith("UGRO_") and key not in unset}
+    env |= {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, str(EXAMPLES / name), "--tiny", *words]
+    return subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def losses(path: Path) -> list[float]:
+    return [float(record["values"]["loss"]) for record in ranks.metrics(path, "log")]
+
+
+def write_text(folder: Path) -> Path:
+    path = folder / "text.txt"
+    path.write_text("One line of it, and another one; so it goes on.\n" * 200)
+    return path
+
+
+def write_pictures(folder: Path) -> Path:
+    for number, colour in enumerate(("red", "blue")):
+        (folder / "pictures" / colour).mkdir(parents=True)
+        for count in range(32):
+            pixels = bytes([10 * number + count, 100, 200 - 150 * number]) * (40 * 30)
+            (folder / "pictures" / colour / f"{count}.ppm").write_bytes(b"P6\n40 30\n255\n" + pixels)
+    return folder / "pictures"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["train_gpt.py", "train_bert.py", "train_resnet50.py"])
+def test_an_example_learns_alone_and_leaves_metrics_and_a_checkpoint(tmp_path: Path, name: str) -> None:
+    done = alone(tmp_path, name)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0 step 0 of " in done.stdout
+    found = losses(tmp_path / "ugro_output" / "metrics.jsonl")
+    assert len(found) >= 20
+    assert all(math.isfinite(loss) for loss in found)
+    assert sum(found[-4:]) < sum(found[:4])
+    assert list((tmp_path / "ugro_output" / "checkpoints").glob("step_*.pt"))
+
+
+@pytest.mark.proof
+def test_examples_read_data_of_a_user(tmp_path: Path) -> None:
+    text, pictures = write_text(tmp_path), write_pictures(tmp_path)
+    for name, path in (("train_gpt.py", text), ("train_bert.py", text), ("train_resnet50.py", pictures)):
+        done = alone(tmp_path, name, "--data", str(path))
+        assert done.returncode == 0, done.stderr
+        assert "epoch 0 step 0 of " in done.stdout
+
+
+@pytest.mark.proof
+def test_data_that_are_no_use_are_named(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "pictures" / "none").mkdir(parents=True)
+    for name, data, words in (
+        ("train_gpt.py", "short.txt", "too short"),
+        ("train_resnet50.py", "pictures", "no images"),
+    ):
+        done = alone(tmp_path, name, "--data", data)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_example_runs_on_two_ranks(tmp_path: Path) -> None:
+    started = ranks.start([str(EXAMPLES / "train_gpt.py"), "--tiny"], tmp_path, 2)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    steps = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "profile")
+    assert steps
+    assert all(step["samples"] == 32 and len(step["shares"]) == 2 for step in steps)
+
+
+@pytest.mark.proof
+def test_a_plain_script_needs_few_changed_lines_and_they_run(tmp_path: Path) -> None:
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ranks.ROOT / "docs" / "training.md").read_text(), re.M | re.S)
+    assert sum(line.startswith("+") for line in diff.splitlines()) <= 10
+    ours = "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+    before = """import torch
+dataset = torch.utils.data.TensorDataset(torch.randn(1024, 4), torch.randn(1024, 1))
+criterion = torch.nn.functional.mse_loss
+def Model():
+    return torch.nn.Linear(4, 1)
+"""
+    (tmp_path / "train.py").write_text(before + ours)
+    started = ranks.start(["train.py"], tmp_path, 2)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    assert len(ranks.metrics(tmp_path / "output" / "metrics.jsonl", "checkpoint")) == 10

@@ -1,0 +1,193 @@
+"""Whole trainings of real ranks: every sample once per epoch, ended and resumed, with more or fewer ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.rig import ranks
+from tests.rig.waiting import wait_until
+
+SCRIPT = ["-m", "tests.rig.epochs"]
+SAMPLES, BATCH, EPOCHS = 163, 20, 2
+LIMIT_S = 150
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The weights after a training by one process, without a launcher and without UGRO."""
+    folder = tmp_path_factory.mktemp("alone")
+    unset = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UGRO_") and name not in unset}
+    env |= {"RESULT": str(folder / "result_0.json"), "PYTHONPATH": str(ranks.ROOT), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, *SCRIPT], env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(ranks.metrics(folder / "ugro_output" / "metrics.jsonl", "log")) == EPOCHS * 9
+    assert list((folder / "ugro_output" / "checkpoints").iterdir())
+    return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
+
+
+@pytest.mark.parametrize(("count", "workers"), [pytest.param(3, 0, marks=pytest.mark.proof), (2, 2)])
+def test_an_epoch_has_every_sample_once_while_shares_change(
+    tmp_path: Path, undisturbed: list[float], count: int, workers: int
+) -> None:
+    started = ranks.start([*SCRIPT, "--workers", str(workers)], tmp_path, count)
+    started.wait(LIMIT_S)
+    results = started.results()
+    assert _seen(tmp_path) == _everything_once()
+    for result in results:
+        assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+    plans = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "plan")
+    assert len(plans) > 1, "equal shares were kept"
+    assert all(sum(plan["shares"]) == BATCH and plan["reason"] for plan in plans)
+    if not workers:
+        _expect_profile(tmp_path / "output", count)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_a_run_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
+    tmp_path: Path, undisturbed: list[float], before: int, after: int
+) -> None:
+    first = tmp_path / "first"
+    ended = ranks.start([*SCRIPT, "--leave-after", "5"], first, before)
+    assert ended.wait(LIMIT_S) == [0] * before, ended.logs()
+    again = ranks.start(SCRIPT, tmp_path / "again", after, _resuming(first))
+    again.wait(LIMIT_S)
+    assert [_flat(result["weights"]) for result in again.results()] == [pytest.approx(undisturbed, rel=1e-9)] * after
+    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+
+
+@pytest.mark.proof
+def test_no_thread_of_pytorchs_outlives_the_interpreter(tmp_path: Path) -> None:
+    """Such a thread aborts a rank that has done all it was to do, now and then."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import atexit, json, os
+from pathlib import Path
+
+def note():
+    names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    Path(os.environ["RESULT"]).write_text(json.dumps(names))
+
+atexit.register(note)  # after all that is registered later
+import torch, ugro.train as ut
+run = ut.init()
+model = run.wrap(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), global_batch=8):
+    with run.step() as step:
+        step.backward(step.loss(model(batch[0]).square().mean()))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    for names in ranks.start([str(script)], tmp_path, 2).results():
+        assert [name for name in names if "gloo" in name] == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("leaves", "code"), [("RuntimeError('as asked')", 1), ("SystemExit(7)", 7)])
+def test_a_rank_that_leaves_in_the_middle_of_a_step_keeps_its_code_and_nobody_waiting(
+    tmp_path: Path, leaves: str, code: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import torch, ugro.train as ut
+run = ut.init()
+model = run.wrap(torch.nn.Linear(2, 2))
+for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(64, 2)), global_batch=8):
+    with run.step() as step:
+        loss = step.loss(model(batch[0]).square().mean())
+        if run.rank == 1 and run.progress.step == 3:
+            raise {leaves}
+        step.backward(loss)
+"""
+    )
+    started = ranks.start([str(script)], tmp_path, 2)
+    assert started.wait() == [1, code], started.logs()
+
+
+@pytest.mark.proof
+def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
+    tmp_path: Path, undisturbed: list[float]
+) -> None:
+    first = tmp_path / "first"
+    started = ranks.start([*SCRIPT, "--pause", "0.004"], first, 2)
+    try:
+        seen = [first / f"result_{rank}.seen" for rank in range(2)]
+        wait_until(lambda: all(path.exists() for path in seen), LIMIT_S, "the first steps")
+        for process in started.processes[::-1]:
+            process.send_signal(signal.SIGTERM)
+        assert started.wait(LIMIT_S) == [128 + signal.SIGTERM] * 2, started.logs()
+    finally:
+        started.end()
+    assert len(list((first / "output" / "checkpoints").iterdir())) == 1
+    records = (first / "output" / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["attempt"] == 1 for line in records)
+    again = ranks.start(SCRIPT, tmp_path / "again", 2, {**_resuming(first), "UGRO_ATTEMPT": "2"})
+    again.wait(LIMIT_S)
+    assert _flat(again.results()[0]["weights"]) == pytest.approx(undisturbed, rel=1e-9)
+    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+    assert all(record["attempt"] == 2 for record in ranks.metrics(tmp_path / "again/output/metrics.jsonl", "log"))
+
+
+@pytest.mark.proof
+def test_torchruns_ranks_train_as_well(tmp_path: Path, undisturbed: list[float]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ranks.ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    env |= {"RESULT": str(tmp_path / "result_0.json"), "UGRO_OUTPUT": str(tmp_path / "output")}
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *launcher, *SCRIPT],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    weights = json.loads((tmp_path / "result_0.json").read_text())["weights"]
+    assert _flat(weights) == pytest.approx(undisturbed, rel=1e-9)
+
+
+def _expect_profile(output: Path, count: int) -> None:
+    profile = ranks.metrics(output / "metrics.jsonl", "profile")
+    assert [record["step"] for record in profile] == list(range(EPOCHS * 9))
+    phases = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
+    for record in profile:
+        assert sum(record["shares"]) == record["samples"] in (BATCH, SAMPLES % BATCH)
+        assert record["loss"] > 0
+        assert all(len(record[phase]) == count and min(record[phase]) >= 0 for phase in phases)
+        assert min(record["waiting_s"]) == 0
+    # Each rank sleeps longer for a sample than the one before: that is its own time, and not the others'.
+    equal = [record["own_s"] for record in profile[2:] if record["shares"] == [7, 7, 6]]
+    assert median(own[2] / own[0] for own in equal) > 1.3
+    for rank in range(1, count):
+        assert len(ranks.metrics(output / f"metrics.rank_{rank}.jsonl", "log")) == EPOCHS * 9
+
+
+def _resuming(folder: Path) -> dict[str, str]:
+    return {"UGRO_RESUME_DIR": str(folder / "output" / "checkpoints")}
+
+
+def _seen(folder: Path) -> Counter[str]:
+    return Counter(line for path in folder.glob("*.seen") for line in path.read_text().splitlines())
+
+
+def _everything_once() -> Counter[str]:
+    return Counter(f"{epoch} {index}" for epoch in range(EPOCHS) for index in range(SAMPLES))
+
+
+def _flat(weights: Any) -> list[float]:
+    return [number for part in weights for number in _flat(part)] if isinstance(weights, list) else [weights]

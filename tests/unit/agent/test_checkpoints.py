@@ -1,0 +1,387 @@
+"""Checkpoints without a node: which is the newest, what a parcel lets through, what a killed agent leaves at home."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointHome
+from ugro.agent.artifacts.checkpoint_sync import Offer, choose
+from ugro.core.errors import NotFound, RemoteFailure, UgroError
+from ugro.nodes.checkpoints import Found, decode_found
+from ugro.remote.files import archive, checkpoints
+from ugro.remote.files.archive import ParcelError, Unpacker, pack
+
+HEADER = struct.Struct(">BHHqQ")
+FOLDER, FILE, END = 1, 2, 3
+
+
+# --- which is the newest ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("step_000200", 200),
+        ("epoch-3.pt", 3),
+        ("7", 7),
+        ("model.12", 12),
+        ("epoch=3-step=100.ckpt", 100),
+        ("checkpoint-500.tar.gz", 500),
+        ("weights_5.h5", 5),
+        ("weights.h5", None),
+        ("last.pt", None),
+        ("loss=0.25.ckpt", None),
+        ("v1.2", None),
+        ("step_" + "9" * 18, 10**18 - 1),
+        ("step_" + "9" * 19, None),
+        ("step_٣", None),
+    ],
+)
+def test_the_number_is_the_one_at_the_end_of_the_name(name: str, number: int | None) -> None:
+    assert checkpoints.number(name) == number
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".x", "a.tmp", "a.partial", "a/b", "a\nb", "a\x1b", "\udc80", "é" * 128]
+)
+def test_what_is_being_written_or_cannot_be_named_is_not_complete(name: str) -> None:
+    assert not checkpoints.is_complete(name)
+
+
+@pytest.mark.parametrize("name", ["step_1", "last.pt", "my model 3", "a.tmp.3", "é" * 127])
+def test_any_other_name_is_complete(name: str) -> None:
+    assert checkpoints.is_complete(name)
+
+
+def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(tmp_path: Path) -> None:
+    for name, time_s in [("step_9", 50), ("step_10", 40), ("last.pt", 60), ("best.pt", 30), ("step_11.tmp", 70)]:
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (time_s, time_s))
+    (tmp_path / "latest_99").symlink_to("step_9")
+    os.mkfifo(tmp_path / "pipe_99")
+    (tmp_path / "step_8").mkdir()
+    os.utime(tmp_path / "step_8", (80, 80))
+    found = checkpoints.entries(str(tmp_path), 0)
+    assert [entry.name for entry in found] == ["step_10", "step_9", "step_8", "last.pt", "best.pt"]
+    assert [entry.name for entry in checkpoints.entries(str(tmp_path), 45 * 10**9)] == ["step_9", "step_8", "last.pt"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["step_1", "step_02", "a", "b.pt", "e-7.pt"]), st.integers(0, 9)), min_size=1)
+)
+def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[tuple[str, int]]) -> None:
+    entries = [checkpoints.Entry(name, "file", time_ns) for name, time_ns in seen]
+    newest = max(entries, key=lambda entry: entry.order)
+    assert newest.order == max(reversed(entries), key=lambda entry: entry.order).order
+    numbers = [entry.number for entry in entries if entry.number is not None]
+    assert newest.number == (max(numbers) if numbers else None)
+
+
+def found(name: str, changed_ns: int = 1, fingerprint: str = "0" * 32, size: int = 3) -> Found:
+    return Found(name, "folder", size, changed_ns, checkpoints.number(name), fingerprint)
+
+
+def at_home(offer: Found, node: str = "n1") -> Checkpoint:
+    return Checkpoint(1, offer, node, 1, "", "")
+
+
+def test_what_is_home_is_brought_again_only_when_it_is_newer() -> None:
+    home = at_home(found("step_5", 50))
+    same, older = Offer("n1", found("step_5", 50)), Offer("n2", found("step_4", 90, "1" * 32))
+    newer, copy = Offer("n2", found("step_6", 10, "2" * 32)), Offer("n2", found("step_5", 60, "3" * 32))
+    again = Offer("n1", found("step_5", 55, "4" * 32))
+    nameless = Offer("n2", found("last.pt", 99, "5" * 32))
+    assert choose([same, older, copy, nameless], home) is None
+    assert choose([same, newer], home) is newer
+    assert choose([copy, again], home) is again
+    assert choose([nameless, older], None) is older
+    assert choose([Offer("n1", found("a")), Offer("n2", found("b"))], None) == Offer("n1", found("a"))
+
+
+# --- what a node says of them -----------------------------------------------------------------------------------
+
+SOUND: dict[str, Any] = {
+    "name": "step_5", "kind": "file", "bytes": 3, "changed_ns": 1,
+    "number": 5, "fingerprint": "a" * 32, "problem": None,
+}  # fmt: skip
+
+
+def test_a_sound_answer_is_understood() -> None:
+    assert decode_found({"found": [SOUND]}) == [Found("step_5", "file", 3, 1, 5, "a" * 32)]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"name": "../../.ssh/step_5"},
+        {"name": "/etc/step_5"},
+        {"name": ".step_5"},
+        {"name": "step_5\x1b[2J"},
+        {"name": 5},
+        {"number": 99},
+        {"number": None},
+        {"kind": "device"},
+        {"bytes": -1},
+        {"bytes": 1 << 60},
+        {"changed_ns": 1 << 70},
+        {"fingerprint": "../" + "a" * 29},
+        {"fingerprint": "a" * 31},
+        {"fingerprint": None},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(lie: dict[str, Any]) -> None:
+    with pytest.raises(RemoteFailure, match="makes no sense"):
+        decode_found({"found": [{**SOUND, **lie}]})
+
+
+@pytest.mark.parametrize("answer", [{"found": ["x"]}, {"found": [None]}, {"found": [{}]}])
+def test_an_answer_that_is_none_is_refused(answer: dict[str, Any]) -> None:
+    with pytest.raises(RemoteFailure, match="makes no sense"):
+        decode_found(answer)
+
+
+# --- parcels ----------------------------------------------------------------------------------------------------
+
+
+def fill(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "sub" / "empty").mkdir(parents=True)
+    (folder / "sub" / "weights.bin").write_bytes(os.urandom(200_000))
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o4755)
+    (folder / "nothing").touch()
+    (folder / os.fsdecode(b"\xff name")).write_text("odd")
+    os.utime(folder / "nothing", ns=(5, 1_600_000_000_123_456_789))
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}
+
+
+def unpack(stream: bytes, folder: Path, most_bytes: int = 1 << 30, step: int = 1 << 20) -> None:
+    folder.mkdir(exist_ok=True)
+    unpacker = Unpacker(str(folder), most_bytes, most_entries=10)
+    try:
+        for start in range(0, len(stream), step):
+            unpacker.feed(stream[start : start + step])
+        unpacker.finish()
+    finally:
+        unpacker.close()
+
+
+def test_a_folder_arrives_as_it_was_and_is_known_as_the_same(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    stream = b"".join(pack(str(tmp_path / "a")))
+    assert max(map(len, pack(str(tmp_path / "a")))) <= archive.CHUNK
+    unpack(stream, tmp_path / "b", step=1000)
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
+    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(tmp_path / "a"))
+    assert stat.S_IMODE((tmp_path / "b" / "run.sh").stat().st_mode) == 0o755
+
+
+def test_a_file_arrives_in_a_folder_of_its_own_and_is_known_as_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"weights")
+    unpack(b"".join(pack(str(file))), tmp_path / "b")
+    assert contents(tmp_path / "b") == {"last.pt": b"weights"}
+    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(file))
+
+
+def test_a_change_of_anything_is_seen_in_the_fingerprint(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    seen = {archive.fingerprint(str(tmp_path / "a"))}
+    (tmp_path / "a" / "run.sh").write_text("#!/bin/sh\n# longer\n")
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    os.utime(tmp_path / "a" / "nothing", ns=(5, 6))
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    (tmp_path / "a" / "nothing").rename(tmp_path / "a" / "something")
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    (tmp_path / "a" / "sub" / "empty").rmdir()
+    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/etc/passwd"), os.mkfifo])
+def test_a_link_or_a_pipe_is_refused_by_name(tmp_path: Path, make: Any) -> None:
+    fill(tmp_path / "a")
+    make(tmp_path / "a" / "sub" / "strange")
+    with pytest.raises(ParcelError, match="sub/strange"):
+        list(pack(str(tmp_path / "a")))
+    with pytest.raises(ParcelError, match="sub/strange"):
+        archive.fingerprint(str(tmp_path / "a"))
+
+
+def test_a_link_to_a_folder_is_no_folder(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ParcelError, match="symbolic link"):
+        list(pack(str(tmp_path / "b")))
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_sent(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(bytes(300_000))
+    pieces = pack(str(file))
+    next(pieces)
+    file.write_bytes(b"short")
+    with pytest.raises(ParcelError, match="changed while it was read"):
+        list(pieces)
+
+
+@given(st.data())
+def test_a_parcel_that_was_cut_or_changed_is_never_taken_for_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("parcel")
+    (folder / "a" / "sub").mkdir(parents=True)
+    (folder / "a" / "sub" / "file").write_bytes(b"some weights")
+    stream = bytearray(b"".join(pack(str(folder / "a"))))
+    place = data.draw(st.integers(0, len(stream) - 1))
+    if data.draw(st.booleans()):
+        del stream[place:]
+    else:
+        stream[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((ParcelError, OSError)):
+        unpack(bytes(stream), folder / "b")
+    assert {path.name for path in folder.iterdir()} <= {"a", "b"}
+
+
+def entry(kind: int, path: bytes, content: bytes = b"", *, size: int | None = None, changed_ns: int = 0) -> bytes:
+    mode = 0 if kind == END else 0o644
+    return HEADER.pack(kind, len(path), mode, changed_ns, len(content) if size is None else size) + path + content
+
+
+def whole(*entries: bytes) -> bytes:
+    stream = b"".join(entries)
+    return stream + entry(END, hashlib.sha256(stream).digest())
+
+
+def test_a_parcel_made_by_hand_is_taken(tmp_path: Path) -> None:
+    unpack(whole(entry(FOLDER, b"a"), entry(FILE, b"a/b", b"x" * 100)), tmp_path / "b", most_bytes=100)
+    assert contents(tmp_path / "b") == {"a": None, "a/b": b"x" * 100}
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        whole(entry(FILE, b"../evil", b"x")),
+        whole(entry(FOLDER, b"a"), entry(FILE, b"a/../../evil", b"x")),
+        whole(entry(FOLDER, b"..")),
+        whole(entry(FOLDER, b".")),
+        whole(entry(FILE, b"/tmp/evil", b"x")),
+        whole(entry(FILE, b"a//b", b"x")),
+        whole(entry(FILE, b"a\0b", b"x")),
+        whole(entry(FILE, b"", b"x")),
+        whole(entry(FILE, b"a/b", b"x")),
+        whole(entry(FILE, b"a", b"x"), entry(FILE, b"a", b"y")),
+        whole(entry(FILE, b"a", b"x"), entry(FOLDER, b"a")),
+        whole(entry(FOLDER, b"a", b"x")),
+        whole(entry(9, b"a", b"x")),
+        whole(entry(FILE, b"a" * 5000, b"x")),
+        whole(entry(FILE, b"/".join([b"a"] * 200), b"x")),
+        whole(entry(FILE, b"a", b"x" * 101)),
+        whole(entry(FILE, b"a", b"x", size=1 << 63)),
+        whole(*(entry(FOLDER, b"%d" % number) for number in range(11))),
+        whole(entry(FILE, b"a", b"x")) + b"more",
+        b"",
+        b"\xff" * 100,
+    ],
+)
+def test_a_hostile_parcel_is_refused_and_leaves_its_folder_alone(tmp_path: Path, hostile: bytes) -> None:
+    with pytest.raises((ParcelError, OSError)):
+        unpack(hostile, tmp_path / "b", most_bytes=100)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert not (Path("/tmp") / "evil").exists()
+
+
+def test_nothing_is_written_through_a_link_that_is_already_there(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a").symlink_to(tmp_path / "outside" / "file")
+    with pytest.raises(OSError, match="exists"):
+        unpack(whole(entry(FILE, b"a", b"x")), tmp_path / "b")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+# --- at home ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> CheckpointHome:
+    return CheckpointHome(tmp_path / "checkpoints")
+
+
+def bring(home: CheckpointHome, name: str, attempt: int = 1) -> Checkpoint:
+    folder = home.arriving(found(name))
+    (folder / "weights").write_text(name)
+    return home.settle(folder, found(name), "n1", attempt)
+
+
+def names(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "checkpoints").iterdir()}
+
+
+def test_only_the_newest_is_kept_at_home(home: CheckpointHome, tmp_path: Path) -> None:
+    assert home.newest() is None
+    bring(home, "step_1")
+    second = bring(home, "step_2")
+    assert home.newest() == second
+    assert (second.name, second.number, second.bytes, second.node) == ("step_2", 2, 3, "n1")
+    assert (Path(second.path) / "weights").read_text() == "step_2"
+    assert names(tmp_path) == {"2"}
+
+
+def test_what_a_killed_agent_left_half_done_is_not_taken_and_deleted(home: CheckpointHome, tmp_path: Path) -> None:
+    first = bring(home, "step_1")
+    half = home.arriving(found("step_2"))
+    (half / "weights").write_text("ha")
+    damaged = tmp_path / "checkpoints" / "7" / "content"
+    damaged.mkdir(parents=True)
+    again = CheckpointHome(tmp_path / "checkpoints")
+    assert again.newest() == first
+    second = bring(again, "step_3")
+    assert again.newest() == second
+    assert names(tmp_path) == {str(second.serial)}
+
+
+def test_one_that_was_changed_at_home_is_not_resumed_from(home: CheckpointHome, tmp_path: Path) -> None:
+    bring(home, "step_1")
+    assert home.begin(1) is not None
+    (tmp_path / "checkpoints" / "1" / "content" / "weights").unlink()
+    assert home.newest() is None
+    with pytest.raises(NotFound, match="attempt 1 resumes from"):
+        home.begin(1)
+    assert home.begin(2) is None
+
+
+def test_every_node_of_an_attempt_gets_what_it_began_from(home: CheckpointHome, tmp_path: Path) -> None:
+    assert home.begin(1) is None
+    first = bring(home, "step_1")
+    assert home.begin(1) is None
+    assert home.has_progressed(1)
+    assert home.begin(2) == first
+    assert not home.has_progressed(2)
+    bring(home, "step_2", attempt=2)
+    third = bring(home, "step_3", attempt=2)
+    assert home.begin(2) == first
+    assert home.has_progressed(2)
+    assert names(tmp_path) == {"1", "3", "attempt_2.json"}
+    assert CheckpointHome(tmp_path / "checkpoints").begin(3) == third
+    assert names(tmp_path) == {"3", "attempt_3.json"}
+
+
+def test_one_that_does_not_fit_is_refused_before_it_comes(home: CheckpointHome, tmp_path: Path) -> None:
+    with pytest.raises(UgroError, match="does not fit") as refused:
+        home.arriving(replace(found("step_1"), bytes=1 << 49))
+    assert str(tmp_path) in str(refused.value.hint)
+    assert names(tmp_path) == set()

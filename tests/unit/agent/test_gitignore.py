@@ -1,0 +1,90 @@
+"""What stays at home is what git would ignore: the same patterns, asked of git itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.rig.code import CodeRig
+from ugro.agent.code.scanner import Choices, scan
+
+PARTS = ("a", "b", "a.py", "b.log", "data", "x y", "#h", "!n", "ab", "[a]", "d.d")
+PATHS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)
+PLAIN = ["a", "b", "*.py", "*.log", "data", "data/", "/a", "/a/b", "a/b", "**/b", "a/**", "a/**/b", "*", "?", "[ab]"]
+ODD = ["[!a]*", "[a-c].py", "\\#h", "\\!n", "x y", "x\\ y", "#h", "d.*", "a/*", "**", "/*", "a*", "*a*", "[a", "a?"]
+WORDS = st.sampled_from([*PLAIN, *ODD, "\\[a\\]"])
+LINES = st.lists(st.builds(lambda sign, word: sign + word, st.sampled_from(["", "", "!"]), WORDS), max_size=5)
+
+
+@given(st.sets(PATHS, min_size=1, max_size=12), LINES, LINES)
+def test_the_files_that_go_along_are_those_that_git_would_add(
+    paths: set[str], rules: list[str], inner: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for path in sorted(paths):
+            try:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).touch()
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                continue
+        (root / ".gitignore").write_text("\n".join(rules))
+        if (root / "a").is_dir():
+            (root / "a" / ".gitignore").write_text("\n".join(inner))
+        git = ["git", "-C", folder, "-c", "core.excludesFile=/dev/null"]
+        subprocess.run([*git, "init", "-q"], check=True, capture_output=True, timeout=20)
+        told = subprocess.run(
+            [*git, "ls-files", "-z", "--others", "--exclude-standard"], check=True, capture_output=True, timeout=20
+        ).stdout
+        wanted = set(told.split(b"\0")) - {b""}
+        found = scan(folder, Choices(exclude=(".git",)))
+        assert {file.path for file in found.root.all_files()} == wanted, (rules, inner)
+
+
+def files(rig: CodeRig, folder: Path, **choices: object) -> list[str]:
+    found = scan(str(folder), Choices(**choices))  # type: ignore[arg-type]
+    return sorted(os.fsdecode(file.path) for file in found.root.all_files())
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> CodeRig:
+    return CodeRig(tmp_path)
+
+
+def test_the_rules_of_the_repository_hold_in_a_folder_of_it(rig: CodeRig) -> None:
+    (rig.source / ".git").mkdir()
+    (rig.source / ".gitignore").write_text("*.ckpt\n/train/data/\n")
+    (rig.source / "train" / "data").mkdir(parents=True)
+    for name in ("data/x", "a.py", "b.ckpt"):
+        (rig.source / "train" / name).touch()
+    assert files(rig, rig.source / "train") == ["a.py"]
+
+
+def test_ugroignore_goes_over_gitignore_and_both_over_the_configuration(rig: CodeRig) -> None:
+    (rig.source / ".gitignore").write_text("*.bin\n")
+    (rig.source / ".ugroignore").write_text("!small.bin\nnotes\n!.env\n")
+    for name in ("small.bin", "large.bin", "notes", ".env", "a.pyc"):
+        (rig.source / name).touch()
+    found = files(rig, rig.source, exclude=(".env", "*.pyc"))
+    assert found == [".env", ".gitignore", ".ugroignore", "small.bin"]
+
+
+def test_rules_that_are_no_text_or_cannot_be_read_do_no_harm(rig: CodeRig) -> None:
+    (rig.source / ".gitignore").write_bytes(b"\xff*\n\\\n[\n!\n/\n\n   \n**[\n")
+    (rig.source / ".ugroignore").symlink_to("/dev/zero")
+    (rig.source / "a").touch()
+    assert files(rig, rig.source) == [".gitignore", "a"]
+
+
+def test_rules_that_were_edited_hold_at_once(rig: CodeRig) -> None:
+    (rig.source / "a.log").touch()
+    (rig.source / "b").touch()
+    assert rig.take().files == 2
+    (rig.source / ".gitignore").write_text("*.log\n")
+    assert rig.take().files == 2, "b, and the rules themselves"

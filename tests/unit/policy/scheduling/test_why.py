@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.policy.scheduling.test_scheduler import holds, job, node, nodes, snapshot
+from ugro.core.errors import NotFound
+from ugro.core.job import ANY_GPUS, JobState, Placement, Share
+from ugro.policy.scheduling.cluster_view import Holding
+from ugro.policy.scheduling.why import why
+
+
+def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:
+    holding = [holds(7, "n0", time_limit_s=1000.0), holds(8, "n1", user="eve")]
+    away = node("n2", unusable="is drained: new fans")
+    seen = snapshot([*nodes(2), away], [job(1), job(2, on=2)], holding)
+    first = why(seen, 1)
+    assert (first.blocked_by, first.nodes, first.may_start_at) == ((7,), ("n0",), 1000.0)
+    assert first.details == (
+        "job 7 of bob holds n0 (GPU 0) and ends within 15m",
+        "n2 is drained: new fans",
+        "it may start within 15m, if nothing more urgent comes",
+    )
+    second = why(seen, 2)
+    assert second.may_start_at is None
+    assert "1 waiting job before it in the queue" in second.details
+    assert second.details[-1] == "nobody knows when it may start"
+
+
+def test_why_looks_ahead_through_the_queue() -> None:
+    waiting = [job(number, time_limit_s=100.0) for number in range(1, 8)]
+    seen = snapshot(nodes(1), waiting, [holds(9, "n0", time_limit_s=300.0)])
+    assert [why(seen, number).may_start_at for number in (1, 2, 7)] == [300.0, 400.0, 900.0]
+
+
+def test_why_names_who_has_the_cores() -> None:
+    on_cores = Placement((Share("n0", cpus=8),))
+    holder = replace(holds(9, "n0", time_limit_s=700.0), placement=on_cores)
+    told = why(snapshot(nodes(1), [job(1, gpus=0)], [holder]), 1)
+    assert told.text == "needs a node with a free core; none is free now; waits for job 9 on n0, for 10m at most"
+    assert told.details == (
+        "job 9 of bob holds n0 and ends within 10m",
+        "it may start within 10m, if nothing more urgent comes",
+    )
+
+
+def test_why_says_that_a_job_would_start_without_the_gpus_it_waits_for() -> None:
+    waits = job(1, gpus=ANY_GPUS)
+    told = why(snapshot([node("gpu"), node("cpu", gpus=0)], [waits], [holds(9, "gpu")]), 1)
+    assert told.text.startswith("needs a node with all its GPUs; none is free now; waits for job 9 on gpu")
+    assert "without GPUs it could start now: --gpus-per-node 0" in told.details
+    away = why(snapshot([node("gpu", unusable="is unreachable"), node("cpu", gpus=0)], [waits]), 1)
+    assert away.text == "needs a node with all its GPUs; no usable node has that; gpu is unreachable"
+    assert "without GPUs it could start now: --gpus-per-node 0" in away.details
+    no_core = replace(node("cpu", gpus=0), unusable="is drained")
+    assert "without" not in " ".join(why(snapshot([node("gpu"), no_core], [waits], [full("gpu")]), 1).details)
+
+
+def full(name: str) -> Holding:
+    return replace(holds(9, name), placement=Placement((Share(name, (0,), cpus=8),)))
+
+
+def test_why_also_answers_for_jobs_that_do_not_wait() -> None:
+    seen = snapshot(nodes(2), [job(1)], [holds(9, "n0")], ended={3: JobState.FAILED})
+    assert why(seen, 1).text == "it starts now: free now: n1 (GPU 0)"
+    assert why(seen, 9).text == "it holds n0 (GPU 0)"
+    assert why(seen, 3).text == "it has ended: failed"
+    with pytest.raises(NotFound, match="there is no job 77"):
+        why(seen, 77)
