@@ -105,7 +105,7 @@ def _ask_again(row: Row, way: Callable[[_Task], AbstractContextManager[Callable[
             seen = ask()
             row.seconds.append(time.perf_counter() - begun)
             if seen != task.runs:
-                raise PeerFailed(f"it told of {seen} runs, not {task.runs}")
+                raise PeerFailed(f"it returned {seen} runs, not {task.runs}")
             if task.budget.left_s < row.seconds[-1]:
                 return
 
@@ -149,7 +149,7 @@ def _mlflow(task: _Task) -> Iterator[Callable[[], int]]:
             try:
                 answer = json.loads(_read(task, urllib.request.Request(f"{url}?{query}")))
             except PeerFailed as problem:
-                raise PeerFailed(f"{problem}: it had told of {len(seen)} runs of {task.runs}") from problem
+                raise PeerFailed(f"{problem}: it had returned {len(seen)} of {task.runs} runs") from problem
             seen |= {metric["run_id"] for metric in answer["metrics"]}
         return len(seen)
 

@@ -37,17 +37,17 @@ class Work:
         self._home = home
         # Reading the environment of every process in every period would cost too much.
         self._is_work: dict[int, bool] = {}
-        self._blank: set[int] = set()
+        self._unreadable: set[int] = set()
 
     def pids(self) -> list[int]:
         present = set(pids())
         self._is_work = {pid: known for pid, known in self._is_work.items() if pid in present}
-        blank_before, self._blank = self._blank, set()
+        unreadable_before, self._unreadable = self._unreadable, set()
         command_line = read(self.program, "cmdline")
         for pid in present - self._is_work.keys():
             environment = read(pid, "environ")
-            if not environment and pid not in blank_before:
-                self._blank.add(pid)  # perhaps in the middle of an exec: check once more
+            if not environment and pid not in unreadable_before:
+                self._unreadable.add(pid)  # perhaps in the middle of an exec: check once more
             elif home_of(environment) != self._home:
                 self._is_work[pid] = False
             elif not self._is_machinery(pid, command_line):

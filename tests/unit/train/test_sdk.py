@@ -200,7 +200,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         checkpoint.read(tmp_path)
     torch.save({"mine": 1}, tmp_path / "step_1.pt")
-    with pytest.raises(UgroError, match="no checkpoint of"):
+    with pytest.raises(UgroError, match="not a checkpoint"):
         checkpoint.read(tmp_path)
 
 
