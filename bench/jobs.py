@@ -1,7 +1,7 @@
 """Many small jobs, and one: UGRO's queue against others', in turn, in one run.
 
-UGRO's time ends when its client has received the end of every job. By then every output is on disk, in the database; its
-file is created when it is first read.
+UGRO's time ends when its client has received the end of every job. By then every output is on disk, in the
+database; its file is created when it is first read.
 """
 
 from __future__ import annotations
