@@ -63,7 +63,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module in ("runwatch", "leases"):
+    for module in ("tracking.run_tracker", "engine.leases"):
         monkeypatch.setattr(f"ugro.agent.{module}.boot_clock_s", found)
     return found
 
