@@ -27,7 +27,7 @@ from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
 from ugro.nodes.runs import Moment, Order, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 
@@ -347,10 +347,10 @@ class ModelSnapshots:
     async def close(self) -> None:
         return
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
         if holding is None:
             holding = await self._jobs.in_states(HOLDING_STATES)
-        return Snapshot(
+        return ClusterView(
             now=time.time() + self._clock.now_s,
             nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
             waiting=tuple(_waiting(job) for job in waiting),

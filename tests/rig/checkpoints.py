@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from tests.rig.nodeprogram import AGENT, agent_folder
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
 from ugro.agent.artifacts.checkpoint_sync import Checkpoints
 from ugro.core.errors import NotFound
@@ -24,7 +25,6 @@ from ugro.nodes.runs import Identity
 from ugro.nodes.transport import SshOptions
 
 MARK = "TEST_CHECKPOINT_NODE"
-AGENT = "agent-1"
 LONG_AGO = "2020-01-01T00:00:00+00:00"
 
 
@@ -41,12 +41,12 @@ class Rig:
         return self.folder / node
 
     def written(self, node: str, job: int = 7) -> Path:
-        path = self.root(node) / ".ugro" / "agents" / AGENT / "checkpoints" / str(job)
+        path = agent_folder(self.root(node), node) / "checkpoints" / str(job)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def resumed(self, node: str, job: int = 7) -> Path:
-        return self.root(node) / ".ugro" / "agents" / AGENT / "resume" / str(job)
+        return agent_folder(self.root(node), node) / "resume" / str(job)
 
     def kept(self, job: int = 7) -> Path:
         return self.home / str(job) / "checkpoints"

@@ -22,11 +22,17 @@ from tests.rig.waiting import (
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
+from ugro.remote.identity import node_key
 
 T = TypeVar("T")
 AGENT = "agent-1"
 MARK = "TEST_NODE_ROOT"  # of everything that a node program starts
 _OPEN_S = 20
+
+
+def agent_folder(root: Path, node: str) -> Path:
+    """What the tests' agent has on a node."""
+    return root / ".ugro" / "agents" / f"{AGENT}@{node_key(node)}"
 
 
 class LocalNode:
@@ -88,7 +94,7 @@ class LocalNode:
     # --- what is on its disk, and who runs ----------------------------------------------------------------------
 
     def run_dir(self, job: str, attempt: int) -> Path:
-        return self.root.resolve() / ".ugro" / "agents" / AGENT / "runs" / f"{job}.{attempt}"
+        return agent_folder(self.root.resolve(), self.spec.name) / "runs" / f"{job}.{attempt}"
 
     def supervisors(self, job: str, attempt: int) -> list[int]:
         wanted = [str(self.run_dir(job, attempt))]

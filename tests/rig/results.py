@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from tests.rig.checkpoints import AGENT, Rig, nodes_and_home
+from tests.rig.checkpoints import Rig, nodes_and_home
+from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.agent.artifacts.output_sync import Results
 from ugro.core.errors import NotFound
 from ugro.nodes.node import Node
@@ -22,7 +23,7 @@ class ResultRig:
 
     def run(self, node: str, job: int = 7, attempt: int = 1) -> Path:
         """The folder of a run that is over, as far as outputs are concerned."""
-        path = self.rig.root(node) / ".ugro" / "agents" / AGENT / "runs" / f"{job}.{attempt}"
+        path = agent_folder(self.rig.root(node), node) / "runs" / f"{job}.{attempt}"
         for name in ("output", "work"):
             (path / name).mkdir(parents=True, exist_ok=True)
         return path
@@ -35,7 +36,7 @@ class ResultRig:
         return self.run(node) / "output"
 
     def kept(self, node: str) -> Path:
-        return self.rig.root(node) / ".ugro" / "agents" / AGENT / "kept"
+        return agent_folder(self.rig.root(node), node) / "kept"
 
     def here(self, job: int = 7, attempt: int = 1) -> Path:
         return self.home / str(job) / f"attempt_{attempt}"

@@ -1,18 +1,23 @@
 """YAML text as plain values, each with the line it came from, and duplicate keys found.
 
-The file is somebody else's text: its depth and its aliases are bounded, it makes no objects, and whatever is
-wrong with it becomes a ``ConfigError``. What the keys mean is no business of this module.
+The text is untrusted: its depth and its aliases are bounded, it creates no objects, and every error in it becomes a
+``ConfigError``. This module does not know what the keys mean.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import yaml
 
+from ugro.config.kinds import BadValueError
 from ugro.config.problems import KeyPath, Problem, config_error, dotted
+from ugro.config.section import Section
 from ugro.config.yamltext import printable
 from ugro.core.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
 
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
@@ -20,8 +25,8 @@ MAX_VALUES = 50_000
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", f"{_TAG}merge")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_MANY = "more values than a cluster file can need; are aliases repeated?"
-# The words of the YAML library that its users meet most, and what they mean.
+_MANY = "too many values; are aliases repeated?"
+# The YAML library's most frequent messages, and what they mean.
 _EXPLAINED = (
     ("'\\t'", "a tab cannot indent", "use spaces"),
     ("single document", "a second document begins here", "keep one document: remove this ---"),
@@ -47,8 +52,17 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
-        return Problem(self.line_of(path), dotted(path), message, hint)
+    def note(self, path: KeyPath, message: str, hint: str | None = None) -> None:
+        self.problems.append(Problem(self.line_of(path), dotted(path), message, hint))
+
+    def read(self, section: type[S], tree: object, at: KeyPath = (), hint: str | None = None) -> S | None:
+        """None when something was wrong, which is then in ``problems``."""
+        try:
+            return section.read(tree)
+        except BadValueError as error:
+            for one in error.within(*at, hint=hint).all:
+                self.note(one.at, one.message, one.hint)
+            return None
 
 
 def read_document(text: str, file: str) -> Document:
@@ -170,7 +184,7 @@ class _Walk:
     def _check_tag(self, node: yaml.Node, allowed: tuple[str, ...], path: KeyPath) -> None:
         if node.tag not in allowed:
             tag = printable(str(node.tag).replace(_TAG, "!!"))
-            self._note(node.start_mark.line + 1, path, f"the tag {tag} means nothing here", "remove it")
+            self._note(node.start_mark.line + 1, path, f"the tag {tag} is not supported", "remove it")
 
     def _count(self, node: yaml.Node, path: KeyPath, merges: int = 0) -> None:
         self._values += 1

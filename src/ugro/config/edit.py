@@ -1,6 +1,6 @@
-"""A node added to the cluster file, or taken out, as a change of its text: comments and layout survive.
+"""Adds a node to the cluster file's text, or removes one; comments and layout stay.
 
-The edited text is read again: when anything but that one node changed, the file is left to its owner.
+The edited text is read again: if anything but that one node changed, the edit is refused.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from ugro.config.document import Document, compose
-from ugro.config.kinds import NODE_NAME, BadValueError
+from ugro.config.document import compose
+from ugro.config.kinds import BadValueError
 from ugro.config.layout import Layout
 from ugro.config.load import parse_config
-from ugro.config.problems import Problem, nearest
+from ugro.config.names import NODE_NAME
+from ugro.config.problems import dotted, nearest
 from ugro.config.schema import Config, NodeEntry
-from ugro.config.validate import validated
 from ugro.config.yamltext import flow
 from ugro.core.errors import ConfigError, NotFound, UsageError
 from ugro.core.node import NodeSpec, Role
@@ -67,16 +68,16 @@ def remove_node(text: str, name: str, *, file: str = CLUSTER_FILE) -> str:
 
 
 def _checked(name: str, fields: Mapping[str, object]) -> tuple[NodeEntry, dict[str, object]]:
-    """The node, and the fields that it needs: one that says the default need not be written."""
+    """The node, and its fields that differ from the defaults."""
     try:
         NODE_NAME.parse(name)
     except BadValueError as error:
         raise UsageError(error.message, hint="for example: gpu1") from error
     given = {key: value for key, value in fields.items() if value is not None}
-    problems: list[Problem] = []
-    entry = validated(NodeEntry, given, (name,), Document(), problems)
-    if entry is None:
-        raise UsageError(f"{problems[0].key}: {problems[0].message}", hint=problems[0].hint)
+    try:
+        entry = NodeEntry.read(given)
+    except BadValueError as error:
+        raise UsageError(f"{dotted((name, *error.at))}: {error.message}", hint=error.hint) from error
     default = NodeEntry()
     return entry, {key: value for key, value in given.items() if getattr(entry, key) != getattr(default, key)}
 
@@ -98,15 +99,15 @@ def _is_only_change(before: Config, edited: str, file: str, expected: Mapping[st
         after = parse_config(edited, Path(file), {})
     except ConfigError:
         return False
-    return _by_name(after) == expected and after.model_copy(update={"nodes": before.nodes}) == before
+    return _by_name(after) == expected and replace(after, nodes=before.nodes) == before
 
 
 def _by_hand(file: str, what: str) -> ConfigError:
-    return ConfigError(f"edit {file} by hand: it is laid out in a way that UGRO does not change", hint=what)
+    return ConfigError(f"edit {file} by hand: UGRO cannot change its layout safely", hint=what)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads the file sees the old text or the new one. A link stays a link, and the mode stays."""
+    """A reader sees the old text or the new one. A symbolic link and the file's mode are kept."""
     real = Path(os.path.realpath(path))
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}")
     try:

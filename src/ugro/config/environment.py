@@ -1,15 +1,20 @@
-"""Environment variables over the file: ``UGRO_<SECTION>_<KEY>`` for every key that is no map."""
+"""Environment variables that override the cluster file: ``UGRO_<SECTION>_<KEY>`` for every key that is not a map."""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from ugro.config.kinds import BadValueError, Kind
-from ugro.config.schema import Section, Settings
+from ugro.config.schema import Settings
+from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
 from ugro.core.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
 
 PREFIX = "UGRO_"
 
@@ -17,7 +22,7 @@ PREFIX = "UGRO_"
 @dataclass(frozen=True, slots=True)
 class Variable:
     name: str
-    section: str | None  # None: a key of the file's top level
+    section: str | None  # None for a key of the top level
     key: str
     kind: Kind
     example: str
@@ -25,12 +30,11 @@ class Variable:
 
 def variables() -> dict[str, Variable]:
     found: list[Variable] = []
-    for key, field in Settings.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            found += [_variable(section, name, key) for name in section.model_fields]
+    for name, declared in Settings.known_keys().items():
+        if declared.section is not None:
+            found += [_variable(one, name) for one in declared.section.known_keys().values()]
         else:
-            found.append(_variable(Settings, key, None))
+            found.append(_variable(declared, None))
     return {variable.name: variable for variable in found}
 
 
@@ -48,13 +52,15 @@ def is_set(name: str, env: Mapping[str, str]) -> bool:
     return env.get(name, "").strip() != ""
 
 
-def _variable(section: type[Section], key: str, section_name: str | None) -> Variable:
-    name = f"{PREFIX}{section_name}_{key}" if section_name else f"{PREFIX}{key}"
-    kind = section.kind_of(key)
-    assert kind is not None, f"{section.__name__}.{key} has no kind"
-    example = section.example_of(key)
-    text = ",".join(map(str, example)) if isinstance(example, tuple) else flow(example)
-    return Variable(name.upper(), section_name, key, kind, text)
+def _variable(declared: Key, section: str | None) -> Variable:
+    name = f"{PREFIX}{section}_{declared.name}" if section else f"{PREFIX}{declared.name}"
+    return Variable(name.upper(), section, declared.name, declared.kind, _text(declared.example))
+
+
+def _text(example: object) -> str:
+    if isinstance(example, tuple):
+        return ",".join(map(str, example))
+    return json.dumps(example) if isinstance(example, dict) else flow(example)
 
 
 def _override(settings: Settings, variable: Variable, text: str) -> Settings:
@@ -64,13 +70,17 @@ def _override(settings: Settings, variable: Variable, text: str) -> Settings:
         hint = f"for example: {variable.name}={variable.example}"
         raise ConfigError(f"{variable.name}: {error.message}", hint=hint) from error
     if variable.section is None:
-        return settings.model_copy(update={variable.key: value})
-    section: Section = getattr(settings, variable.section)
-    return settings.model_copy(update={variable.section: section.model_copy(update={variable.key: value})})
+        return _with(settings, variable.key, value)
+    return _with(settings, variable.section, _with(getattr(settings, variable.section), variable.key, value))
+
+
+def _with(section: S, key: str, value: object) -> S:
+    changes: dict[str, Any] = {key: value, "given_keys": section.given_keys | {key}}
+    return replace(section, **changes)
 
 
 def _refuse_misspelt(env: Mapping[str, str], known: Mapping[str, Variable]) -> None:
-    """UGRO_SSH_TIMOUT would be ignored in silence. UGRO's other variables are not as near to any of these."""
+    """UGRO_SSH_TIMOUT must not be ignored silently. UGRO's other variables are not this close to any of these."""
     for name in sorted(env):
         if not name.startswith(PREFIX) or name in known:
             continue

@@ -1,68 +1,104 @@
-"""What a value in the cluster file may be: its words for people, and its parser.
+"""The kinds of values that the cluster file and job files have: each with its description and its parser.
 
-Each kind is put on a field with ``Annotated``, so that an error, the reference page and an environment
-variable all speak of a value in the same words, and those are ours and not the library's.
+Errors, reference pages, environment variables and command-line options all describe a value with the words of its kind.
 """
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ugro.config.yamltext import flow, shown
-from ugro.core.support.quantity import DURATION_EXAMPLES, parse_duration, parse_size
+from ugro.core.support.quantity import DURATION_EXAMPLES, format_duration, parse_duration, parse_size
 
-LONGEST_DURATION_S = 86400.0
-_LARGEST_WEIGHT = 1_000_000
-# What OpenSSH refuses too: such names reach a shell through ProxyCommand and Match exec.
-_SHELL_CHARACTERS = frozenset("'`\"$;&<>|(){}")
+DAY_S = 86400.0
+_LARGEST_NUMBER = 1_000_000
 
 
 class BadValueError(ValueError):
-    """A value that is not of its kind; ``at`` leads to the part of it that is wrong."""
+    """A value that is not of its kind. ``at`` leads to the wrong part of it; ``more`` are errors found beside it."""
 
-    def __init__(self, message: str, *, hint: str | None = None, at: tuple[str | int, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        at: tuple[str | int, ...] = (),
+        more: Iterable[BadValueError] = (),
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.at = at
+        self.more = tuple(more)
+
+    @property
+    def all(self) -> tuple[BadValueError, ...]:
+        return (self, *self.more)
+
+    def within(self, *place: str | int, hint: str | None = None) -> BadValueError:
+        """The same error seen from further out; ``hint`` is used where there is none."""
+        more = [error.within(*place, hint=hint) for error in self.more]
+        return BadValueError(self.message, hint=self.hint or hint, at=(*place, *self.at), more=more)
 
 
 class Kind:
-    @property
-    def expected(self) -> str:
-        """What is expected, so that "expected X, got Y" is a sentence."""
-        raise NotImplementedError
+    expected: str  # so that "expected X, got Y" is a sentence
+    metavar = "TEXT"  # what stands for the value in the help of a command
 
-    def parse(self, value: object) -> object:
+    def parse(self, value: object) -> Any:
+        """The value in the form that the program uses; raises BadValueError."""
         raise NotImplementedError
 
     def from_text(self, text: str) -> object:
-        """An environment variable's text as the file would have given it; ``parse`` judges the result."""
+        """Text of an environment variable or an option, as a file would give it; ``parse`` checks the result."""
         return text
+
+    def written(self, value: Any) -> object:
+        """A parsed value, as a file would give it."""
+        return value
+
+    def described(self, value: Any) -> str:
+        """A parsed value in the help of a command."""
+        return flow(self.written(value))
 
     def refuse(self, value: object, *, hint: str | None = None) -> BadValueError:
         return BadValueError(f"expected {self.expected}, got {shown(value)}", hint=hint)
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.parse)
+
+class OrNull(Kind):
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.expected = kind.expected
+        self.metavar = kind.metavar
+
+    def parse(self, value: object) -> Any:
+        return None if value is None else self.kind.parse(value)
+
+    def from_text(self, text: str) -> object:
+        return None if text.lower() == "null" else self.kind.from_text(text)
+
+    def written(self, value: Any) -> object:
+        return None if value is None else self.kind.written(value)
 
 
-@dataclass(frozen=True, slots=True)
 class Whole(Kind):
-    low: int
-    high: int
+    """A whole number; some have a name."""
 
-    @property
-    def expected(self) -> str:
-        return f"a whole number from {self.low} to {self.high}"
+    def __init__(self, low: int, high: int, *, names: Mapping[str, int] | None = None) -> None:
+        self.low = low
+        self.high = high
+        self.names = dict(names or {})
+        words = "".join(f"{name}, " for name in self.names)
+        self.expected = f"{words}{'or ' if words else ''}a whole number from {low} to {high}"
+        self.metavar = "|".join(["N", *self.names])
 
     def parse(self, value: object) -> int:
+        if isinstance(value, str) and value in self.names:
+            return self.names[value]
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
             raise self.refuse(value)
         return value
@@ -70,18 +106,19 @@ class Whole(Kind):
     def from_text(self, text: str) -> object:
         return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
 
+    def written(self, value: int) -> object:
+        return next((name for name, number in self.names.items() if number == value), value)
 
-@dataclass(frozen=True, slots=True)
-class Weight(Kind):
-    @property
-    def expected(self) -> str:
-        return f"a number from 0 to {_LARGEST_WEIGHT}"
+
+class Number(Kind):
+    expected = f"a number from 0 to {_LARGEST_NUMBER}"
+    metavar = "NUMBER"
 
     def parse(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(value)
         # Compared before it is converted: a whole number too large for a float must not raise OverflowError.
-        if not 0 <= value <= _LARGEST_WEIGHT:
+        if not 0 <= value <= _LARGEST_NUMBER:
             raise self.refuse(value)
         return float(value)
 
@@ -92,11 +129,8 @@ class Weight(Kind):
             return text
 
 
-@dataclass(frozen=True, slots=True)
-class Flag(Kind):
-    @property
-    def expected(self) -> str:
-        return "true or false"
+class Bool(Kind):
+    expected = "true or false"
 
     def parse(self, value: object) -> bool:
         if not isinstance(value, bool):
@@ -109,14 +143,14 @@ class Flag(Kind):
         return words.get(text.lower(), text)
 
 
-@dataclass(frozen=True, slots=True)
 class Duration(Kind):
-    may_be_zero: bool = False
+    metavar = "TIME"
 
-    @property
-    def expected(self) -> str:
-        least = "from 0" if self.may_be_zero else "over 0 and"
-        return f"a duration {least} up to 1d, such as {DURATION_EXAMPLES}"
+    def __init__(self, longest_s: float = DAY_S, *, may_be_zero: bool = False) -> None:
+        self.longest_s = longest_s
+        self.may_be_zero = may_be_zero
+        least = "from 0" if may_be_zero else "over 0 and"
+        self.expected = f"a duration {least} up to {format_duration(longest_s)}, such as {DURATION_EXAMPLES}"
 
     def parse(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -125,18 +159,75 @@ class Duration(Kind):
             seconds = parse_duration(value)
         except ValueError as error:
             raise self.refuse(value) from error
-        if seconds > LONGEST_DURATION_S or (seconds == 0 and not self.may_be_zero):
+        if seconds > self.longest_s or (seconds == 0 and not self.may_be_zero):
             raise self.refuse(value)
         return seconds
 
+    def described(self, value: float) -> str:
+        return f"{value:g}s" if value < 60 else format_duration(value)
 
-@dataclass(frozen=True, slots=True)
+
+class Size(Kind):
+    """Bytes. A bare number is refused: ``memory: 32`` hardly means 32 bytes."""
+
+    expected = "a size with a unit, such as 8GB or 512MiB"
+    metavar = "SIZE"
+
+    def parse(self, value: object) -> int:
+        size = self.bytes_in(value)
+        if size is None:
+            raise self.refuse(value, hint=_unit_hint(value))
+        return size
+
+    def written(self, value: int) -> object:
+        return f"{value}B"
+
+    def bytes_in(self, value: object) -> int | None:
+        """None for no size, a size without a unit, and 0."""
+        if not isinstance(value, str) or not re.search(r"[A-Za-z]\s*$", value):
+            return None
+        try:
+            return parse_size(value) or None
+        except ValueError:
+            return None
+
+
+class LeastSize(Size):
+    """A range without an upper end: 8GB and 8GB.. are the same."""
+
+    expected = "a least size with a unit, such as 8GB or 8GB.."
+
+    def parse(self, value: object) -> int:
+        text = value.strip() if isinstance(value, str) else ""
+        least, dots, most = text.partition("..")
+        size = self.bytes_in(least if dots else value)
+        if dots and (size is not None or not least) and self.bytes_in(most) is not None:
+            raise BadValueError(f"{shown(value)} has an upper end", hint="give only the least size, such as 8GB..")
+        if size is None or most:
+            raise self.refuse(value, hint=_unit_hint(value))
+        return size
+
+
+class ByteCount(Kind):
+    """A size for which a bare number, also 0, is a number of bytes."""
+
+    expected = "a size such as 500MB or 10GiB"
+    metavar = "SIZE"
+
+    def parse(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self.refuse(value)
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise self.refuse(value) from error
+
+
 class Gigabytes(Kind):
-    """A bare number is GB, since the key says so; with a unit, the unit counts."""
+    """A bare number is GB, as the key's name says; with a unit, the unit counts."""
 
-    @property
-    def expected(self) -> str:
-        return "a number of GB such as 12, or a size such as 12GiB"
+    expected = "a number of GB such as 12, or a size such as 12GiB"
+    metavar = "SIZE"
 
     def parse(self, value: object) -> float:
         gigabytes = self._gigabytes(value)
@@ -150,7 +241,7 @@ class Gigabytes(Kind):
     def _gigabytes(self, value: object) -> float | None:
         if isinstance(value, str):
             try:
-                # A bare number in quotes would be bytes to parse_size, and GB to who wrote it.
+                # A bare number in quotes would be bytes to parse_size, and GB to the reader.
                 return None if value.strip().isdigit() else parse_size(value) / 10**9
             except ValueError:
                 return None
@@ -160,187 +251,140 @@ class Gigabytes(Kind):
         return float(value) if 0 < value <= 10**6 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes(Kind):
-    @property
-    def expected(self) -> str:
-        return "a size such as 500MB or 10GiB"
-
-    def parse(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self.refuse(value)
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            raise self.refuse(value) from error
-
-
-@dataclass(frozen=True, slots=True)
 class Choice(Kind):
-    words: tuple[str, ...]
+    """One of some words, or of an enumeration's."""
 
-    @property
-    def expected(self) -> str:
-        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = {str(word): word for word in words}
+        *first, last = self.words
+        self.expected = f"{', '.join(first)} or {last}"
+        self.metavar = "|".join(self.words)
 
     def parse(self, value: object) -> str:
+        if value is False and "off" in self.words:
+            value = "off"  # YAML reads a bare off as false
         if not isinstance(value, str) or value not in self.words:
             raise self.refuse(value)
-        return value
+        return self.words[value]
+
+    def written(self, value: str) -> object:
+        return str(value)
 
 
-@dataclass(frozen=True, slots=True)
 class Text(Kind):
-    words: str
-    is_good: Callable[[str], bool] = field(repr=False)
-    expands_home: bool = False
-
-    @property
-    def expected(self) -> str:
-        return self.words
+    def __init__(
+        self, expected: str, is_valid: Callable[[str], bool], *, expands_home: bool = False, metavar: str = "TEXT"
+    ) -> None:
+        self.expected = expected
+        self.is_valid = is_valid
+        self.expands_home = expands_home
+        self.metavar = metavar
 
     def parse(self, value: object) -> str:
         if isinstance(value, bool):
-            # What the file has may also be yes, no, on or off.
+            # The file may also have yes, no, on or off.
             raise self.refuse(value, hint="put it in quotes")
         if isinstance(value, int | float):
             raise self.refuse(value, hint=f'put it in quotes: "{flow(value)}"')
         if not isinstance(value, str):
             raise self.refuse(value)
         text = os.path.expanduser(value) if self.expands_home else value
-        if not self.is_good(text):
+        if not self.is_valid(text):
             raise self.refuse(value)
         return text
 
 
-@dataclass(frozen=True, slots=True)
 class ListOf(Kind):
-    words: str
-    item: Kind
+    def __init__(self, expected: str, item: Kind, *, may_be_single: bool = False, may_repeat: bool = False) -> None:
+        self.expected = expected
+        self.item = item
+        self.may_be_single = may_be_single
+        self.may_repeat = may_repeat
+        self.metavar = item.metavar
 
-    @property
-    def expected(self) -> str:
-        return self.words
-
-    def parse(self, value: object) -> tuple[object, ...]:
+    def parse(self, value: object) -> tuple[Any, ...]:
         # A tuple comes from our own code and from defaults, a list from a file.
         if not isinstance(value, list | tuple):
-            raise self.refuse(value)
-        items: dict[object, None] = {}
+            if not self.may_be_single:
+                raise self.refuse(value)
+            return (self.item.parse(value),)
+        items: list[Any] = []
         for index, part in enumerate(value):
             try:
                 item = self.item.parse(part)
             except BadValueError as error:
-                raise BadValueError(error.message, hint=error.hint, at=(index,)) from error
-            if item in items:
+                raise error.within(index) from error
+            if not self.may_repeat and item in items:
                 raise BadValueError(f"{shown(part)} is given twice", hint="remove one", at=(index,))
-            items[item] = None
+            items.append(item)
         return tuple(items)
 
     def from_text(self, text: str) -> object:
         return [self.item.from_text(part.strip()) for part in text.split(",")]
 
-
-@dataclass(frozen=True, slots=True)
-class Transport(Kind):
-    @property
-    def expected(self) -> str:
-        return "ssh, local, or a command as a list of words"
-
-    def parse(self, value: object) -> str | tuple[str, ...]:
-        if isinstance(value, str) and value in ("ssh", "local"):
-            return value
-        if not isinstance(value, list | tuple) or not value:
-            raise self.refuse(value, hint="a command is a list: transport: [docker, exec, -i, NAME]")
-        words = tuple(_WORD_OF_COMMAND.parse(word) for word in value)
-        if words[0].startswith("-"):
-            raise self.refuse(words[0], hint="a command begins with its program")
-        return words
+    def written(self, value: Iterable[Any]) -> object:
+        return [self.item.written(part) for part in value]
 
 
-@dataclass(frozen=True, slots=True)
+class MapOf(Kind):
+    """Names to values; JSON in an environment variable."""
+
+    def __init__(self, expected: str, name: Kind, item: Kind, *, most: int) -> None:
+        self.expected = expected
+        self.name = name
+        self.item = item
+        self.most = most
+
+    def parse(self, value: object) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or len(value) > self.most:
+            raise self.refuse(value)
+        found: dict[str, Any] = {}
+        for name, part in value.items():
+            word = self.name.parse(name)
+            try:
+                found[word] = self.item.parse(part)
+            except BadValueError as error:
+                raise error.within(word) from error
+        return found
+
+    def from_text(self, text: str) -> object:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+
 class Environment(Kind):
-    """Values may be secrets, so no message shows one."""
+    """Values may be secrets, so no message shows one. Where a value may be missing, it comes from the submitter."""
 
-    @property
-    def expected(self) -> str:
-        return "a map of names to texts"
+    expected = "a map of names to texts"
+    metavar = "NAME[=VALUE]"
 
-    def parse(self, value: object) -> dict[str, str]:
+    def __init__(self, *, may_lack_values: bool = False) -> None:
+        self.may_lack_values = may_lack_values
+
+    def parse(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.refuse(value)
         for name, text in value.items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise BadValueError("expected names of letters, digits and _", hint="for example: CUDA_HOME")
+            if text is None and self.may_lack_values:
+                continue
             if not isinstance(text, str):
                 raise BadValueError("expected a text", hint=f'put it in quotes: {name}: "…"', at=(name,))
-            if not _survives_encoding(text):
+            if not is_encodable(text):
                 raise BadValueError("expected a text without characters that no program can be given", at=(name,))
         return dict(value)
 
 
-@dataclass(frozen=True, slots=True)
-class OrNull(Kind):
-    kind: Kind
-
-    @property
-    def expected(self) -> str:
-        return self.kind.expected
-
-    def parse(self, value: object) -> object:
-        return None if value is None else self.kind.parse(value)
-
-    def from_text(self, text: str) -> object:
-        return None if text.lower() == "null" else self.kind.from_text(text)
-
-
-def is_node_name(text: str) -> bool:
-    return len(text) <= 64 and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) is not None
-
-
-def is_host(text: str) -> bool:
-    return _is_ssh_word(text) and not set("@/\\,") & set(text)
-
-
-def is_user(text: str) -> bool:
-    return _is_ssh_word(text) and not set("/,") & set(text) and not text.endswith("\\")
-
-
-def is_label(text: str) -> bool:
-    return 0 < len(text) <= 64 and text.isprintable() and not set(" ,") & set(text) and text[0] not in "-@"
-
-
-def is_line(text: str) -> bool:
-    return 0 < len(text) <= 1024 and text.isprintable() and text == text.strip()
-
-
-def is_program(text: str) -> bool:
-    return is_line(text) and not text.startswith("-")
-
-
-def is_local_path(text: str) -> bool:
-    """With the home directory put in. Not a relative one: the agent works elsewhere than its user."""
-    return is_line(text) and text.startswith("/")
-
-
-def is_directory_on_node(text: str) -> bool:
-    """A directory below something: all of / or of a home directory is not UGRO's to keep files in."""
-    inside = re.fullmatch(r"(?:~[^/]*)?/+(.*)", text)
-    parts = [part for part in inside[1].split("/") if part not in ("", ".")] if inside else []
-    return is_line(text) and bool(parts) and ".." not in parts
-
-
-def _is_ssh_word(text: str) -> bool:
-    # A leading "-" would be an option to ssh.
-    is_word = 0 < len(text) <= 255 and text.isprintable() and " " not in text and text[0] != "-"
-    return is_word and not _SHELL_CHARACTERS & set(text)
-
-
-def _survives_encoding(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a program can be given it."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-_WORD_OF_COMMAND = Text(
-    "a command's words as texts", lambda text: bool(text) and len(text) <= 4096 and _survives_encoding(text)
-)
-NODE_NAME = Text("a node's name: letters, digits and . _ -, at most 64", is_node_name)
+def _unit_hint(value: object) -> str | None:
+    is_number = isinstance(value, int | float) or (isinstance(value, str) and value.strip().isdigit())
+    return "say in which unit, such as 8GB" if is_number and not isinstance(value, bool) else None

@@ -8,14 +8,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from ugro.config.document import Document, read_document
 from ugro.config.environment import is_set, with_environment
-from ugro.config.kinds import NODE_NAME, BadValueError
+from ugro.config.kinds import BadValueError
+from ugro.config.names import NODE_NAME
 from ugro.config.problems import KeyPath, Problem, config_error
 from ugro.config.schema import Config, NodeEntry, Settings
-from ugro.config.validate import validated
 from ugro.config.yamltext import escaped, shown
 from ugro.core.errors import ConfigError
 from ugro.core.node import NodeSpec, Role
@@ -25,7 +23,8 @@ MAX_FILE_BYTES = 1024 * 1024
 
 _NODES_HINT = "for example: nodes: [gpu1, gpu2]"
 _KNOWN, _CHOSEN = "UGRO_CHANNELS", "UGRO_ALERTS_CHANNELS"
-_MAP_HINT = "a node with fields goes into the map form: gpu1: {ip: 192.168.1.11, user: ann}"
+_FIELDS = "{ip: 192.168.1.11, user: ann}"
+_MAP_HINT = f"a node with fields needs the map form: gpu1: {_FIELDS}"
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
@@ -42,12 +41,11 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     if not isinstance(tree, dict):
         problem = Problem(1, "", f"expected a map of keys to values, got {shown(tree)}", _NODES_HINT)
         raise config_error(file, [problem])
-    problems = list(document.problems)
-    settings = validated(Settings, {k: v for k, v in tree.items() if k != "nodes"}, (), document, problems)
+    settings = document.read(Settings, {name: value for name, value in tree.items() if name != "nodes"})
     # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
-    entries = _entries(tree.get("nodes"), document, problems) if "nodes" in tree or not problems else {}
-    if problems or settings is None:
-        raise config_error(file, problems)
+    entries = _entries(tree.get("nodes"), document) if "nodes" in tree or not document.problems else {}
+    if document.problems or settings is None:
+        raise config_error(file, document.problems)
     settings = with_environment(settings, env)
     nodes = tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items())
     return _config(settings, nodes, path, env)
@@ -56,7 +54,7 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
 def read_text(path: Path) -> str:
     """The file as it is, line ends included."""
     try:
-        # Looked at before it is opened: opening a named pipe would wait for ever.
+        # Looked at before it is opened: opening a named pipe would block.
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path}: not a file", hint=f"name the file itself, such as {path / CLUSTER_FILE}")
         with path.open("rb") as file:
@@ -79,15 +77,14 @@ def _cannot_read(path: Path, error: OSError | ValueError, hint: str | None = Non
 
 
 def _config(settings: Settings, nodes: tuple[NodeSpec, ...], path: Path | None, env: Mapping[str, str]) -> Config:
-    sections = {key: getattr(settings, key) for key in Settings.model_fields}
+    values = {name: getattr(settings, name) for name in Settings.known_keys()}
+    config = Config(**values, nodes=nodes, path=path, given_keys=settings.given_keys)
     try:
-        return Config(**sections, nodes=nodes, path=path)
-    except ValidationError as error:
+        config.check()
+    except BadValueError as error:
         # The file alone was right: a variable has changed one of two keys that must agree.
-        [found] = error.errors(include_url=False)
-        cause = found["ctx"]["error"]
-        assert isinstance(cause, BadValueError), cause
-        raise _disagreement(cause, env) from error
+        raise _disagreement(error, env) from error
+    return config
 
 
 def _disagreement(error: BadValueError, env: Mapping[str, str]) -> ConfigError:
@@ -95,7 +92,7 @@ def _disagreement(error: BadValueError, env: Mapping[str, str]) -> ConfigError:
         place = _KNOWN if is_set(_KNOWN, env) else "channels in the cluster file"
         return ConfigError(f"{_CHOSEN}: {error.message}", hint=f"add it to {place}")
     message = f"{_KNOWN}: {error.message}, which alerts.channels in the cluster file names"
-    return ConfigError(message, hint=f"add it to {_KNOWN}, or say with {_CHOSEN} who is told")
+    return ConfigError(message, hint=f"add it to {_KNOWN}, or choose other channels with {_CHOSEN}")
 
 
 def _this_machine(remote_root: str) -> NodeSpec:
@@ -103,15 +100,15 @@ def _this_machine(remote_root: str) -> NodeSpec:
     return NodeSpec(name=word or "localhost", role=Role.MASTER, transport="local", remote_root=remote_root)
 
 
-def _entries(nodes: object, document: Document, problems: list[Problem]) -> dict[str, NodeEntry]:
+def _entries(nodes: object, document: Document) -> dict[str, NodeEntry]:
     if not nodes or not isinstance(nodes, dict | list):
         message = f"expected a list of names or a map of nodes, got {shown(nodes) if nodes else 'none'}"
-        problems.append(document.problem(("nodes",), message, _NODES_HINT))
+        document.note(("nodes",), message, _NODES_HINT)
         return {}
     entries: dict[str, NodeEntry] = {}
     masters: list[str] = []
-    for path, name, fields in _named(nodes, document, problems):
-        entry = validated(NodeEntry, fields, path, document, problems)
+    for path, name, fields in _named(nodes, document):
+        entry = document.read(NodeEntry, fields, path, hint=f"for example: {name}: {_FIELDS}")
         if entry is None:
             continue
         entries[name] = entry
@@ -120,14 +117,14 @@ def _entries(nodes: object, document: Document, problems: list[Problem]) -> dict
     for name in masters[1:]:
         line = document.line_of(("nodes", masters[0], "role"))
         message = f"a second master; {masters[0]} is one already, in line {line}"
-        problems.append(document.problem(("nodes", name, "role"), message, "make one of them a worker"))
+        document.note(("nodes", name, "role"), message, "make one of them a worker")
     return entries
 
 
 def _named(
-    nodes: dict[str, object] | list[object], document: Document, problems: list[Problem]
+    nodes: dict[str, object] | list[object], document: Document
 ) -> Iterator[tuple[KeyPath, str, object]]:
-    """Each node's place, name and fields, in either form; what has no usable name is noted and left out."""
+    """Each node's place, name and fields, in either form; a node without a valid name is noted and left out."""
     found: list[tuple[KeyPath, object, object]]
     if isinstance(nodes, dict):
         found = [(("nodes", name), name, fields) for name, fields in nodes.items()]
@@ -140,11 +137,11 @@ def _named(
             word = NODE_NAME.parse(name)
         except BadValueError as error:
             hint = error.hint or (_MAP_HINT if isinstance(nodes, list) else "for example: gpu-1")
-            problems.append(Problem(line, "nodes", error.message, hint))
+            document.problems.append(Problem(line, "nodes", error.message, hint))
             continue
         if word in first_lines:
             message = f"given twice, in line {first_lines[word]} and in line {line}"
-            problems.append(Problem(line, f"nodes.{word}", message, "remove one of them"))
+            document.problems.append(Problem(line, f"nodes.{word}", message, "remove one of them"))
             continue
         first_lines[word] = line
         yield path, word, fields

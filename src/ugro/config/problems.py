@@ -1,8 +1,7 @@
-"""What is wrong in a cluster file, with its line; many become one error, the first by line."""
+"""What is wrong in a configuration file, with its line; many become one error, the first by line."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,5 +32,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
+    import difflib  # only a mistake needs it
+
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return found[0] if found else None

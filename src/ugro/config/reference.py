@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ugro.config.channels import Channel
 from ugro.config.environment import variables
-from ugro.config.kinds import Kind, OrNull
-from ugro.config.schema import NodeEntry, Section, Settings
+from ugro.config.kinds import OrNull
+from ugro.config.schema import NodeEntry, Settings
+from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
 from ugro.core.support.state_dir import CLUSTER_VARIABLE
 
@@ -122,16 +123,14 @@ def render() -> str:
 
 def example() -> str:
     """A file with every key of the schema."""
-    lines = [f"{key}: {default_of(Settings, key)}" for key in Settings.model_fields if key not in sections()]
+    lines = [f"{one.name}: {flow(one.default)}" for one in Settings.known_keys().values() if one.section is None]
     for name, section in sections().items():
-        lines += ["", f"{name}:"]
-        lines += [f"  {key}: {default_of(section, key)}" for key in section.model_fields]
+        lines += ["", f"{name}:", *(f"  {one.name}: {flow(one.default)}" for one in section.known_keys().values())]
     return _EXAMPLE_NODES + "\n" + "\n".join(lines) + "\n"
 
 
 def sections() -> dict[str, type[Section]]:
-    annotations = {key: field.annotation for key, field in Settings.model_fields.items()}
-    return {key: found for key, found in annotations.items() if isinstance(found, type) and issubclass(found, Section)}
+    return {name: declared.section for name, declared in Settings.known_keys().items() if declared.section is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -155,35 +154,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
 
 
-def kind_in_words(section: type[Section], key: str) -> str:
-    kind: Kind | None = section.kind_of(key)
-    if kind is None:
-        return ""
-    return f"{kind.expected}, or null" if isinstance(kind, OrNull) else kind.expected
-
-
-def default_of(section: type[Section], key: str) -> str:
-    return flow(section.model_fields[key].get_default(call_default_factory=True))
+def kind_in_words(declared: Key) -> str:
+    return f"{declared.kind.expected}, or null" if isinstance(declared.kind, OrNull) else declared.kind.expected
 
 
 def _top_level() -> str:
-    keys = (key for key in Settings.model_fields if key not in sections())
-    return f"## Top level\n\n{_rows(Settings, None, keys)}"
+    keys = [declared for declared in Settings.known_keys().values() if declared.section is None]
+    return f"## Top level\n\n{_rows(keys, '')}"
 
 
 def _table(section: type[Section], name: str | None) -> str:
-    return _rows(section, name, section.model_fields)
+    return _rows(section.known_keys().values(), name)
 
 
-def _rows(section: type[Section], name: str | None, keys: Iterable[str]) -> str:
-    names = {(variable.section, variable.key): variable.name for variable in variables().values()}
-    has_variables = section not in (NodeEntry, Channel)
+def _rows(keys: Iterable[Key], section: str | None) -> str:
+    """``section`` is None where keys have no environment variables, and empty for the top level."""
+    names = {(variable.section or "", variable.key): variable.name for variable in variables().values()}
+    has_variables = section is not None
     header = ["Key", "Value", "Default", *(["Variable"] if has_variables else []), "Meaning"]
     rows = []
-    for key in keys:
-        variable = [f"`{names[name, key]}`"] if has_variables else []
-        meaning = section.model_fields[key].description or ""
-        rows.append([f"`{key}`", kind_in_words(section, key), f"`{default_of(section, key)}`", *variable, meaning])
+    for one in keys:
+        variable = [f"`{names[section or '', one.name]}`"] if has_variables else []
+        rows.append([f"`{one.name}`", kind_in_words(one), f"`{flow(one.default)}`", *variable, one.meaning])
     return table(header, rows)
 
 

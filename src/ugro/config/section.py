@@ -1,37 +1,168 @@
-"""A part of a configuration file: a map of keys, each with its kind, its default and what it means."""
+"""A part of a configuration file: a map of keys, declared as a dataclass.
+
+    @section
+    class Ssh(Section):
+        timeout: float = key(10.0, Duration(), "Longest wait for an answer, in seconds.")
+
+The declaration is all there is: it reads the map, describes it for the reference page, names the environment variables
+of the cluster file and the command-line options of jobs, and writes a job file. It does without pydantic because the
+command line needs it too, and must start fast.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
-from ugro.config.kinds import BadValueError, Kind
-from ugro.config.yamltext import shown
+from ugro.config.kinds import BadValueError, Kind, OrNull
+from ugro.config.problems import nearest
+from ugro.config.yamltext import flow, shown
+
+T = TypeVar("T")
+_KEYS: dict[type, dict[str, Key]] = {}
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True)
+class Key:
+    """What a section's declaration says about one of its keys."""
 
-    @model_validator(mode="before")
+    kind: Kind
+    meaning: str = ""
+    sample: Any = None
+    option: str | None = None  # the command-line option, where it is not called as the key
+    attribute: str | None = None  # of what the section makes, where it is not called as the key
+    name: str = ""
+    default: Any = None
+
+    @property
+    def section(self) -> type[Section] | None:
+        return self.kind.section if isinstance(self.kind, Nested) else None
+
+    @property
+    def example(self) -> Any:
+        if self.sample is not None:
+            return self.sample
+        if self.section is None:
+            return self.default
+        first = next(iter(self.section.known_keys().values()))
+        return {first.name: first.example}
+
+
+def key(
+    default: T,
+    kind: Kind,
+    meaning: str,
+    *,
+    example: object = None,
+    option: str | None = None,
+    to: str | None = None,
+) -> T:
+    """A key that defaults to None may be null. The first sentence of ``meaning`` is the help of its option."""
+    declared = Key(OrNull(kind) if default is None else kind, meaning, example, option, to)
+    if isinstance(default, dict):
+        return cast(T, field(default_factory=lambda: dict(default), metadata={"key": declared}))
+    return field(default=default, metadata={"key": declared})
+
+
+def nested(section: type[T]) -> T:
+    """A key whose value is a map of its own."""
+    kind = Nested(cast(type[Section], section))
+    return field(default_factory=section, metadata={"key": Key(kind, section.__doc__ or "")})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    noun: ClassVar[str] = "this map"
+    other_keys: ClassVar[tuple[str, ...]] = ()  # keys of the same map that are read elsewhere
+    makes: ClassVar[Callable[..., Any] | None] = None
+    # Which keys the file has; a default that the file spells out is among them.
+    given_keys: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
     @classmethod
-    def _is_a_map(cls, value: object) -> object:
-        # "ssh:" with every key below it commented out is null to YAML and "the defaults" to its writer.
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise BadValueError(f"expected a map of keys to values, got {shown(value)}")
-        return value
+    def known_keys(cls) -> dict[str, Key]:
+        if cls not in _KEYS:
+            _KEYS[cls] = {one.name: _key(one) for one in fields(cls) if "key" in one.metadata}
+        return _KEYS[cls]
 
     @classmethod
-    def kind_of(cls, key: str) -> Kind | None:
-        """None for a section."""
-        found = [part for part in cls.model_fields[key].metadata if isinstance(part, Kind)]
-        return found[0] if found else None
-
-    @classmethod
-    def example_of(cls, key: str) -> object:
-        field = cls.model_fields[key]
-        value: object = field.examples[0] if field.examples else field.get_default(call_default_factory=True)
-        if not isinstance(value, Section):
+    def read(cls, value: object) -> Self:
+        """Raises BadValueError, with all that is wrong."""
+        if isinstance(value, cls):
             return value
-        first = next(iter(type(value).model_fields))
-        return {first: value.example_of(first)}
+        # "ssh:" with every key below it commented out is null to YAML, and means the defaults.
+        if not isinstance(value, dict | None):
+            raise BadValueError(f"expected a map of keys to values, got {shown(value)}")
+        tree: Mapping[str, object] = value or {}
+        errors = [cls.unknown(str(name)) for name in tree if name not in cls.known_keys()]
+        values: dict[str, Any] = {}
+        for name, declared in cls.known_keys().items():
+            try:
+                if name in tree:
+                    values[name] = declared.kind.parse(tree[name])
+            except BadValueError as error:
+                errors += error.within(name, hint=f"for example: {name}: {flow(declared.example)}").all
+        if errors:
+            raise BadValueError(errors[0].message, hint=errors[0].hint, at=errors[0].at, more=errors[1:])
+        found = cls(**values, given_keys=frozenset(values))
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raises BadValueError for keys that do not agree with each other."""
+
+    def made(self) -> dict[str, Any]:
+        """The values by the attributes of what is made of them; nested sections as what they make."""
+        return {declared.attribute or name: _made(getattr(self, name)) for name, declared in self.known_keys().items()}
+
+    @classmethod
+    def of(cls, made: object, **others: Any) -> Self:
+        """The section that makes ``made``; ``others`` are keys that are not simply its attributes."""
+        values = dict(others)
+        for name, declared in cls.known_keys().items():
+            if name not in others:
+                value = getattr(made, declared.attribute or name)
+                values[name] = declared.section.of(value) if declared.section else value
+        return cls(**values)
+
+    def written(self) -> dict[str, object]:
+        """As a file has it: the keys whose values are not the defaults."""
+        given = ((name, declared, getattr(self, name)) for name, declared in self.known_keys().items())
+        return {name: declared.kind.written(value) for name, declared, value in given if value != declared.default}
+
+    @classmethod
+    def unknown(cls, name: str) -> BadValueError:
+        known = [*cls.other_keys, *cls.known_keys()]
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"the keys of {cls.noun} are {', '.join(known)}"
+        return BadValueError("unknown key", hint=hint, at=(name,))
+
+
+class Nested(Kind):
+    expected = "a map of keys to values"
+
+    def __init__(self, section: type[Section]) -> None:
+        self.section = section
+
+    def parse(self, value: object) -> Section:
+        return self.section.read(value)
+
+    def written(self, value: Section) -> object:
+        return value.written()
+
+
+def _key(one: Field[Any]) -> Key:
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    declared: Key = one.metadata["key"]
+    return replace(declared, name=one.name, default=default)
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, Section) and value.makes is not None:
+        return value.makes(**value.made())
+    return value

@@ -108,7 +108,7 @@ def start():
     sys.path.insert(0, home)
     from ugro.remote.main import main
     signal.alarm(0)
-    main(root, A["nonce"], A["silence_s"])
+    main(root, A["nonce"], A["silence_s"], A["node"])
 # Nobody is left to hear of it when an agent goes away without a word in the middle of this.
 signal.alarm(60)
 if sys.version_info >= (3, 9): start()
@@ -190,6 +190,7 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
     program = node_program()
     arguments = {
         "nonce": nonce,
+        "node": spec.name,
         "root": spec.remote_root,
         "digest": program.digest,
         "size": len(program.content),

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ugro.config.kinds import is_host
+from ugro.config.names import is_host
 from ugro.core.errors import UsageError
 from ugro.core.support.destination import Destination
 

@@ -7,6 +7,7 @@ import sys
 
 from ugro.remote import wire
 from ugro.remote.hardware import probe
+from ugro.remote.identity import node_key
 from ugro.remote.program import Call, Program
 
 TYPE_CHECKING = False  # see wire.py
@@ -24,13 +25,13 @@ CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")
 OUTPUT_METHODS = ("filled", "list", "send", "hashes", "keep", "forget")
 
 
-def main(root: str, nonce: str, silence_s: float) -> None:
+def main(root: str, nonce: str, silence_s: float, node: str) -> None:
     # Whatever an imported module or a child prints must not get between the frames.
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    program = Program(link_in, link_out, root, silence_s)
+    program = Program(link_in, link_out, root, silence_s, node_key(node))
     program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
     program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
     program.methods.update(("checkpoints." + name, _checkpoints(name)) for name in CHECKPOINT_METHODS)

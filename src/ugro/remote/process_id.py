@@ -6,9 +6,9 @@ The machine belongs to it because some have one folder on a file server: there t
 from __future__ import annotations
 
 import os
-import re
 from typing import NamedTuple
 
+from ugro.remote.identity import machine_id
 from ugro.remote.process.terminate import Processes, start_time
 
 
@@ -20,7 +20,7 @@ class ProcessName(NamedTuple):
     @classmethod
     def own(cls) -> ProcessName:
         pid = os.getpid()
-        return cls(pid, start_time(pid) or 0, _machine())
+        return cls(pid, start_time(pid) or 0, machine_id())
 
     @classmethod
     def parse(cls, text: str) -> ProcessName:
@@ -32,15 +32,11 @@ class ProcessName(NamedTuple):
 
     def processes(self) -> Processes:
         """Itself, if it is one of this machine; it may be gone."""
-        return {self.pid: self.started} if self.machine == _machine() else {}
+        return {self.pid: self.started} if self.machine == machine_id() else {}
 
     def is_alive(self) -> bool:
         return any(start_time(pid) == started for pid, started in self.processes().items())
 
     def is_orphaned(self) -> bool:
         """It was here, and is gone."""
-        return self.machine == _machine() and not self.is_alive()
-
-
-def _machine() -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)
+        return self.machine == machine_id() and not self.is_alive()

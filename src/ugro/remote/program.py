@@ -77,8 +77,9 @@ class Call:
 
 
 class Program:
-    def __init__(self, in_fd: int, out_fd: int, root: str, silence_s: float) -> None:
+    def __init__(self, in_fd: int, out_fd: int, root: str, silence_s: float, node_key: str) -> None:
         self.root = root
+        self.node_key = node_key
         self.calls: Dict[int, Call] = {}
         self.methods: Dict[str, Method] = {}
         self._in_fd = in_fd

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.core.errors import UsageError
-from ugro.policy.balance.planner import Mode
+from ugro.policy.balance.mode import Mode
 
 _OUTPUT = "ugro_output"
 

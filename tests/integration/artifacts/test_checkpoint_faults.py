@@ -16,7 +16,8 @@ import pytest
 
 from tests.integration.conftest import in_loop, memory_bytes, until
 from tests.integration.nodes.test_link_fuzz import GREETING, fake
-from tests.rig.checkpoints import AGENT, Rig, job, name_at_home, nodes_and_home, write
+from tests.rig.checkpoints import Rig, job, name_at_home, nodes_and_home, write
+from tests.rig.nodeprogram import AGENT
 from tests.rig.waiting import wait_until
 from ugro.agent.artifacts.checkpoint_sync import Checkpoints
 from ugro.core.errors import RemoteFailure, Unreachable

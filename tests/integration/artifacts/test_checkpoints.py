@@ -14,7 +14,8 @@ import pytest
 
 from tests.integration.conftest import in_loop
 from tests.integration.nodes.test_shells import needs
-from tests.rig.checkpoints import AGENT, Rig, contents, is_home, job, name_at_home, nodes_and_home, write
+from tests.rig.checkpoints import Rig, contents, is_home, job, name_at_home, nodes_and_home, write
+from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.core.errors import RemoteFailure
 from ugro.core.node import NodeSpec
 from ugro.core.plan import NodePlan, RankPlan
@@ -230,7 +231,7 @@ async def test_the_nodes_forget_a_job_but_not_while_it_runs(rig: Rig) -> None:
         assert await checkpoints.forget(job(2), ["n2"]) == ()
         for node_name in ("n1", "n2"):
             assert not rig.resumed(node_name).exists()
-            agent = rig.root(node_name) / ".ugro" / "agents" / AGENT
+            agent = agent_folder(rig.root(node_name), node_name)
             assert list((agent / "checkpoints").iterdir()) == []
         assert await name_at_home(checkpoints) == "step_1"
 

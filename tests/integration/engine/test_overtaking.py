@@ -22,7 +22,7 @@ from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.outputs import Wanted
 from ugro.nodes.runs import Runs, RunStatus
-from ugro.policy.scheduling.snapshot import Snapshot
+from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.store.database import Store
 
 
@@ -61,7 +61,7 @@ class SlowSnapshots(Snapshots):
     pause: Pause
     passes = 0
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
         SlowSnapshots.passes += 1
         snapshot = await super().take(waiting, holding)
         if all(node.unusable is None for node in snapshot.nodes):

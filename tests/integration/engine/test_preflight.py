@@ -28,7 +28,7 @@ from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
-from ugro.policy.nodes.meeting import Apart, Crossing, Meeting, Place, meet
+from ugro.policy.nodes.connectivity import Apart, Connections, Endpoint, Meeting, meet
 from ugro.remote.main import RUN_METHODS
 from ugro.store.database import Store
 
@@ -130,7 +130,7 @@ async def test_ports_that_are_always_taken_are_given_up(tmp_path: Path, monkeypa
     taken = AsyncMock(side_effect=rendezvous.PortTaken("in use", subject="n1"))
     monkeypatch.setattr("ugro.agent.engine.preflight.find_meeting", taken)
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
-        with pytest.raises(LaunchRefused, match="n1: 3 ports were free and then taken") as refused:
+        with pytest.raises(LaunchRefused, match="n1: 3 ports in a row were free and then taken") as refused:
             await preflight.rendezvous(job(where), where)
     assert (refused.value.failure_cause, taken.await_count) == (Cause.PORT_IN_USE, 3)
 
@@ -141,10 +141,10 @@ async def test_nodes_that_are_slow_are_not_apart(tmp_path: Path, monkeypatch: py
     where = placement("n1", "n2", "n3")
     seen: list[Meeting | Apart] = []
 
-    def deaf_at_first(places: Sequence[Place], port: int, crossings: Mapping[str, Crossing]) -> Meeting | Apart:
+    def deaf_at_first(places: Sequence[Endpoint], port: int, found: Mapping[str, Connections]) -> Meeting | Apart:
         if not seen:
-            crossings = {**crossings, "n3": Crossing(crossings["n3"].reached[:1])}
-        seen.append(meet(places, port, crossings))
+            found = {**found, "n3": Connections(found["n3"].reached[:1])}
+        seen.append(meet(places, port, found))
         return seen[-1]
 
     monkeypatch.setattr(rendezvous, "meet", deaf_at_first)
@@ -384,7 +384,7 @@ async def test_one_pair_that_cannot_talk_is_named_and_nothing_starts(switch: Swi
     assert "n1" not in text
     assert refused.value.failure_cause is Cause.START_FAILED
     assert refused.value.hint is not None
-    assert f"let n2 through on n3: sudo ufw allow from {switch.address('n2')}" in refused.value.hint
+    assert f"if a firewall blocks n2 on n3: sudo ufw allow from {switch.address('n2')}" in refused.value.hint
     assert time.monotonic() - began < 15
 
 

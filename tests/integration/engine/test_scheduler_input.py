@@ -20,9 +20,9 @@ from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
 from ugro.policy.scheduling.decision import Decision, Start
 from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.snapshot import NodeView, Snapshot
 from ugro.store.database import Store
 
 _LIMIT_S = 30
@@ -35,7 +35,7 @@ class World:
     cluster: Cluster
     snapshots: Snapshots
 
-    async def take(self) -> Snapshot:
+    async def take(self) -> ClusterView:
         return await self.snapshots.take(await self.store.jobs.in_states({JobState.QUEUED}))
 
     async def view(self, name: str) -> NodeView:

@@ -178,7 +178,7 @@ def test_versions_that_differ_are_found_without_importing_torch(cluster: SshdFar
     told = [(finding.grade, finding.text) for finding in about(found, "cluster", "versions")]
     assert told[:2] == [
         (Grade.WARNING, "torch is not installed on n003; others have 2.9.0"),
-        (Grade.WARNING, "torch differs: 2.9.0 on n001; 2.8.0 on n002"),
+        (Grade.WARNING, "torch differs: n001 has 2.9.0 (+cu128), n002 2.8.0 (+cu128)"),
     ]
     assert told[2][0] is Grade.OK
     assert "CUDA 12.8" in told[2][1]
@@ -237,7 +237,7 @@ def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: F
         finding = only(found, f"{one.name} → {other.name}", "network")
         assert finding.grade is Grade.FAILED
         assert f"{other.host}: " in finding.text
-        assert finding.remedy == f"let {one.name} through on {other.name}: sudo ufw allow from {one.host}"
+        assert finding.remedy == f"if a firewall blocks {one.name} on {other.name}: sudo ufw allow from {one.host}"
     assert about(found, "cluster", "network") == []
 
 

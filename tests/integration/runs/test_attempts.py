@@ -24,6 +24,7 @@ from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
+from ugro.remote.identity import node_key
 from ugro.remote.state.rundir import POINTS, AgentDir, spec_hash
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
@@ -164,7 +165,7 @@ def test_an_attempt_that_was_overtaken_while_it_started_never_does(
     node: LocalNode, ledger: Ledger, point: str
 ) -> None:
     first, second = node.link(crash=f"{point}:pause"), node.link()
-    fence = AgentDir(str(node.root), AGENT).fence("train")
+    fence = AgentDir(str(node.root), AGENT, node_key("here")).fence("train")
 
     async def overtaken() -> dict[str, Any]:
         slow = asyncio.create_task(node.acall(first, "start", job="train", attempt=1, spec=ledger.sleeping()))

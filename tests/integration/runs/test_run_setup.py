@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.nodeprogram import LocalNode, agent_folder
 from tests.rig.waiting import is_alive, processes_with_variable, signal_all, wait_until
 from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure
@@ -40,7 +40,7 @@ def params(counter: Path, script: str = COUNT, key: str = "k1", **more: Any) -> 
 
 
 def place(node: LocalNode) -> Path:
-    return node.root.resolve() / ".ugro" / "agents" / AGENT / "setup"
+    return agent_folder(node.root.resolve(), node.spec.name) / "setup"
 
 
 def times(counter: Path) -> int:

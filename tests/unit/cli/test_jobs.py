@@ -16,7 +16,8 @@ from ugro.cli.jobs.submit import launch, run
 from ugro.cli.jobs.text import duration_s, exit_code, ranks, variables
 from ugro.cli.output import Output
 from ugro.client.jobs import LogPiece
-from ugro.config.job.flags import FLAGS, POSITIONAL
+from ugro.config.job.options import OPTIONS as JOB_OPTIONS
+from ugro.config.job.options import POSITIONAL
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Launcher, Placement, Share
 from ugro.core.support.codec import dumps
@@ -45,10 +46,10 @@ def test_words_are_ours_by_their_whole_name_and_else_the_scripts(
 
 
 def test_every_key_of_a_job_file_that_is_an_option_is_one_of_the_commands() -> None:
-    options = set(FLAGS) - set(POSITIONAL)
-    assert options <= {parameter.name for parameter in launch.params}
+    options = {option.flag for option in JOB_OPTIONS.values() if option.name not in POSITIONAL}
+    assert options <= {name for parameter in launch.params for name in parameter.opts}
     # One process has no ranks.
-    assert options - {"nodes", "launcher", "balance"} <= {parameter.name for parameter in run.params}
+    assert options - {"--nodes", "--launcher", "--balance"} <= {name for one in run.params for name in one.opts}
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "PGPASSWORD", "APIKEY"])

@@ -93,7 +93,7 @@ def error_of(text: str) -> ConfigError:
             "cluster.yaml:1: nodes.a.transport: expected ssh, local, or a command as a list of words",
             "[docker, exec, -i, NAME]",
         ),
-        ("nodes: !foo [a]\n", "cluster.yaml:1: nodes: the tag !foo means nothing here", "remove it"),
+        ("nodes: !foo [a]\n", "cluster.yaml:1: nodes: the tag !foo is not supported", "remove it"),
         ("nodes: [a]\nx: {<<: 3}\n", "cluster.yaml:2: x: expected a map after <<", ""),
         ("? [a]\n: b\n", "cluster.yaml:1: expected a word before the ':'", ""),
     ],

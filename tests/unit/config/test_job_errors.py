@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ugro.config.job.file import Resolve, job_from_fields, load_job, parse_job
-from ugro.config.job.flags import FLAGS, flag_of
+from ugro.config.job.file import Resolve, draft_job, parse_job
+from ugro.config.job.options import OPTIONS, flag_of
 from ugro.core.errors import ConfigError, NotFound, Unreachable
 from ugro.core.job import JobSpec
 
@@ -33,7 +33,11 @@ def load(
     env: Mapping[str, str] | None = None,
     resolve: Resolve | None = by_name,
 ) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}, env=env or {}, resolve=resolve).spec
+    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
+
+
+def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str], resolve: Resolve | None) -> JobSpec:
+    return draft_job(None, fields=fields).spec(env, resolve)
 
 
 def error_of(text: str, overrides: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -107,7 +111,7 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ),
         (
             "script: a.py\nresources:\n  any_of: [{nodes: 2}]\n  cpus: 2\n",
-            "job.yaml:4: resources.cpus: does not count beside any_of",
+            "job.yaml:4: resources.cpus: cannot be used beside any_of",
             "each alternative",
         ),
         ("script: a.py\nresources: 3\n", "job.yaml:2: resources: expected a map of keys", "for example: resources: {"),
@@ -139,8 +143,8 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ),
         (
             "script: a.py\nresources: {gpus_per_node: 0, gpu: {model: H100}}\n",
-            "job.yaml:2: resources.gpus_per_node: there is nothing to choose among 0 GPUs",
-            "at least one",
+            "job.yaml:2: resources.gpus_per_node: 0 GPUs cannot have a model or a memory size",
+            "at least one GPU",
         ),
         (
             "script: a.py\nresources: {gpu: {model: 4090}}\n",
@@ -188,7 +192,7 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
             "did you mean cuda_oom?",
         ),
         ("script: b.py\nretry: {max: 1, on: [zz]}\n", "job.yaml:2: retry.on: expected a cause", "the causes are ra"),
-        ("script: b.py\nretry: {on: [oom]}\n", "job.yaml:2: retry.on: it has no retries to use", "how many"),
+        ("script: b.py\nretry: {on: [oom]}\n", "job.yaml:2: retry.on: there are no retries", "how many"),
         (
             "script: b.py\nretry: {max: 1, on: [oom], never_on: [oom]}\n",
             "job.yaml:2: retry.never_on: oom is in on, too",
@@ -333,7 +337,7 @@ def test_nonsense_is_refused(fields: str) -> None:
         ({"gpu_memory": "8"}, "--gpu-memory: expected a least size with a unit", "say in which unit"),
         ({"label": ("a b",)}, "--label: expected a word", "for example: --label fast"),
         ({"priority": "high"}, "--priority: expected urgent, normal, batch", "for example: --priority batch"),
-        ({"retry_on": ("oom",)}, "--retry-on: it has no retries to use", "how many"),
+        ({"retry_on": ("oom",)}, "--retry-on: there are no retries", "how many"),
         ({"env": ("A B=x",)}, "--env: expected names of letters, digits and _", "--env HF_HOME=/data/hf"),
         ({"env": "=x"}, "--env: expected names of letters, digits and _", "--env HF_HOME=/data/hf"),
         ({"env": 5}, "--env: expected NAME=VALUE or NAME", "--env HF_HOME=/data/hf"),
@@ -343,7 +347,7 @@ def test_nonsense_is_refused(fields: str) -> None:
         ({"script": "-c"}, "SCRIPT: expected a Python file", "for example: train.py"),
         ({"script": None}, "there is nothing to run", "give a script such as train.py, or a command"),
         ({"gpu_mem": "8GB"}, "--gpu-mem: unknown option", "did you mean --gpu-memory?"),
-        ({"zzzz": "8GB"}, "--zzzz: unknown option", "there are SCRIPT, COMMAND"),
+        ({"zzzz": "8GB"}, "--zzzz: unknown option", "the options are --name, COMMAND"),
     ],
 )
 def test_a_mistake_in_a_flag_names_the_flag(fields: dict[str, object], message: str, hint: str) -> None:
@@ -354,7 +358,7 @@ def test_a_mistake_in_a_flag_names_the_flag(fields: dict[str, object], message: 
 
 def test_a_flag_that_does_not_go_with_the_file_is_named() -> None:
     text = "command: [x]\nresources:\n  any_of: [{cpus: 2}]\n"
-    assert error_of(text, {"nodes": 2}).startswith("--nodes: does not count beside any_of")
+    assert error_of(text, {"nodes": 2}).startswith("--nodes: cannot be used beside any_of")
     assert error_of(text, {"launcher": "ddp"}).startswith("--launcher: ddp runs a Python script")
     assert error_of("script: a.py\nresources: 5\n", {"nodes": 2}).startswith("job.yaml:2: resources: expected a map")
     assert error_of("script: a.py\nenv: 5\n", {"env": ["A=1"]}).startswith("job.yaml:2: env: expected a map")
@@ -394,7 +398,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "gone", Path("nul\0"), tmp_path / "x/y"):
         with pytest.raises(ConfigError) as caught:
-            load_job(path, overrides={}, env={})
+            draft_job(path, fields={})
         assert "cluster" not in f"{caught.value} {caught.value.hint}"
 
 
@@ -409,7 +413,7 @@ LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["2..4", "8GB..", "all"])
 )
 KEYS = st.sampled_from(
-    sorted({str(key) for path in FLAGS.values() for key in path} | {"any_of", "A"})
+    sorted({str(key) for option in OPTIONS.values() for key in option.path} | {"any_of", "A"})
 )
 TREES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
@@ -445,7 +449,7 @@ def test_no_tree_of_values_raises_anything_but_a_configuration_error(tree: dict[
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(FLAGS)) | st.text(max_size=5), TREES | st.binary(max_size=3)),
+    st.dictionaries(st.sampled_from(sorted(OPTIONS)) | st.text(max_size=5), TREES | st.binary(max_size=3)),
     st.dictionaries(st.text(max_size=3), st.text(max_size=3)),
 )
 @example({"env": {"A": 1}}, {})
@@ -456,7 +460,7 @@ def test_no_fields_raise_anything_but_a_configuration_error(fields: dict[str, ob
         job_from_fields(fields, env=env, resolve=by_name)
 
 
-@given(st.sampled_from(sorted(FLAGS)), TREES)
+@given(st.sampled_from(sorted(OPTIONS)), TREES)
 def test_a_bad_value_is_blamed_on_its_flag(name: str, value: object) -> None:
     fields = {"script": "train.py", "retries": 1, name: value}
     complaint = flag_of(name)

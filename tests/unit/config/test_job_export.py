@@ -35,7 +35,7 @@ flags = st.booleans()
 
 
 def again(spec: JobSpec, **env: str) -> JobSpec:
-    return parse_job(job_file(spec), Path("job.yaml"), fields={}, env=env).spec
+    return parse_job(job_file(spec), Path("job.yaml"), fields={}).spec(env)
 
 
 def resources(launcher: Launcher) -> st.SearchStrategy[Resources]:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.config.job import reference
-from ugro.config.job.file import Resolve, job_from_fields, load_job, parse_job, read_job
-from ugro.config.job.flags import FLAGS, kind_at
-from ugro.config.job.kinds import is_job_name
+from ugro.config.job.file import Resolve, draft_job, parse_job
+from ugro.config.job.options import OPTIONS
 from ugro.config.kinds import BadValueError
+from ugro.config.names import is_job_name
 from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
@@ -48,7 +48,15 @@ def load(
     env: Mapping[str, str] | None = None,
     resolve: Resolve | None = by_name,
 ) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}, env=env or {}, resolve=resolve).spec
+    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
+
+
+def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str]) -> JobSpec:
+    return draft_job(None, fields=fields).spec(env)
+
+
+def workdir(path: Path | None, **fields: object) -> Path:
+    return draft_job(path, fields=fields).workdir
 
 
 def test_a_script_alone_is_a_job_with_all_defaults() -> None:
@@ -247,17 +255,27 @@ def test_every_key_but_the_alternatives_has_a_flag() -> None:
     keys = {
         (*path, key)
         for path, section in reference.sections()
-        for key in section.model_fields
-        if section.kind_of(key) is not None
+        for key, declared in section.known_keys().items()
+        if declared.section is None and key != "any_of"
     }
-    assert keys == set(FLAGS.values())
-    assert len(set(FLAGS.values())) == len(FLAGS)
+    assert keys == {option.path for option in OPTIONS.values()}
+    assert len(keys) == len(OPTIONS), "no two keys have an option of the same name"
+
+
+def test_the_help_of_an_option_is_the_first_sentence_of_its_keys_meaning() -> None:
+    assert OPTIONS["retries"].help == "Retry up to N times if the program fails. Default: 0."
+    assert OPTIONS["sync"].help == "Send the code in --workdir to the nodes."
+    assert OPTIONS["label"].help == "Use only nodes that have all of these labels. May be repeated."
+    assert OPTIONS["stop_grace"].help.endswith("Default: 30s.")
+    for option in OPTIONS.values():
+        assert option.help.endswith("."), option.name
+        assert "`" not in option.help
 
 
 def test_a_file_is_read_with_flags_over_it(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py\nenv: {A: }\nafter: {ok: [prepare]}\nresources: {cpus: 2}\n")
-    spec = load_job(path, overrides={"nodes": "3"}, env={"A": "x"}, resolve=by_name)
+    spec = draft_job(path, fields={"nodes": "3"}).spec({"A": "x"}, by_name)
     assert spec.resources == Resources(3, 3, ANY_GPUS, cpus=2)
     assert (spec.env, spec.after) == ((("A", "x"),), After(ok=(7,)))
 
@@ -265,21 +283,22 @@ def test_a_file_is_read_with_flags_over_it(tmp_path: Path) -> None:
 def test_the_working_directory_is_seen_from_where_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py")
-    assert read_job(path, fields={}, env={}).workdir == tmp_path
-    assert read_job(path, fields={"workdir": "there"}, env={}).workdir == Path("there")
+    assert workdir(path) == tmp_path
+    assert workdir(path, workdir="there") == Path("there")
     path.write_text("script: a.py\nworkdir: ../code")
-    assert read_job(path, fields={}, env={}).workdir == tmp_path / "../code"
+    assert workdir(path) == tmp_path / "../code"
     path.write_text("script: a.py\nworkdir: /code")
-    assert read_job(path, fields={}, env={}).workdir == Path("/code")
-    assert read_job(None, fields={"script": "a.py"}, env={}).workdir == Path()
+    assert workdir(path) == Path("/code")
+    assert workdir(None, script="a.py") == Path()
 
 
 def test_every_default_and_every_example_is_good() -> None:
-    for path in FLAGS.values():
-        kind, example_value = kind_at(path)
-        kind.parse(example_value)
+    for option in OPTIONS.values():
+        key = option.key
+        key.kind.parse(key.example)
+        assert key.kind.parse(key.kind.written(key.default)) == key.default
         with pytest.raises(BadValueError):
-            kind.parse(object())
+            key.kind.parse(object())
 
 
 # Good values of every flag, so that any choice of them that is a job can be sent and read back.

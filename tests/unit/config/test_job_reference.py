@@ -13,7 +13,7 @@ import yaml
 from ugro.config.document import read_document
 from ugro.config.job import reference
 from ugro.config.job.file import parse_job
-from ugro.config.job.flags import FLAGS, flag_of
+from ugro.config.job.options import OPTIONS
 from ugro.core.failure import Cause
 from ugro.core.job import JobSpec
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def load(text: str, env: Mapping[str, str] | None = None) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields={}, env=env or {}, resolve=lambda name: 7).spec
+    return parse_job(text, Path("job.yaml"), fields={}).spec(env or {}, lambda name: 7)
 
 
 def test_the_example_file_loads() -> None:
@@ -41,11 +41,12 @@ def test_the_committed_page_is_what_the_schema_says() -> None:
 def test_the_page_has_every_key_flag_and_cause() -> None:
     page = reference.render()
     for _, section in reference.sections():
-        for key, field in section.model_fields.items():
+        for key, declared in section.known_keys().items():
             rows = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")]
-            assert any(str(field.description or "") in row and not row.endswith("|  |") for row in rows), key
-    for name in FLAGS:
-        assert f"`{flag_of(name)}`" in page
+            assert any(row.endswith(f"| {declared.meaning} |") for row in rows), key
+            assert declared.meaning.endswith("."), key
+    for option in OPTIONS.values():
+        assert f"`{option.flag}`" in page
     for cause in Cause:
         assert f"| `{cause}` |" in page
 
@@ -61,7 +62,7 @@ def test_the_pages_example_has_every_key() -> None:
     lines = read_document(reference.example(), "job.yaml").lines
     keys = {tuple(part for part in path if isinstance(part, str)) for path in lines}
     for path, section in reference.sections():
-        assert {(*path, key) for key in section.model_fields} <= keys
+        assert {(*path, key) for key in section.known_keys()} <= keys
 
 
 def test_the_command_writes_the_page_and_notices_an_old_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from ugro.remote.state.rundir import AgentDir, RunDir
 
 @pytest.fixture
 def agent(tmp_path: Path) -> AgentDir:
-    folder = AgentDir(str(tmp_path), "a1")
+    folder = AgentDir(str(tmp_path), "a1", "n1@m1")
     folder.admit(1)
     return folder
 

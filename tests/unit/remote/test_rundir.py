@@ -91,10 +91,10 @@ def test_what_is_no_json_object_counts_as_not_written(tmp_path: Path, content: s
 
 
 def test_an_older_generation_of_an_agent_is_refused_for_good(tmp_path: Path) -> None:
-    AgentDir(str(tmp_path), "a1").admit(3)
-    AgentDir(str(tmp_path), "a1").admit(3)
-    assert refused(lambda: AgentDir(str(tmp_path), "a1").admit(2)) == "fenced-agent"
-    AgentDir(str(tmp_path), "another").admit(1)
+    AgentDir(str(tmp_path), "a1", "n1@m1").admit(3)
+    AgentDir(str(tmp_path), "a1", "n1@m1").admit(3)
+    assert refused(lambda: AgentDir(str(tmp_path), "a1", "n1@m1").admit(2)) == "fenced-agent"
+    AgentDir(str(tmp_path), "another", "n1@m1").admit(1)
 
 
 def test_only_the_owner_may_look_into_an_agents_folder(agent: AgentDir, run: RunDir) -> None:
@@ -105,7 +105,7 @@ def test_only_the_owner_may_look_into_an_agents_folder(agent: AgentDir, run: Run
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a" * 101, "ü"])
 def test_names_that_are_no_names_are_refused(agent: AgentDir, name: str) -> None:
     with pytest.raises(ValueError, match="no name"):
-        AgentDir(agent.root, name)
+        AgentDir(agent.root, name, "n1@m1")
     with pytest.raises(ValueError, match="no name"):
         agent.run(name, 1)
 

@@ -47,7 +47,7 @@ def mail() -> Iterator[MailReceiver]:
 
 
 def channel(**fields: object) -> Channel:
-    return Channel.model_validate(fields)
+    return Channel.read(fields)
 
 
 def with_notifier(channels: dict[str, Channel], work: Callable[[Notifier], Awaitable[None]]) -> Notifier:
@@ -222,10 +222,10 @@ def test_the_log_is_a_channel_too(caplog: pytest.LogCaptureFixture) -> None:
         ("channels: {a: {type: pager}}", "channels.a.type: expected webhook, slack, ntfy or email"),
         ("channels: {a: {}}", "channels.a: it needs an address to post to"),
         ("channels: {a: {url: 'ftp://x'}}", "channels.a.url: expected an address that starts with http"),
-        ("channels: {a: {type: email}}", "channels.a: a mail needs a host"),
+        ("channels: {a: {type: email}}", "channels.a: a mail needs a server"),
         ("channels: {a: {url: 'http://x', colour: red}}", "channels.a.colour: unknown key"),
         ("channels: {log: {url: 'http://x'}}", "channels.log: log is the agent's log"),
-        ("channels: {a b: {url: 'http://x'}}", "expected names of letters"),
+        ("channels: {a b: {url: 'http://x'}}", "expected a channel's name: letters"),
         ("alerts: {channels: [ops]}", 'alerts.channels: there is no channel "ops"'),
     ],
 )
@@ -255,6 +255,6 @@ def test_a_variable_that_takes_away_a_channel_of_the_file_is_the_one_that_is_nam
     assert error.value.message == (
         'UGRO_CHANNELS: there is no channel "ops", which alerts.channels in the cluster file names'
     )
-    assert error.value.hint == "add it to UGRO_CHANNELS, or say with UGRO_ALERTS_CHANNELS who is told"
+    assert error.value.hint == "add it to UGRO_CHANNELS, or choose other channels with UGRO_ALERTS_CHANNELS"
     both = {"UGRO_CHANNELS": other, "UGRO_ALERTS_CHANNELS": "phone"}
     assert parse_config(text, Path("c.yaml"), both).alerts.channels == ("phone",)

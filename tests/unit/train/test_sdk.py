@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.policy.balance.planner import Mode, Plan
+from ugro.policy.balance.mode import Mode
+from ugro.policy.balance.planner import Plan
 from ugro.train import checkpoint
 from ugro.train.pieces import pieces, sizes
 from ugro.train.sampler import Order, Progress, Schedule, Slice, slices

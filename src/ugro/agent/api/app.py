@@ -19,7 +19,7 @@ from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops.exec import Command
-from ugro.config.kinds import is_host, is_user
+from ugro.config.names import is_host, is_user
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey

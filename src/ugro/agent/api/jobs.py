@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
 from pydantic import Field
@@ -13,7 +12,6 @@ from ugro.agent.artifacts.log_stream import Selection
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
 from ugro.config.job.export import job_file
-from ugro.core.environment import Origin
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobState
 from ugro.policy.scheduling.why import Why
@@ -24,30 +22,8 @@ _MOST_JOBS = 1_000_000
 _LATEST_S = 4e9  # a time of this century
 
 
-class OriginBody(Body):
-    commit: str | None = None
-    is_dirty: bool = False
-    branch: str | None = None
-
-
-class JobBody(Body):
-    key: str
-    user: str
-    file: str | None = None
-    fields: dict[str, Any] = Field(default_factory=dict)
-    here: str = "/"
-    env: dict[str, str] | None = None
-    force: bool = False
-    origin: OriginBody | None = None
-
-    def submit(self) -> Submit:
-        file = Path(self.file) if self.file else None
-        origin = Origin(**self.origin.model_dump()) if self.origin else None
-        return Submit(self.user, self.key, file, self.fields, Path(self.here), self.env, self.force, origin)
-
-
 class BatchBody(Body):
-    jobs: list[JobBody] = Field(max_length=_MOST_AT_ONCE)
+    jobs: list[Submit] = Field(max_length=_MOST_AT_ONCE)
 
 
 class RetryBody(Body):
@@ -85,18 +61,18 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
 
 def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
     @app.post("/v1/jobs")
-    async def submit(body: JobBody) -> Response:
+    async def submit(body: Submit) -> Response:
         """``{"job"}``, or ``{"needs"}``: the names of variables to ask again with, their values in ``env``."""
-        answer = await jobs.submit(body.submit())
+        answer = await jobs.submit(body)
         return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"job": answer})
 
     @app.post("/v1/jobs/batch")
     async def submit_many(body: BatchBody) -> Response:
-        return json_response({"jobs": await jobs.submit_many([job.submit() for job in body.jobs])})
+        return json_response({"jobs": await jobs.submit_many(body.jobs)})
 
     @app.post("/v1/jobs/plan")
-    async def dry_run(body: JobBody) -> Response:
-        answer = await jobs.dry_run(body.submit())
+    async def dry_run(body: Submit) -> Response:
+        answer = await jobs.dry_run(body)
         return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"dry_run": answer})
 
     @app.post("/v1/jobs/{word}/retry", response_model=Job)

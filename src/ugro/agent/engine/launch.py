@@ -20,7 +20,7 @@ from ugro.core.plan import Plan, Rendezvous
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Moment, Order, RunStatus
 from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
-from ugro.policy.balance.planner import Mode
+from ugro.policy.balance.mode import Mode
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 

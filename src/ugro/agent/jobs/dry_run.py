@@ -9,9 +9,9 @@ from typing import Protocol
 from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.core.job import After, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun, Plan
+from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Decision, Fail, Start, Wait
 from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.snapshot import Snapshot
 from ugro.store.jobs import JobStore
 
 
@@ -44,12 +44,12 @@ class Previews:
         return DryRun(job.spec, starts_now, reason, plan, start.placement)
 
 
-def _decision(snapshot: Snapshot, job: int) -> Start | Fail | Wait:
+def _decision(snapshot: ClusterView, job: int) -> Start | Fail | Wait:
     decisions: list[Decision] = schedule(snapshot)
     return next(one for one in decisions if one.job == job and isinstance(one, Start | Fail | Wait))
 
 
-def _idle(snapshot: Snapshot, job: int) -> Snapshot:
+def _idle(snapshot: ClusterView, job: int) -> ClusterView:
     """The same nodes with nobody else there, and nothing to come after."""
     [mine] = [one for one in snapshot.waiting if one.id == job]
     return replace(snapshot, waiting=(replace(mine, spec=replace(mine.spec, after=After())),), holding=())

@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
 
 from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
@@ -16,7 +18,7 @@ from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import Snapshots
 from ugro.config.channels import LOG
-from ugro.config.job.file import Draft, Request, draft_job
+from ugro.config.job.file import Draft, draft_job
 from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
@@ -31,6 +33,10 @@ Taken = dict[Path, Snapshot]  # by folder
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """A job as a client sends it to the API."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     user: str
     key: str
     file: Path | None = None
@@ -70,19 +76,19 @@ class Submitting:
         if submit.env is None and draft.wanted_variables:
             return Needs(draft.wanted_variables)
         ids = {name: await self._id(name) for name in draft.named_jobs}
-        request = draft.request(submit.env or {}, lambda name: _found(ids, name))
-        self._check_channels(request.spec.notify)
-        await self._check_jobs(request.spec.after)
-        snapshot = await self._snapshot(request, submit, {} if taken is None else taken)
+        spec = draft.spec(submit.env or {}, lambda name: _found(ids, name))
+        self._check_channels(spec.notify)
+        await self._check_jobs(spec.after)
+        snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
-            spec = self._with_cwd(request, submit.here)
+            spec = self._with_cwd(spec, submit.here / draft.workdir)
         else:
-            spec = _within(request.spec, snapshot)
+            spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
         if not spec.inputs:
             return spec
-        return replace(spec, inputs=tuple(str(submit.here / request.workdir / name) for name in spec.inputs))
+        return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
         """How far its code is on its way to its nodes, in words."""
@@ -126,12 +132,12 @@ class Submitting:
             if await self._id(str(number)) is None:
                 raise ConfigError(f"after: there is no job {number}", hint="see: ugro status")
 
-    async def _snapshot(self, request: Request, submit: Submit, taken: Taken) -> Snapshot | None:
-        """None when no code goes along."""
-        if self._code is None or not request.sends_code or request.spec.cwd is not None:
+    async def _snapshot(self, draft: Draft, submit: Submit, taken: Taken) -> Snapshot | None:
+        """None when no code is sent."""
+        if self._code is None or not draft.section.sync or draft.section.cwd is not None:
             return None
-        folder = submit.here / request.workdir
-        if not request.is_workdir_given and self._code.is_left_alone(folder):
+        folder = submit.here / draft.workdir
+        if draft.section.workdir is None and self._code.is_left_alone(folder):
             return None
         if folder not in taken:
             taken[folder] = await self._code.take(folder, force=submit.force)
@@ -151,12 +157,10 @@ class Submitting:
         except NotFound:
             return None
 
-    def _with_cwd(self, request: Request, here: Path) -> JobSpec:
-        spec = request.spec
+    def _with_cwd(self, spec: JobSpec, folder: Path) -> JobSpec:
         if spec.cwd is not None:
             return spec
         if all(_is_here(node.spec) for node in self._cluster.inventory):
-            folder = here / request.workdir
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
             if (script := _script(spec)) is not None:

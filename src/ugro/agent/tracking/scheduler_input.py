@@ -18,9 +18,9 @@ from ugro.core.job import HOLDING_STATES, Job, JobSpec, JobState, Launcher, Reso
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.selection import Candidate, best_node
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.store.jobs import JobStore
 
 # How long a job that fits no known node waits for nodes that have not answered yet.
@@ -51,7 +51,7 @@ class Snapshots:
     async def close(self) -> None:
         await self.latest.close()
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> Snapshot:
+    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
         """``holding``: the jobs that hold devices, where the caller has just read them."""
         if holding is None:
             holding = await self._jobs.in_states(HOLDING_STATES)
@@ -62,7 +62,7 @@ class Snapshots:
             self._waiting = {view.id: view for view in views}
         self._holding = {job.id: self._holding_view(job) for job in holding if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
-        return Snapshot(
+        return ClusterView(
             now=time.time(),
             nodes=await self._nodes(held),
             waiting=views,

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import get_origin
 
-from ugro.config.job.flags import FLAGS, flag_of
-from ugro.config.job.schema import AlternativeSection, JobSection
+from ugro.config.job.options import OPTIONS
+from ugro.config.job.resources import AlternativeSection
+from ugro.config.job.schema import JobSection
 from ugro.config.problems import KeyPath
-from ugro.config.reference import default_of, kind_in_words, table, write_page
-from ugro.config.schema import Section
+from ugro.config.reference import kind_in_words, table, write_page
+from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
 from ugro.core.failure import Cause
 from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING
@@ -116,13 +116,12 @@ def example() -> str:
     return "".join(f"{line}\n" for line in _lines(JobSection, ""))
 
 
-def sections(model: type[Section] = JobSection, base: KeyPath = ()) -> Iterator[tuple[KeyPath, type[Section]]]:
+def sections(section: type[Section] = JobSection, base: KeyPath = ()) -> Iterator[tuple[KeyPath, type[Section]]]:
     """The file itself first, at the empty path."""
-    yield base, model
-    for key in model.model_fields:
-        inner = _inner(model, key)
-        if inner is not None:
-            yield from sections(inner, (*base, key))
+    yield base, section
+    for name, declared in section.known_keys().items():
+        if declared.section is not None:
+            yield from sections(declared.section, (*base, name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -131,26 +130,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _section(path: KeyPath, section: type[Section]) -> str:
     title = ".".join(map(str, path)) or "Keys"
-    flags = {place: f"`{flag_of(name)}`" for name, place in FLAGS.items()}
+    flags = {option.path: f"`{option.flag}`" for option in OPTIONS.values()}
     rows = [
-        [f"`{key}`", *_value(section, key), flags.get((*path, key), ""), _meaning(section, key)]
-        for key in section.model_fields
+        [f"`{name}`", *_value(section, declared), flags.get((*path, name), ""), declared.meaning]
+        for name, declared in section.known_keys().items()
     ]
     return f"## {title}\n\n{section.__doc__}\n\n{table(['Key', 'Value', 'Default', 'Option', 'Meaning'], rows)}"
 
 
-def _value(section: type[Section], key: str) -> tuple[str, str]:
-    inner = _inner(section, key)
-    if inner is not None:
-        name = f"resources.{key}" if issubclass(section, AlternativeSection) else key
+def _value(section: type[Section], declared: Key) -> tuple[str, str]:
+    if declared.section is not None:
+        name = f"resources.{declared.name}" if issubclass(section, AlternativeSection) else declared.name
         return f"a map: [{name}](#{name.replace('.', '')})", ""
-    words = "a list of maps" if _is_list_of_sections(section, key) else kind_in_words(section, key)
-    return words, f"`{default_of(section, key)}`"
-
-
-def _meaning(section: type[Section], key: str) -> str:
-    inner = _inner(section, key)
-    return (inner.__doc__ if inner else section.model_fields[key].description) or ""
+    return kind_in_words(declared), f"`{flow(declared.kind.written(declared.default))}`"
 
 
 def _causes() -> str:
@@ -170,22 +162,12 @@ def _consequence(cause: Cause) -> str:
 
 
 def _lines(section: type[Section], indent: str) -> Iterator[str]:
-    for key in section.model_fields:
-        inner = _inner(section, key)
-        if inner is not None:
-            yield f"{indent}{key}:"
-            yield from _lines(inner, f"{indent}  ")
+    for name, declared in section.known_keys().items():
+        if declared.section is not None:
+            yield f"{indent}{name}:"
+            yield from _lines(declared.section, f"{indent}  ")
         else:
-            yield f"{indent}{key}: {flow(_ALONE[key] if key in _ALONE else section.example_of(key))}"
-
-
-def _inner(section: type[Section], key: str) -> type[Section] | None:
-    found = section.model_fields[key].annotation
-    return found if isinstance(found, type) and issubclass(found, Section) else None
-
-
-def _is_list_of_sections(section: type[Section], key: str) -> bool:
-    return section.kind_of(key) is None and get_origin(section.model_fields[key].annotation) is tuple
+            yield f"{indent}{name}: {flow(_ALONE.get(name, declared.example))}"
 
 
 if __name__ == "__main__":

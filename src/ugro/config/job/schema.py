@@ -1,434 +1,383 @@
-"""Every key of a job file: its kind, its default and what it means. It reads no file and resolves no names."""
+"""Every key of a job file: its kind, its default, what it means, and which option sets it on the command line.
+
+The first sentence of a meaning is the help of its option. This module reads no file and resolves no names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import PurePosixPath
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
-
-from ugro.config.job.kinds import (
-    JOB_NAME,
-    LABEL,
-    PRIORITIES,
-    SNIPPET,
-    Arguments,
-    BalanceMode,
-    CheckpointRule,
-    Command,
-    FailureCause,
-    GpuCount,
-    JobEnvironment,
-    JobReference,
-    LeastSize,
-    NodeCount,
-    OneOrMore,
-    Priority,
-    Range,
-    Signal,
+from ugro.config.job.kinds import Arguments, CheckpointRule, Command, FailureCause, JobReference, Signal
+from ugro.config.job.resources import AlternativeSection, ResourcesSection
+from ugro.config.kinds import (
+    DAY_S,
+    BadValueError,
+    Bool,
+    Choice,
+    Duration,
+    Environment,
+    ListOf,
     Size,
-    TimeSpan,
+    Text,
+    Whole,
+)
+from ugro.config.names import (
+    CHANNEL_NAME,
+    JOB_NAME,
+    SNIPPET,
     is_job_name,
+    is_line,
     is_path_inside,
     is_path_on_node,
-    is_path_without_detour,
+    is_path_without_parent,
 )
-from ugro.config.kinds import BadValueError, Choice, Flag, ListOf, OrNull, Text, Whole, is_line
-from ugro.config.schema import Section
-from ugro.config.yamltext import shown
+from ugro.config.section import Section, key, nested, section
 from ugro.core import job
 from ugro.core.job import JobSpec, Launcher, OnLost
-from ugro.policy.balance.planner import Mode
+from ugro.core.support.secret import looks_secret
+from ugro.policy.balance.mode import Mode
 
-_DAY_S = 86400.0
-_LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
-_MODELS = OneOrMore(ListOf("a model such as RTX4090, or a list of them", Text("a model's name", is_line)))
+PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
+_LONG = Duration(365 * DAY_S)
 _CAUSES = ListOf("a list of causes such as [node_lost, cuda_oom]", FailureCause())
 _JOBS = ListOf("a list of ids and names such as [12, prepare]", JobReference())
-_SCRIPT = Text("a Python file such as train.py, without .. in its path", is_path_without_detour)
-_CHECKPOINTS = Text("a directory such as checkpoints or /data/run1, without ..", is_path_without_detour)
-_NODE_PATH = Text("a directory on the node that begins with / or ~", is_path_on_node)
-_LINE = Text("a text on one line", is_line)
-_OUTPUT = Text("a pattern inside the job's directory, such as results/*.csv", is_path_inside)
-_INPUT = Text("a file on this machine", is_line, expands_home=True)
-
-SecondsOrNull = Annotated[float | None, OrNull(TimeSpan(365 * _DAY_S))]
-
-
-class GpuSection(Section):
-    """Which GPUs will do. Without keys, any."""
-
-    memory: Annotated[int | None, OrNull(LeastSize())] = Field(
-        None, description="The least memory of each GPU.", examples=["8GB.."]
-    )
-    model: Annotated[tuple[str, ...], _MODELS] = Field(
-        (),
-        description="Words of which a GPU's name has at least one; case, spaces and dashes do not matter.",
-        examples=[["RTX4090", "RTX3090"]],
-    )
-
-    @property
-    def is_given(self) -> bool:
-        return self.memory is not None or bool(self.model)
+_SCRIPT = Text("a Python file such as train.py, without .. in its path", is_path_without_parent)
+_CHECKPOINTS = Text("a directory such as checkpoints or /data/run1, without ..", is_path_without_parent, metavar="DIR")
+_NODE_PATH = Text("a directory on the node that begins with / or ~", is_path_on_node, metavar="DIR")
+_LOCAL_DIRECTORY = Text("a directory on this machine", is_line, expands_home=True, metavar="DIR")
+_OUTPUT = Text("a pattern inside the job's directory, such as results/*.csv", is_path_inside, metavar="PATTERN")
+_INPUT = Text("a file on this machine", is_line, expands_home=True, metavar="FILE")
+_CHANNEL = Text("a text on one line", is_line, metavar=CHANNEL_NAME.metavar)
 
 
-class AlternativeSection(Section):
-    """What each node of the job gives to it."""
-
-    nodes: Annotated[Range, NodeCount()] = Field(
-        Range(1, 1),
-        description="On how many nodes it runs; of a range, as many as can be had when it starts.",
-        examples=["2..4"],
-    )
-    gpus_per_node: Annotated[int | None, OrNull(GpuCount())] = Field(
-        None,
-        description="How many GPUs of each node; `all` is every free one that will do, and at least one. "
-        "Null is 1 where `gpu` asks for something; else 0 for a command, and for a script `all` where as many nodes "
-        "have GPUs as it needs, 0 on every node where they do not.",
-        examples=["all"],
-    )
-    gpu: GpuSection = Field(default_factory=GpuSection)
-    cpus: Annotated[int | None, OrNull(Whole(0, 100_000))] = Field(
-        None,
-        description="How many cores of each node. Null is one for each process, as far as the node has them; with 0 it "
-        "takes none, and up to four such jobs per core share a node.",
-        examples=[4],
-    )
-    memory: Annotated[int | None, OrNull(Size())] = Field(
-        None, description="How much memory of each node.", examples=["16GB"]
-    )
-    labels: Annotated[tuple[str, ...], _LABELS] = Field(
-        (), description="Labels that each node must have, all of them.", examples=[["fast"]]
-    )
-
-    @model_validator(mode="after")
-    def _has_gpus_to_choose(self) -> Self:
-        if self.gpus_per_node == 0 and self.gpu.is_given:
-            raise BadValueError(
-                "there is nothing to choose among 0 GPUs",
-                hint="ask for at least one, or say nothing about its model and memory",
-                at=("gpus_per_node",),
-            )
-        return self
-
-    def resources(self, launcher: Launcher) -> job.Resources:
-        default_gpus = 0 if launcher is Launcher.COMMAND else job.ANY_GPUS
-        if self.gpu.is_given:
-            default_gpus = 1
-        return job.Resources(
-            min_nodes=self.nodes.low,
-            max_nodes=self.nodes.high,
-            gpus_per_node=default_gpus if self.gpus_per_node is None else self.gpus_per_node,
-            gpu_memory_bytes=self.gpu.memory,
-            gpu_models=self.gpu.model,
-            cpus=self.cpus,
-            memory_bytes=self.memory or 0,
-            labels=self.labels,
-        )
-
-
-class ResourcesSection(AlternativeSection):
-    """What the job needs. Every node of it gets the same demands."""
-
-    any_of: tuple[AlternativeSection, ...] = Field(
-        (),
-        description="Alternatives, the preferred one first: maps with the keys above, which then stand only there.",
-        examples=[[{"gpus_per_node": 2}, {"nodes": 2, "gpus_per_node": 1}]],
-    )
-
-    @field_validator("any_of", mode="before")
-    @classmethod
-    def _is_a_list(cls, value: object) -> object:
-        if not isinstance(value, list | tuple):
-            raise BadValueError(f"expected a list of maps, got {shown(value)}")
-        return value
-
-    @model_validator(mode="after")
-    def _stands_alone(self) -> Self:
-        others = [key for key in type(self).model_fields if key in self.model_fields_set and key != "any_of"]
-        if self.any_of and others:
-            raise BadValueError("does not count beside any_of", hint="put it into each alternative", at=(others[0],))
-        return self
-
-    def resources(self, launcher: Launcher) -> job.Resources:
-        if self.any_of:
-            return job.Resources(any_of=tuple(way.resources(launcher) for way in self.any_of))
-        return super().resources(launcher)
-
-
+@section
 class AfterSection(Section):
-    """Jobs that it waits for, by id or by name; of several with one name, the newest."""
+    """Jobs to wait for, by id or by name; of several with one name, the newest."""
 
-    ok: Annotated[tuple[int | str, ...], _JOBS] = Field(
-        (), description="Jobs that must have succeeded; if one fails, this one does.", examples=[["prepare"]]
-    )
-    any: Annotated[tuple[int | str, ...], _JOBS] = Field(
-        (), description="Jobs that must have ended, well or not.", examples=[[12]]
-    )
+    makes = job.After
 
-
-class RetrySection(Section):
-    """What happens after a failure. What the machines did to a job is retried anyway, up to a budget."""
-
-    max: Annotated[int, Whole(0, 100)] = Field(
-        0,
-        description="How often it is tried again; progress to a newer checkpoint starts the count anew.",
-        examples=[3],
-    )
-    on: Annotated[tuple[str, ...], _CAUSES] = Field(
+    ok: tuple[int | str, ...] = key(
         (),
-        description="The only causes after which a retry is used; empty: all but what would surely happen again.",
-        examples=[["cuda_oom", "nccl_timeout"]],
+        _JOBS,
+        "Start when these jobs have succeeded. If one of them fails, this job fails too.",
+        example=["prepare"],
+        option="after",
     )
-    never_on: Annotated[tuple[str, ...], _CAUSES] = Field(
-        (), description="Causes after which it is never tried again.", examples=[["import_error"]]
+    any: tuple[int | str, ...] = key(
+        (), _JOBS, "Start when these jobs have ended, successfully or not.", example=[12], option="after_any"
     )
 
-    @model_validator(mode="after")
-    def _means_something(self) -> Self:
+
+@section
+class RetrySection(Section):
+    """What happens after a failure. Failures of nodes are retried in any case, within limits."""
+
+    makes = job.Retry
+
+    max: int = key(
+        0,
+        Whole(0, 100),
+        "Retry up to N times if the program fails. The count starts again when an attempt reaches a newer checkpoint.",
+        example=3,
+        option="retries",
+        to="max_retries",
+    )
+    on: tuple[str, ...] = key(
+        (),
+        _CAUSES,
+        "Retry only after these causes of failure. Empty means all causes except those that would surely recur.",
+        example=["cuda_oom", "nccl_timeout"],
+        option="retry_on",
+    )
+    never_on: tuple[str, ...] = key(
+        (), _CAUSES, "Never retry after these causes of failure.", example=["import_error"], option="never_retry_on"
+    )
+
+    def check(self) -> None:
         both = [cause for cause in self.never_on if cause in self.on]
         if both:
             raise BadValueError(f"{both[0]} is in on, too", hint="remove it from one of them", at=("never_on",))
         if self.on and not self.max:
-            raise BadValueError("it has no retries to use", hint="say how many it has", at=("on",))
-        return self
-
-    def retry(self) -> job.Retry:
-        return job.Retry(self.max, self.on, self.never_on)
+            raise BadValueError("there are no retries", hint="say how many with max, or --retries", at=("on",))
 
 
+@section
 class CheckpointSection(Section):
-    """Where the job keeps what a later attempt can go on from."""
+    """Where the job keeps checkpoints from which a later attempt can continue."""
 
-    dir: Annotated[str | None, OrNull(_CHECKPOINTS)] = Field(
+    makes = job.Checkpoint
+
+    dir: str | None = key(
         None,
-        description="The directory of its checkpoints; a relative one is inside the job's directory.",
-        examples=["checkpoints"],
+        _CHECKPOINTS,
+        "Directory of the program's checkpoints. A relative path is inside the job's directory.",
+        example="checkpoints",
+        option="checkpoint_dir",
     )
-    every: SecondsOrNull = Field(
-        None, description="How often it should write one; null leaves it to the program.", examples=["10m"]
+    every: float | None = key(
+        None,
+        _LONG,
+        "How often the program should write a checkpoint. Null leaves it to the program.",
+        example="10m",
+        option="checkpoint_every",
+        to="every_s",
     )
 
-    def checkpoint(self) -> job.Checkpoint:
-        return job.Checkpoint(self.dir, self.every)
 
-
+@section
 class DisconnectSection(Section):
-    """What happens when a node of the job cannot be reached. Its processes go on meanwhile."""
+    """What happens when a node of the job cannot be reached. The job's processes keep running meanwhile."""
 
-    lost_after: Annotated[float, TimeSpan(365 * _DAY_S)] = Field(
-        job.Disconnect().lost_after_s, description="How long until the node counts as lost, in seconds."
+    makes = job.Disconnect
+
+    lost_after: float = key(
+        job.Disconnect().lost_after_s,
+        _LONG,
+        "How long a node may be unreachable before it counts as lost.",
+        to="lost_after_s",
     )
-    on_lost: Annotated[str, Choice(tuple(OnLost))] = Field(
-        str(job.Disconnect().on_lost),
-        description="What to do then: wait for the node, or restart elsewhere once its processes have surely ended.",
+    on_lost: OnLost = key(
+        job.Disconnect().on_lost,
+        Choice(OnLost),
+        "When a node is lost: wait for it, or restart elsewhere. The job restarts when its processes on the lost node "
+        "have surely ended.",
     )
 
-    def disconnect(self) -> job.Disconnect:
-        return job.Disconnect(self.lost_after, OnLost(self.on_lost))
 
-
+@section
 class StopSection(Section):
-    """How the job is told to end: cancelled, preempted, or over its time limit."""
+    """How the job is stopped when it is cancelled, preempted, or over its time limit."""
 
-    signal: Annotated[str, Signal()] = Field(job.Stop().signal, description="The signal that its processes get first.")
-    grace: Annotated[float, TimeSpan(3600.0, may_be_zero=True)] = Field(
-        job.Stop().grace_s, description="How long they then have before they are killed, in seconds."
+    makes = job.Stop
+
+    signal: str = key(
+        job.Stop().signal, Signal(), "Signal that asks the processes to stop.", option="stop_signal"
+    )
+    grace: float = key(
+        job.Stop().grace_s,
+        Duration(3600.0, may_be_zero=True),
+        "How long the processes may take to stop before they are killed.",
+        option="stop_grace",
+        to="grace_s",
     )
 
-    def stop(self) -> job.Stop:
-        return job.Stop(self.signal, self.grace)
 
-
+@section
 class ResultsSection(Section):
-    """What of the job's outputs comes home. What does not stays on the node, and `ugro results` says so."""
+    """Which of the job's outputs are collected. The others stay on the node, and `ugro results` says so."""
 
-    checkpoints: Annotated[str, CheckpointRule()] = Field(
+    makes = job.ResultRule
+
+    checkpoints: str = key(
         job.ResultRule().checkpoints,
-        description="Which of the checkpoints in `$UGRO_OUTPUT/checkpoints`: `last 3` are the newest three; `best` are "
-        "those with best in their name, or else the newest.",
-        examples=["last 3"],
+        CheckpointRule(),
+        "Which checkpoints in `$UGRO_OUTPUT/checkpoints` to collect: all, none, best, or 'last N'. `last 3` are the "
+        "newest three; `best` are those with best in their name, or else the newest.",
+        example="last 3",
+        option="result_checkpoints",
     )
-    limit: Annotated[int | None, OrNull(Size())] = Field(
-        None, description="How much of one attempt from one node, small files first.", examples=["20GB"]
+    limit: int | None = key(
+        None,
+        Size(),
+        "The most to collect from one node in one attempt, small files first.",
+        example="20GB",
+        option="result_limit",
+        to="limit_bytes",
     )
 
-    def rule(self) -> job.ResultRule:
-        return job.ResultRule(self.checkpoints, self.limit)
 
-
+@section
 class JobSection(Section):
-    """What runs, where, and what happens when it does not go well."""
+    """What runs, where, and what happens when something fails."""
 
-    name: Annotated[str | None, OrNull(JOB_NAME)] = Field(
-        None, description="What it is called; without it, after its script or program.", examples=["train"]
+    name: str | None = key(
+        None, JOB_NAME, "Name of the job. Without it, the name of its script or program.", example="train"
     )
-    command: Annotated[tuple[str, ...] | None, OrNull(Command())] = Field(
+    command: tuple[str, ...] | None = key(
         None,
-        description="What to run: a list is run as it is, a text by `sh -c`.",
-        examples=[["./prepare.sh", "--all"]],
+        Command(),
+        "What to run: a list is run as it is, a text by `sh -c`.",
+        example=["./prepare.sh", "--all"],
     )
-    script: Annotated[str | None, OrNull(_SCRIPT)] = Field(
+    script: str | None = key(
         None,
-        description="A Python file to run instead of a command: one process per GPU, or one per node without GPUs.",
-        examples=["train.py"],
+        _SCRIPT,
+        "A Python script to run instead of a command: one process per GPU, or one per node without GPUs.",
+        example="train.py",
     )
-    args: Annotated[tuple[str, ...], Arguments()] = Field(
-        (), description="The script's arguments.", examples=[["--epochs", "10"]]
-    )
-    launcher: Annotated[str | None, OrNull(Choice(tuple(Launcher)))] = Field(
+    args: tuple[str, ...] = key((), Arguments(), "The script's arguments.", example=["--epochs", "10"])
+    launcher: Launcher | None = key(
         None,
-        description="What starts the processes: UGRO itself with torchrun's environment (ddp), PyTorch's own launcher "
-        "(torchrun), or a command on one node. Null is ddp for a script, else command.",
-        examples=["torchrun"],
+        Choice(Launcher),
+        "What starts the processes. `ddp` is UGRO itself, with torchrun's environment; `torchrun` is PyTorch's own "
+        "launcher; `command` is one process on one node. Null is ddp for a script, else command.",
+        example="torchrun",
     )
-    balance: Annotated[str | None, OrNull(BalanceMode(tuple(Mode)))] = Field(
+    balance: str | None = key(
         None,
-        description="How a training with `ugro.train` shares its batches among the ranks: equally (off), by what the "
-        "devices are (static), or by what is measured while it runs (adaptive). Null leaves it to the script, which "
-        "without a wish of its own is adaptive.",
-        examples=["static"],
+        Choice(str(mode) for mode in Mode),
+        "How `ugro.train` divides batches among the ranks. `off` is equally, `static` is by the devices' rated speeds, "
+        "`adaptive` is by the speeds measured while it runs. Null leaves it to the script, whose default is adaptive.",
+        example="static",
     )
-    env: Annotated[dict[str, str | None], JobEnvironment()] = Field(
-        default_factory=dict,
-        description="Environment variables. One without a value must come with the submit: from `--env`, or from the "
-        "submitter's own environment.",
-        examples=[{"HF_HOME": "/data/hf"}],
+    env: dict[str, str | None] = key(
+        {},
+        Environment(may_lack_values=True),
+        "Environment variables; one without a value is taken from the submitter's environment. `--env` adds to those "
+        "of the file.",
+        example={"HF_HOME": "/data/hf"},
     )
-    setup: Annotated[str | None, OrNull(SNIPPET)] = Field(
+    setup: str | None = key(
         None,
-        description="A shell snippet that is run before the job, once per node and content.",
-        examples=["pip install -r requirements.txt"],
+        SNIPPET,
+        "Shell commands to run on each node before the job. They run once per node and content.",
+        example="pip install -r requirements.txt",
     )
-    workdir: Annotated[str | None, OrNull(Text("a directory on this machine", is_line, expands_home=True))] = Field(
+    workdir: str | None = key(
         None,
-        description="The directory here whose code goes to the nodes; a relative one is seen from the job file. "
-        "Null is the job file's own directory.",
-        examples=["~/project"],
+        _LOCAL_DIRECTORY,
+        "Local directory whose code is sent to the nodes. A relative path starts at the job file. Null is the "
+        "directory of the job file, or the current one.",
+        example="~/project",
     )
-    cwd: Annotated[str | None, OrNull(_NODE_PATH)] = Field(
+    cwd: str | None = key(
         None,
-        description="The directory on the node to run in, as it is there; null is the job's own copy of the code.",
-        examples=["~/project"],
+        _NODE_PATH,
+        "Directory on the nodes to run in, instead of a copy of the code.",
+        example="~/project",
     )
-    sync: Annotated[bool, Flag()] = Field(
+    sync: bool = key(
         True,
-        description="Whether the code in `workdir` goes to the nodes, as it is when the job is submitted; not where "
-        "there is a `cwd`.",
-        examples=[False],
+        Bool(),
+        "Send the code in `workdir` to the nodes. The code is taken as it is at submission, and not sent where there "
+        "is a `cwd`.",
+        example=False,
     )
-    resources: ResourcesSection = Field(default_factory=ResourcesSection)
-    priority: Annotated[int, Priority()] = Field(
+    resources: ResourcesSection = nested(ResourcesSection)
+    priority: int = key(
         PRIORITIES["normal"],
-        description="Who goes first: urgent is 90, normal is 50, batch is 10.",
-        examples=["batch"],
+        Whole(0, 100, names=PRIORITIES),
+        "Jobs with a higher priority start first. urgent is 90, normal is 50, batch is 10.",
+        example="batch",
     )
-    preemptible: Annotated[bool | None, OrNull(Flag())] = Field(
+    preemptible: bool | None = key(
         None,
-        description="Whether a more urgent job may take its place; it is then queued again. Null is true for batch and "
-        "below, else false.",
-        examples=[True],
+        Bool(),
+        "Let a more urgent job interrupt this one, which is then queued again. Null is true for batch and below, else "
+        "false.",
+        example=True,
+        to="is_preemptible",
     )
-    time_limit: SecondsOrNull = Field(None, description="How long an attempt may run.", examples=["8h"])
-    after: AfterSection = Field(default_factory=AfterSection)
-    retry: RetrySection = Field(default_factory=RetrySection)
-    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
-    disconnect: DisconnectSection = Field(default_factory=DisconnectSection)
-    stop: StopSection = Field(default_factory=StopSection)
-    outputs: Annotated[tuple[str, ...], ListOf("a list of patterns such as ['results/*.csv']", _OUTPUT)] = Field(
+    time_limit: float | None = key(
+        None, _LONG, "Stop an attempt that runs longer than this.", example="8h", to="time_limit_s"
+    )
+    after: AfterSection = nested(AfterSection)
+    retry: RetrySection = nested(RetrySection)
+    checkpoint: CheckpointSection = nested(CheckpointSection)
+    disconnect: DisconnectSection = nested(DisconnectSection)
+    stop: StopSection = nested(StopSection)
+    outputs: tuple[str, ...] = key(
         (),
-        description="Files to bring home from the job's directory, beside what it writes to `$UGRO_OUTPUT`: those that "
-        "changed since it began. A directory is all below it, `**` any directories.",
-        examples=[["results/*.csv"]],
+        ListOf("a list of patterns such as ['results/*.csv']", _OUTPUT),
+        "Files in the job's directory to collect, besides what it writes to `$UGRO_OUTPUT`. Only files that changed "
+        "since the job began are collected. A directory means everything below it, `**` any directories.",
+        example=["results/*.csv"],
+        option="output",
     )
-    results: ResultsSection = Field(default_factory=ResultsSection)
-    seed: Annotated[int | None, OrNull(Whole(0, 2**32 - 1))] = Field(
-        None, description="Given to every process as `UGRO_SEED`, also when it is run again.", examples=[42]
+    results: ResultsSection = nested(ResultsSection)
+    seed: int | None = key(
+        None,
+        Whole(0, 2**32 - 1),
+        "Random seed, given to every process of every attempt as `UGRO_SEED`.",
+        example=42,
+        option="job_seed",
     )
-    inputs: Annotated[tuple[str, ...], ListOf("a list of files such as [data/train.csv]", _INPUT)] = Field(
+    inputs: tuple[str, ...] = key(
         (),
-        description="Files on this machine that count for `cache`, by their content; a relative one is seen from "
-        "`workdir`.",
-        examples=[["data/train.csv"]],
+        ListOf("a list of files such as [data/train.csv]", _INPUT),
+        "Local files whose contents count for `cache`. A relative path starts at `workdir`.",
+        example=["data/train.csv"],
+        option="cache_input",
     )
-    cache: Annotated[bool, Flag()] = Field(
+    cache: bool = key(
         False,
-        description="Do not run what has succeeded before with the same code, command, environment and inputs.",
-        examples=[True],
+        Bool(),
+        "Reuse the result of an identical successful job. Identical means the same code, command, environment and "
+        "inputs.",
+        example=True,
+        to="is_cached",
     )
-    notify: Annotated[tuple[str, ...], ListOf("a list of texts such as [mail]", _LINE)] = Field(
+    notify: tuple[str, ...] = key(
         (),
-        description="The channels of the cluster file that are told when it ends; log is the agent's log.",
-        examples=[["mail"]],
+        ListOf("a list of texts such as [mail]", _CHANNEL),
+        "Channels to notify when the job ends. The cluster file defines them; log is the agent's log.",
+        example=["mail"],
     )
 
-    @model_validator(mode="after")
-    def _runs_one_thing(self) -> Self:
+    def check(self) -> None:
         if self.command is not None and self.script is not None:
             raise BadValueError("there is a command, too", hint="a job runs one of them", at=("script",))
-        if self.command is None and self.script is None:
-            raise BadValueError("there is nothing to run", hint="give a script such as train.py, or a command")
-        if self.args and self.script is None:
-            raise BadValueError("only a script has args", hint="put them into the command itself", at=("args",))
-        if self.balance and self.script is None:
-            raise BadValueError("a command runs in one process", hint="a script can have ranks", at=("balance",))
-        return self
-
-    @model_validator(mode="after")
-    def _suits_its_launcher(self) -> Self:
-        if self.script is not None and self.launcher == Launcher.COMMAND:
+        if self.script is None:
+            self._check_command()
+        elif self.launcher == Launcher.COMMAND:
             hint = "give a command that runs it: python3 train.py"
             raise BadValueError("a script is run by ddp or torchrun", hint=hint, at=("launcher",))
-        if self.script is None and self.launcher in (Launcher.DDP, Launcher.TORCHRUN):
+
+    def _check_command(self) -> None:
+        if self.command is None:
+            raise BadValueError("there is nothing to run", hint="give a script such as train.py, or a command")
+        if self.args:
+            raise BadValueError("only a script has args", hint="put them into the command itself", at=("args",))
+        if self.balance:
+            raise BadValueError("a command runs in one process", hint="a script can have ranks", at=("balance",))
+        if self.launcher in (Launcher.DDP, Launcher.TORCHRUN):
             hint = "give a script and its args"
             raise BadValueError(f"{self.launcher} runs a Python script", hint=hint, at=("launcher",))
-        if self.script is None:
-            self._is_on_one_node()
-        return self
-
-    def _is_on_one_node(self) -> None:
         ways: Mapping[tuple[str | int, ...], AlternativeSection] = {
             ("resources",): self.resources,
             **{("resources", "any_of", index): way for index, way in enumerate(self.resources.any_of)},
         }
         for place, way in ways.items():
             if way.nodes.low > 1:
-                raise BadValueError(
-                    f"a command runs on one node, got {way.nodes}",
-                    hint="a script runs on several",
-                    at=(*place, "nodes"),
-                )
+                message = f"a command runs on one node, got {way.nodes}"
+                raise BadValueError(message, hint="a script runs on several", at=(*place, "nodes"))
 
     def spec(self, env: Mapping[str, str], after: job.After) -> JobSpec:
-        """``env`` and ``after`` complete: with the submitter's variables, and with ids for names."""
-        is_batch = self.priority <= PRIORITIES["batch"]
-        launcher = Launcher(self.launcher or (Launcher.COMMAND if self.script is None else Launcher.DDP))
-        return JobSpec(
-            name=self.name or self._default_name(),
-            argv=self.command or (str(self.script), *self.args),
-            launcher=launcher,
+        """``env`` and ``after`` are complete: with the submitter's variables, and with ids for names."""
+        launcher = self.launcher or (Launcher.COMMAND if self.script is None else Launcher.DDP)
+        made = self.made()
+        made |= {
+            "name": self.name or self._default_name(),
+            "argv": self.command or (str(self.script), *self.args),
+            "launcher": launcher,
             # Sorted: the same variables in another order are the same job.
-            env=tuple(sorted(env.items())),
-            cwd=self.cwd,
-            setup=self.setup,
-            resources=self.resources.resources(launcher),
-            priority=self.priority,
-            is_preemptible=is_batch if self.preemptible is None else self.preemptible,
-            time_limit_s=self.time_limit,
-            after=after,
-            retry=self.retry.retry(),
-            checkpoint=self.checkpoint.checkpoint(),
-            disconnect=self.disconnect.disconnect(),
-            stop=self.stop.stop(),
-            outputs=self.outputs,
-            results=self.results.rule(),
-            seed=self.seed,
-            inputs=self.inputs,
-            is_cached=self.cache,
-            notify=self.notify,
-            balance=self.balance,
+            "env": tuple(sorted(env.items())),
+            "resources": self.resources.resources(launcher),
+            "after": after,
+        }
+        if self.preemptible is None:
+            made["is_preemptible"] = _is_batch(self.priority)
+        return JobSpec(**{one.name: made[one.name] for one in fields(JobSpec) if one.name in made})
+
+    @classmethod
+    def of_spec(cls, spec: JobSpec) -> Self:
+        """The other way round. Values that look secret are left out: they must be given at submission."""
+        is_command = spec.launcher is Launcher.COMMAND
+        return cls.of(
+            spec,
+            command=spec.argv if is_command else None,
+            script=None if is_command else spec.argv[0],
+            args=() if is_command else spec.argv[1:],
+            launcher=spec.launcher if spec.launcher is Launcher.TORCHRUN else None,
+            env={name: None if looks_secret(name) else value for name, value in spec.env},
+            workdir=None,
+            sync=spec.snapshot is not None or spec.cwd is not None,
+            resources=ResourcesSection.of_resources(spec.resources, spec.launcher),
+            preemptible=None if spec.is_preemptible == _is_batch(spec.priority) else spec.is_preemptible,
         )
 
     def _default_name(self) -> str:
@@ -438,3 +387,7 @@ class JobSection(Section):
         word = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePosixPath(program).name.removesuffix(".py"))
         candidates = (word.strip("._-")[:64], f"job-{word}"[:64].rstrip("._-"))
         return next((name for name in candidates if is_job_name(name)), "job")
+
+
+def _is_batch(priority: int) -> bool:
+    return priority <= PRIORITIES["batch"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from statistics import median
 from typing import Any
 
 from ugro.core.errors import UsageError
 from ugro.policy.balance.fit import RankFit, Window
+from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.split import Bounds, Cost, in_proportion, slowest_s, split, uniform
 from ugro.policy.balance.watch import RankWatch, Shift
 
@@ -26,12 +26,6 @@ _COMPARED = 2.0
 _LARGEST_ERROR = 0.15  # what two steps tell of their noise is mostly noise
 _GAIN_OF_ACCUMULATING = 1.05  # smaller micro-batches are less efficient than they look
 _REMEMBERED_TAILS = 32
-
-
-class Mode(StrEnum):
-    OFF = "off"
-    STATIC = "static"
-    ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, slots=True)

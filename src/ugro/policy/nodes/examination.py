@@ -1,4 +1,4 @@
-"""What ``ugro doctor`` finds out about one node, before anybody judges it."""
+"""What ``ugro doctor`` finds out about one node, before it is judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ugro.core.node import Facts, LinkQuality, Machine, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class Unknown:
     """In place of what a check would have found: why it found nothing."""
 
     text: str
@@ -18,9 +18,8 @@ class Untold:
 
 @dataclass(frozen=True, slots=True)
 class SshSettings:
-    """What the user's own ssh configuration says of a node, as ``ssh -G`` words it."""
+    """The user's own ssh configuration for a node, as ``ssh -G`` prints it."""
 
-    host_name: str
     strict_host_key_checking: str
     user_known_hosts_file: str
 
@@ -31,6 +30,7 @@ class Root:
     error: str | None
     free_bytes: int | None
     filesystem: str | None
+    folder_id: str | None = None  # the same on nodes that share the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,13 @@ class PortUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    addresses: tuple[str, ...]  # its own, IPv4, without loopback
+class Ports:
     ports: tuple[PortUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """What becomes of a user's processes when the last session ends."""
+    """What happens to a user's processes when the last session ends."""
 
     user: str
     has_logind: bool
@@ -61,7 +60,7 @@ class Survival:
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Versions as installed; ``None`` is not installed, or not said."""
+    """Installed versions; ``None`` means not installed, or not known."""
 
     python: str
     torch: str | None = None
@@ -74,9 +73,13 @@ class Packages:
         return self.torch.partition("+")[0] if self.torch else None
 
     @property
+    def torch_build(self) -> str:
+        return self.torch.partition("+")[2] if self.torch else ""
+
+    @property
     def cuda(self) -> str | None:
-        """What torch was built for; a wheel says it in its local version, +cu124, +cpu or +rocm6.2."""
-        build = self.torch.partition("+")[2] if self.torch else ""
+        """What torch was built for; the local part of a wheel's version has it: +cu124, +cpu or +rocm6.2."""
+        build = self.torch_build
         if self.torch_cuda:
             return self.torch_cuda
         if build.startswith("cu") and build[2:].isdigit():
@@ -88,23 +91,19 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Everything that was found on one node; ``None`` where there was nothing to look at."""
+    """Everything that was found on one node; ``None`` where there was nothing to check."""
 
     spec: NodeSpec
     machine: Machine
     quality: LinkQuality
-    facts: Facts | Untold
-    ssh: SshSettings | Untold | None
-    root: Root | Untold
-    network: Network | Untold
+    facts: Facts | Unknown
+    ssh: SshSettings | Unknown | None
+    root: Root | Unknown
+    ports: Ports | Unknown
     port_keys: Mapping[int, str]  # the key in cluster.yaml that names each port
-    survival: Survival | Untold | None
-    packages: Packages | Untold
+    survival: Survival | Unknown | None
+    packages: Packages | Unknown
 
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self.network.addresses if isinstance(self.network, Network) else ()

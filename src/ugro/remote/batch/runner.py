@@ -35,9 +35,9 @@ _AGAIN_S = 1.0
 
 
 def main(argv: List[str]) -> None:
-    root, agent, link = argv
+    root, agent, node_key, link = argv
     os.set_inheritable(int(link), False)  # it came to us by an exec; it must not go to the ranks by another
-    begin(AgentDir(root, agent), int(link))
+    begin(AgentDir(root, agent, node_key), int(link))
 
 
 def begin(agent: AgentDir, link: int) -> None:

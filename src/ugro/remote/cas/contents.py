@@ -141,7 +141,7 @@ def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[Content
 
 
 def _store(call: Call, params: Dict[str, Any]) -> ContentStore:
-    AgentDir(call.program.root, str(params["agent"])).admit(int(params["generation"]))
+    AgentDir(call.program.root, str(params["agent"]), call.program.node_key).admit(int(params["generation"]))
     return store_in(call.program.root)
 
 

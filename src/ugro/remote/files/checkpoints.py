@@ -142,7 +142,7 @@ class _Place:
     """A job's folders on this node."""
 
     def __init__(self, call: Call, params: Dict[str, Any]) -> None:
-        self.agent = AgentDir(call.program.root, str(params["agent"]))
+        self.agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
         self.agent.admit(int(params["generation"]))
         self.job = self.agent.run(str(params["job"]), 1).job
         self._base = os.path.join(self.agent.path, "checkpoints")

@@ -36,7 +36,7 @@ Found = Tuple[bytes, bytes, os.stat_result]  # the name, where it is, what it is
 
 def filled(call: Call, params: Dict[str, Any]) -> None:
     """Of many runs, the places in the list of those that have written anything: one question instead of many."""
-    agent = AgentDir(call.program.root, str(params["agent"]))
+    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
     agent.admit(int(params["generation"]))
     runs = [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]]
     call.finish({"filled": [place for place, run in enumerate(runs) if run.has_written()]})
@@ -292,6 +292,6 @@ def _encoded(name: Any) -> bytes:
 
 
 def _run(call: Call, params: Dict[str, Any]) -> RunDir:
-    agent = AgentDir(call.program.root, str(params["agent"]))
+    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
     agent.admit(int(params["generation"]))
     return agent.run(str(params["job"]), int(params["attempt"]))

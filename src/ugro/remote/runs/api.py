@@ -141,7 +141,7 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 
 
 def _agent(call: Call, params: Dict[str, Any]) -> AgentDir:
-    agent = AgentDir(call.program.root, str(params["agent"]))
+    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
     agent.admit(int(params["generation"]))
     return agent
 

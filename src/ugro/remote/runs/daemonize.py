@@ -85,7 +85,7 @@ class Detached(NamedTuple):
 
 
 def supervisor(run: RunDir) -> Detached:
-    words = [run.agent.root, run.agent.name, run.job, str(run.attempt)]
+    words = [*run.agent.words, run.job, str(run.attempt)]
     log = run.file("supervisor.log")
     return Detached(
         supervisor_module.__name__, words, lambda fd: Supervisor(run, fd).run(), run.name, run.variables(), log
@@ -97,7 +97,7 @@ def keeper(agent: AgentDir) -> Detached:
     variables = {"UGRO_RUN": "%s/keeper" % agent.name}
     log = os.path.join(agent.path, "keeper.log")
     return Detached(
-        keeper_module.__name__, [agent.root, agent.name], lambda fd: begin(agent, fd), "keeper", variables, log
+        keeper_module.__name__, agent.words, lambda fd: begin(agent, fd), "keeper", variables, log
     )
 
 

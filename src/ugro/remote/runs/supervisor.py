@@ -34,9 +34,9 @@ LAST_WORD_S = 120.0
 
 
 def main(argv: List[str]) -> None:
-    root, agent, job, attempt, ready = argv
+    root, agent, node_key, job, attempt, ready = argv
     os.set_inheritable(int(ready), False)  # it came to us by an exec; it must not go to the ranks by another
-    Supervisor(AgentDir(root, agent).run(job, int(attempt)), int(ready)).run()
+    Supervisor(AgentDir(root, agent, node_key).run(job, int(attempt)), int(ready)).run()
 
 
 class Supervisor:

@@ -1,8 +1,9 @@
 """The run directory: which file means what, and the guards that make a start happen at most once.
 
-``<root>/.ugro/agents/<agent>/`` holds the agent's generation, its lease, a fence for each job, and a directory for each
-run (one attempt at a job on this node). Everything known of a run is in its files; no process has to be asked. The
-lock is the proof of life: the kernel gives it back when its holder is gone, and pids are reused.
+``<root>/.ugro/agents/<agent>@<node>@<machine>/`` holds the agent's generation, its lease, a fence for each job, and a
+directory for each run (one attempt at a job on this node). It belongs to one node name on one machine, also where
+machines share their home folders. Everything known of a run is in its files; no process has to be asked. The lock is
+the proof of life: the kernel gives it back when its holder is gone, and pids are reused.
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ def _sha256() -> Any:
 class AgentDir:
     """What one agent has on this node."""
 
-    def __init__(self, root: str, name: str) -> None:
+    def __init__(self, root: str, name: str, node_key: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError("no name for an agent: %.40r" % name)
         self.root = _real(root)  # however it is spelled: processes are found by it
         self.name = name
-        self.path = os.path.join(self.root, ".ugro", "agents", name)
+        self.path = os.path.join(self.root, ".ugro", "agents", "%s@%s" % (name, node_key))
+        self.words = [self.root, name, node_key]  # what a process of its own makes this object from
         self.runs_path = os.path.join(self.path, "runs")
         self.keepers_path = os.path.join(self.path, "keepers")
         self.blanks_path = os.path.join(self.path, "blanks")
@@ -208,7 +210,7 @@ class RunDir:
         if recorded is None:
             durable.write_json(self.file("spec.json"), new_envelope(spec, as_of, is_of_this_boot), is_lasting=False)
         elif recorded.get("hash") != spec_hash(spec):
-            text = "%s is on this node already, with another spec; a folder that two nodes share would explain it"
+            text = "%s is on this node already, with another spec"
             raise Refused("conflict", text % self.name)
 
     def envelope(self) -> Optional[Dict[str, Any]]:

@@ -83,13 +83,12 @@ def groups(config: Config) -> Iterator[Group]:
     yield Group("", "", [_setting(config, "remote_root")])
     for name, section in sections().items():
         own: Section = getattr(config, name)
-        yield Group(name, section.__doc__ or "", [_setting(own, key) for key in section.model_fields])
+        yield Group(name, section.__doc__ or "", [_setting(own, key) for key in section.known_keys()])
 
 
 def _setting(section: Section, key: str) -> Setting:
-    field = type(section).model_fields[key]
-    default = flow(field.get_default(call_default_factory=True))
-    return Setting(key, flow(getattr(section, key)), default, field.description or "")
+    declared = section.known_keys()[key]
+    return Setting(key, flow(getattr(section, key)), flow(declared.default), declared.meaning)
 
 
 def _packages() -> Iterator[Package]:

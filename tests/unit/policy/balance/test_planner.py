@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.errors import Unsatisfiable, UsageError
-from ugro.policy.balance.planner import Balancer, Batch, Mode, Observation, Plan
+from ugro.policy.balance.mode import Mode
+from ugro.policy.balance.planner import Balancer, Batch, Observation, Plan
 from ugro.policy.balance.split import Bounds, Cost, slowest_s, split
 
 NAMES = ("gpu0", "gpu1", "gpu2")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.rig.training import Pretend
 from ugro.core.profile import FindingKind, JobProfile
 from ugro.core.training import read
-from ugro.policy.balance.planner import Mode
+from ugro.policy.balance.mode import Mode
 from ugro.policy.training.profile import profile
 
 

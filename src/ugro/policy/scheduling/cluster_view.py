@@ -1,7 +1,4 @@
-"""All that the scheduler may look at: nodes, waiting jobs, jobs that hold devices. Times are seconds since the epoch.
-
-These are views made for one pass; what a node or a job is beyond that is no concern of a policy.
-"""
+"""The scheduler's input: nodes, waiting jobs, jobs that hold devices. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -81,10 +78,10 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ClusterView:
     now: float
     nodes: tuple[NodeView, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[Waiting, ...] = ()  # in any order; where ``WaitingJobs`` has them from pass to pass, none are here
     holding: tuple[Holding, ...] = ()
     ended: Mapping[int, JobState] = field(default_factory=dict)  # at least the jobs that a waiting one comes after
 

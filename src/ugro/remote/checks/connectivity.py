@@ -1,7 +1,6 @@
-"""Whether the nodes of a job reach each other, tried as its ranks will: each node listens, and each connects to others.
+"""Whether nodes reach each other: each node listens, and each connects to others, as the ranks of a job will.
 
-It also tells over which network interfaces that went. All of it may block; ``remote.check`` runs it in a process of its
-own.
+It also reports over which network interfaces the connections went.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ import struct
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ugro.remote.checks.net import addresses
-
 _SIOCGIFCONF = 0x8912
+_SIOCGIFADDR = 0x8915
+_SIOCGIFFLAGS = 0x8913
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _ENTRY = 40 if struct.calcsize("P") == 8 else 32  # the size of a struct ifreq
-_MOST_ADDRESSES = 1024
+_MAX_ADDRESSES = 1024
 _BACKLOG = 512
-_LONGEST_LINE = 256
+_MAX_LINE = 256
 
 
 def listen(params: Dict[str, Any], say: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
-    """Says where it listens; then tells whoever knows the word on which interface it was reached, until it is ended."""
+    """Reports its ports; then tells callers who know the word at which interface they arrived, until it is ended."""
     deadline = time.monotonic() + float(params["timeout_s"])
     listeners: List[socket.socket] = []
     taken = []
@@ -44,7 +44,7 @@ def listen(params: Dict[str, Any], say: Callable[[Dict[str, Any]], None]) -> Dic
 
 
 def connect(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Tries every address and port of every target at once; only an answer with the reply counts."""
+    """Tries every address and port of every target at once. Only the right reply counts: anybody may listen there."""
     deadline = time.monotonic() + float(params["connect_s"])
     trials = [
         _Trial(str(target["node"]), str(address), int(port), str(target["word"]), str(target["reply"]))
@@ -53,27 +53,42 @@ def connect(params: Dict[str, Any]) -> Dict[str, Any]:
         for port in target["ports"]
     ]
     _try_all(trials, deadline, float(params["settle_s"]))
+    for trial in trials:
+        trial.socket.close()
     return {
         "reached": [trial.success for trial in trials if trial.success is not None],
         "missed": [trial.failure() for trial in trials if trial.success is None],
     }
 
 
+def addresses() -> List[str]:
+    """The IPv4 address of each interface that is up and not loopback."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with contextlib.suppress(OSError):  # it has no address, or has just gone
+                flags = struct.unpack_from("H", fcntl.ioctl(query, _SIOCGIFFLAGS, request), 16)[0]
+                if flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
+                    found.append(socket.inet_ntoa(fcntl.ioctl(query, _SIOCGIFADDR, request)[20:24]))
+    return found
+
+
 def interface_of(address: str) -> str:
-    """Empty when no interface has it."""
+    """Empty if no interface has this address."""
     return next((name for name, own in _interfaces() if own == address), "")
 
 
 def _interfaces() -> Iterator[Tuple[str, str]]:
-    """Every IPv4 address of this machine, second ones of an interface included."""
-    entries = array.array("B", bytes(_ENTRY * _MOST_ADDRESSES))
+    """Every IPv4 address of this machine, including further ones of an interface."""
+    entries = array.array("B", bytes(_ENTRY * _MAX_ADDRESSES))
     where, size = entries.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         answer = fcntl.ioctl(query, _SIOCGIFCONF, struct.pack("iP", size, where))
     filled = struct.unpack("iP", answer)[0]
     for start in range(0, filled, _ENTRY):
         label = entries[start : start + 16].tobytes().partition(b"\0")[0].decode("ascii", "replace")
-        # A second address may carry a label of its own, eth0:1.
+        # A further address may have a label of its own, such as eth0:1.
         yield label.partition(":")[0], socket.inet_ntoa(entries[start + 20 : start + 24].tobytes())
 
 
@@ -82,7 +97,7 @@ def _interfaces() -> Iterator[Tuple[str, str]]:
 
 def _listener(port: int) -> socket.socket:
     listener = socket.socket()
-    # As those will set it who listen here after us: what a closed connection leaves must not count.
+    # As rank 0 will set it when it listens here: closed connections in TIME_WAIT must not count.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("0.0.0.0", port))
     listener.listen(_BACKLOG)
@@ -105,7 +120,7 @@ class _Greeter:
                 key.data(key.fileobj)
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # gone before it was taken in
+        with contextlib.suppress(OSError):  # closed before it was accepted
             connection, _ = listener.accept()
             connection.setblocking(False)
             self._heard[connection] = b""
@@ -114,13 +129,13 @@ class _Greeter:
     def _hear(self, connection: socket.socket) -> None:
         part = b""
         with contextlib.suppress(OSError):
-            part = connection.recv(_LONGEST_LINE)
+            part = connection.recv(_MAX_LINE)
         said = self._heard[connection] = self._heard[connection] + part
         if said == self._word and part:
             own = connection.getsockname()[0]
             with contextlib.suppress(OSError):
                 connection.send(("%s %s\n" % (self._reply, interface_of(own))).encode())
-        # The other side closes first: the one that does keeps the port busy for a minute.
+        # The other side closes first: the side that does keeps the port in TIME_WAIT for a minute.
         if not part or not self._word.startswith(said):
             self._selector.unregister(connection)
             del self._heard[connection]
@@ -157,7 +172,7 @@ class _Trial:
             self._fail(os.strerror(number))
 
     def go_on(self) -> int:
-        """When the socket is ready; the events to wait for next."""
+        """Called when the socket is ready; returns the events to wait for next."""
         try:
             if self._connect_s is None:
                 self._greet()
@@ -180,7 +195,7 @@ class _Trial:
         self.socket.send(self._word.encode() + b"\n")
 
     def _hear(self) -> None:
-        part = self.socket.recv(_LONGEST_LINE)
+        part = self.socket.recv(_MAX_LINE)
         self._heard += part
         line, end, _ = self._heard.partition(b"\n")
         reply, _, interface = line.decode("ascii", "replace").partition(" ")
@@ -193,7 +208,7 @@ class _Trial:
                 "peer_interface": interface,
                 "connect_s": self._connect_s,
             }
-        elif end or not part or len(self._heard) > _LONGEST_LINE:
+        elif end or not part or len(self._heard) > _MAX_LINE:
             self._fail("something else answers there")
 
     def _fail(self, error: str) -> None:
@@ -201,7 +216,7 @@ class _Trial:
 
 
 def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
-    """Until all are over. Those that nothing answers are given up soon after every target was reached somehow."""
+    """Returns when all are over. Once every target is reached, addresses that do not answer get ``settle_s`` more."""
     began = time.monotonic()
     selector = selectors.DefaultSelector()
     for trial in trials:
@@ -212,13 +227,12 @@ def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
     reached: set[Tuple[str, int]] = set()
     left_s = deadline - began
     while selector.get_map() and left_s >= 0:
-        left_s = deadline - time.monotonic()  # may be over: what has come by then is still taken
+        left_s = deadline - time.monotonic()  # may be negative: what has arrived by then still counts
         for key, _ in selector.select(max(0.0, left_s)):
             trial = key.data
             events = trial.go_on()
             if trial.is_over:
                 selector.unregister(trial.socket)
-                trial.socket.close()
             else:
                 selector.modify(trial.socket, events, trial)
             if trial.success is not None and trial.key not in reached:
@@ -226,3 +240,4 @@ def _try_all(trials: List[_Trial], deadline: float, settle_s: float) -> None:
                 if reached == wanted:
                     now = time.monotonic()
                     deadline = min(deadline, now + max(settle_s, now - began))
+    selector.close()

@@ -1,0 +1,39 @@
+"""The options that submit a job: one for each key of a job file, and a few for the submission itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from ugro.config.job.options import OPTIONS, POSITIONAL, Option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def job_options(*, without: Sequence[str] = ()) -> Callable[[F], F]:
+    left_out = (*POSITIONAL, *without)
+    options = [_click_option(option) for option in OPTIONS.values() if option.name not in left_out]
+    options += [
+        click.option("--force", is_flag=True, help="Send the code even if it is larger than sync.max_size."),
+        click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
+        click.option("--detach", "-d", is_flag=True, help="Do not wait for the job."),
+    ]
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[F], F]:
+    if option.is_switch:
+        names = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
+        return click.option(names, default=None, help=option.help)
+    short = ("-e",) if option.name == "env" else ()
+    return click.option(
+        option.flag, *short, multiple=option.may_repeat, metavar=option.metavar, help=option.help
+    )

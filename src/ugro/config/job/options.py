@@ -1,0 +1,156 @@
+"""The keys of a job file as options of ``ugro run`` and ``ugro launch``: their names, and their texts as values.
+
+An option is named by its key, or as the schema says; ``script``, ``command`` and ``args`` are given without an option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ugro.config.job.schema import JobSection
+from ugro.config.kinds import BadValueError, Bool, Environment, ListOf, OrNull
+from ugro.config.problems import KeyPath, dotted, nearest
+from ugro.config.section import Key, Section
+from ugro.config.yamltext import flow, printable
+from ugro.core.errors import ConfigError
+
+POSITIONAL = ("script", "command", "args")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str  # with _ for -
+    path: KeyPath
+    key: Key
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name)
+
+    @property
+    def metavar(self) -> str:
+        return self.key.kind.metavar
+
+    @property
+    def is_switch(self) -> bool:
+        kind = self.key.kind
+        return isinstance(kind.kind if isinstance(kind, OrNull) else kind, Bool)
+
+    @property
+    def may_repeat(self) -> bool:
+        return isinstance(self.key.kind, ListOf | Environment)
+
+    @property
+    def help(self) -> str:
+        """The first sentence of the key's meaning, and its default."""
+        sentence = re.split(r"(?<=\.)\s", self.key.meaning, maxsplit=1)[0]
+        first = re.sub(r"`([^`]*)`", lambda word: flag_of(word[1]) if word[1] in OPTIONS else word[1], sentence)
+        if self.may_repeat:
+            return f"{first} May be repeated."
+        is_plain = self.key.default is None or self.is_switch
+        return first if is_plain else f"{first} Default: {self.key.kind.described(self.key.default)}."
+
+
+def flag_of(name: str) -> str:
+    return name.upper() if name in POSITIONAL else f"--{printable(name).replace('_', '-')}"
+
+
+def _options(section: type[Section], base: KeyPath = ()) -> Iterator[Option]:
+    for name, key in section.known_keys().items():
+        if key.section is not None:
+            yield from _options(key.section, (*base, name))
+        elif name != "any_of":  # too much for a command line
+            yield Option(key.option or name, (*base, name), key)
+
+
+OPTIONS = {option.name: option for option in _options(JobSection)}
+
+
+@dataclass(slots=True)
+class Given:
+    """The values that options gave, by their place in the file, and the name of each for errors."""
+
+    values: dict[KeyPath, object] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # by dotted key
+
+    def add(self, path: KeyPath, value: object, name: str) -> None:
+        self.values[path] = value
+        self.names[dotted(path)] = name
+
+    def over(self, tree: dict[str, object]) -> dict[str, object]:
+        for path, value in self.values.items():
+            _put(tree, [str(part) for part in path], value)
+        return tree
+
+
+def read_options(fields: Mapping[str, object]) -> Given:
+    """None and a list without items count as not given, as for an option that was not used."""
+    given = Given()
+    for name, value in fields.items():
+        if name not in OPTIONS:
+            near = nearest(name, OPTIONS)
+            hint = f"did you mean {flag_of(near)}?" if near else f"the options are {', '.join(map(flag_of, OPTIONS))}"
+            raise ConfigError(f"{flag_of(name)}: unknown option", hint=hint)
+        if value is None or (isinstance(value, list | tuple) and not value):
+            continue
+        option = OPTIONS[name]
+        if name == "env":
+            _add_variables(given, option, value)
+        else:
+            given.add(option.path, _checked(option, value), option.flag)
+    return given
+
+
+def _put(place: dict[str, object], keys: list[str], value: object) -> None:
+    """Where the file has something else than a map on the way, that stays, and is reported as the mistake."""
+    key, *rest = keys
+    if not rest:
+        place[key] = value
+        return
+    if place.get(key) is None:
+        place[key] = {}
+    inner = place[key]
+    if isinstance(inner, dict):
+        _put(inner, rest, value)
+
+
+def _checked(option: Option, value: object) -> object:
+    """The value as the file would have given it."""
+    kind = option.key.kind
+    if isinstance(value, str) and option.name not in POSITIONAL:
+        value = kind.from_text(value)
+    elif isinstance(value, list | tuple) and isinstance(kind, ListOf):
+        value = [kind.item.from_text(part) if isinstance(part, str) else part for part in value]
+    try:
+        kind.parse(value)
+    except BadValueError as error:
+        raise ConfigError(f"{option.flag}: {error.message}", hint=error.hint or _example(option)) from error
+    return value
+
+
+def _add_variables(given: Given, option: Option, value: object) -> None:
+    """From a map, or from texts such as NAME=VALUE and NAME."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple):
+        pairs = [text.partition("=") for text in texts if isinstance(text, str)]
+        value = {name: text if equals else None for name, equals, text in pairs}
+        if len(pairs) != len(texts):
+            value = None
+    hint = "for example: --env HF_HOME=/data/hf"
+    if not isinstance(value, Mapping):
+        raise ConfigError("--env: expected NAME=VALUE or NAME", hint=hint)
+    for name, text in value.items():
+        try:
+            option.key.kind.parse({name: text})
+        except BadValueError as error:
+            raise ConfigError(f"--env: {error.message}", hint=hint) from error
+        given.add(("env", name), text, f"--env {name}")
+
+
+def _example(option: Option) -> str:
+    example = option.key.example
+    first = example[0] if isinstance(example, list | tuple) and example else example
+    text = first if isinstance(first, str) else flow(first)
+    return f"for example: {text}" if option.name in POSITIONAL else f"for example: {option.flag} {text}"
