@@ -121,9 +121,9 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish_many(self, ended: Iterable[tuple[Job, SmallLog]]) -> list[Job | Exception]:
-        """They have done all they were to do. Of each its last two moves at once, or what is against them."""
-        return await self._database.run_each((partial(_finish, job=job, log=log) for job, log in ended), self._tell)
+    async def finish(self, job: Job, log: SmallLog) -> Job:
+        """It has succeeded, and this is all that it wrote: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job, log))
 
     async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
         """Of one that has ended so, and when."""
