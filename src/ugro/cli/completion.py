@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import click
-from click.shell_completion import BashComplete, ShellComplete, add_completion_class, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    ShellComplete,
+    add_completion_class,
+    get_completion_class,
+    shell_complete,
+)
 
 from ugro.cli.session import COMPLETION_VARIABLE, Session, pass_session
 
@@ -39,7 +47,11 @@ class Bash(BashComplete):
         return args, incomplete
 
 
-def answer(command: click.Command) -> None:
-    """Prints the candidates for the word that the shell asks about, and ends."""
+def answer(command: click.Command) -> int:
+    """Prints the candidates for the word that a shell asks about."""
     add_completion_class(Bash)
-    command.main([], prog_name="ugro")
+    asked = os.environ[COMPLETION_VARIABLE]
+    try:
+        return shell_complete(command, {}, "ugro", COMPLETION_VARIABLE, asked)
+    except Exception:  # noqa: BLE001  # a message would land in the line that the user types
+        return 1
