@@ -91,6 +91,11 @@ class Section:
         return _KEYS[cls]
 
     @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """The keys whose values are maps of their own."""
+        return {name: one.section for name, one in cls.known_keys().items() if one.section is not None}
+
+    @classmethod
     def read(cls, value: object) -> Self:
         """Raises BadValueError, with all that is wrong."""
         if isinstance(value, cls):
