@@ -1,30 +1,60 @@
 PYTHON_HERE := .venv/bin/python
+PYTEST := $(PYTHON_HERE) -m pytest
 OLD_PYTHON ?= python3.9
+# More processes than cores: most tests wait for something most of the time.
+WORKERS ?= 4
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
 SECONDS ?= 600
 SEED ?= 1
 NODES ?= 10
 CODE := src tests scripts examples $(dir $(wildcard bench/__main__.py))
 
+# A part of `make proof` is a room of tests/integration, or one of these.
+ROOMS := $(notdir $(patsubst %/__init__.py,%,$(wildcard tests/integration/*/__init__.py)))
+PARTS := $(ROOMS) crashes fuzz chaos mutants
+PART ?= $(PARTS)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-remote chaos mutants demo bench docs clean
+.PHONY: help parts setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs clean
 
 help:         ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
+	@echo "Parts of make proof, each below 20 minutes, as in make proof PART=crashes:"
+	@echo "  $(PARTS)" | fold -s -w 100
 
-setup:        ## Make .venv and install what is missing
+parts:
+	@echo $(PARTS)
+
+setup:        ## Make .venv and install what tests need
 	@scripts/setup.sh
 
-check: setup  ## Lint, types, direction of imports, sizes, docs
+check:        ## Lint, types, direction of imports, sizes, docs
+	@scripts/setup.sh dev
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy $(CODE)
 	.venv/bin/lint-imports --no-cache
-	$(PYTHON_HERE) -m pytest -q tests/unit/test_project.py
+	$(PYTEST) -q tests/unit/test_project.py
 	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
 
-test: setup   ## Run all tests, three files at a time: most of them wait
-	$(PYTHON_HERE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup   ## Run what a change must pass: a few minutes
+	$(PYTEST) $(IN_PARALLEL) -m "not proof"
+
+proof: $(PART:%=proof-%)  ## Run all that takes longer, or one part of it: PART=crashes
+
+$(ROOMS:%=proof-%): proof-%: setup
+	$(PYTEST) $(IN_PARALLEL) -m proof tests/integration/$*
+
+proof-crashes: setup
+	$(PYTEST) $(IN_PARALLEL) -m proof tests/proof
+
+proof-fuzz: setup
+	$(PYTEST) $(IN_PARALLEL) -m hypothesis --hypothesis-profile=proof
+
+proof-chaos: chaos
+
+proof-mutants: mutants
 
 test-remote:  ## Load the node program with an old Python: OLD_PYTHON=python3.9
 	$(OLD_PYTHON) scripts/remote_on_old_python.py
@@ -36,14 +66,16 @@ chaos: setup  ## Faults of every kind on ten sshds: SECONDS=600 SEED=1 NODES=10
 mutants: setup  ## Take each guard of the protocol away: some test must notice
 	$(PYTHON_HERE) -m tests.proof.mutants
 
-demo: setup   ## Try UGRO on this machine
+demo:         ## Try UGRO on this machine
+	@scripts/setup.sh demo
 	.venv/bin/ugro demo
 
 bench:        ## Measure, against other tools where they are installed
-	@scripts/setup.sh dev bench
+	@scripts/setup.sh test bench
 	$(PYTHON_HERE) -m bench
 
-docs: setup   ## Write the generated docs again
+docs:         ## Write the generated docs again
+	@scripts/setup.sh dev
 	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py ARCHITECTURE.md

@@ -33,6 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warm-repeats", type=int, default=30, help="of the ssh part")
     parser.add_argument("--cold-repeats", type=int, default=3, help="of the ssh part")
     parser.add_argument("--jobs", type=int, default=1000, help="how many jobs are run at once")
+    parser.add_argument("--queue", type=int, help="of the jobs part: how many jobs wait at once, instead of the peers")
     parser.add_argument("--rounds", type=int, default=3, help="how often all are measured in turn")
     parser.add_argument("--steps", type=int, default=40, help="of each training of the balance part")
     arguments = parser.parse_args()
@@ -51,8 +52,10 @@ def _ssh(arguments: argparse.Namespace) -> list[Bar]:
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Bar]:
-    from bench import jobs
+    from bench import jobs, long_queue
 
+    if arguments.queue:
+        return long_queue.measure(arguments.queue)
     return jobs.measure(arguments.jobs, arguments.rounds)
 
 

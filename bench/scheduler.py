@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Resources
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.decision import Start
 from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 from ugro.policy.scheduling.why import why
 
 GIB = 2**30
@@ -63,7 +63,7 @@ def jobs(count: int = JOBS, *, seed: int = 2, demands: tuple[Resources, ...] = _
     return tuple(_job(index, chance, demands) for index in range(1, count + 1))
 
 
-def running(snapshot: Snapshot) -> Snapshot:
+def running(snapshot: ClusterView) -> ClusterView:
     """The same cluster when nothing more fits; the queue is as long as before."""
     waiting = snapshot.waiting
     # Without those that take one core: they would fill every node, and nobody would hold much.
@@ -76,7 +76,7 @@ def running(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, waiting=waiting)
 
 
-def without(snapshot: Snapshot, share: float) -> Snapshot:
+def without(snapshot: ClusterView, share: float) -> ClusterView:
     """Some of the running jobs have ended."""
     chance = random.Random(3)
     return replace(snapshot, holding=tuple(one for one in snapshot.holding if chance.random() > share))
@@ -91,11 +91,11 @@ def many_demands(count: int) -> tuple[Resources, ...]:
     )
 
 
-def few_nodes() -> Snapshot:
+def few_nodes() -> ClusterView:
     """What a small cluster has to do whenever one of many small jobs ends."""
     nodes = tuple(NodeView(f"node{index}", 8, 32 * GIB) for index in range(3))
     spec = JobSpec("small", ("true",))
-    return Snapshot(_NOW, nodes, tuple(Waiting(number, "ann", spec, _NOW) for number in range(1, 1001)))
+    return ClusterView(_NOW, nodes, tuple(Waiting(number, "ann", spec, _NOW) for number in range(1, 1001)))
 
 
 def measure() -> str:
@@ -106,7 +106,7 @@ def measure() -> str:
 
 
 def results() -> list[Result]:
-    idle = Snapshot(_NOW, cluster(), jobs())
+    idle = ClusterView(_NOW, cluster(), jobs())
     full = running(idle)
     some = without(full, 0.1)
     varied = replace(some, waiting=jobs(demands=many_demands(1000)))
@@ -125,12 +125,12 @@ def results() -> list[Result]:
     ]
 
 
-def _halved(snapshot: Snapshot) -> tuple[Callable[[], object], Snapshot]:
+def _halved(snapshot: ClusterView) -> tuple[Callable[[], object], ClusterView]:
     half = replace(snapshot, waiting=snapshot.waiting[: len(snapshot.waiting) // 2])
     return (lambda: schedule(half)), half
 
 
-def _measured(name: str, run: Callable[[], object], snapshot: Snapshot) -> Result:
+def _measured(name: str, run: Callable[[], object], snapshot: ClusterView) -> Result:
     seconds = []
     for _ in range(_REPEATS):
         gc.collect()

@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
-# Makes .venv with the project and its tools, and adds the Debian packages that the tests run for real.
-# Usage: scripts/setup.sh [GROUP...]   dependency groups of pyproject.toml; "dev" when none is named.
+# Makes .venv with UGRO and the named dependency groups of pyproject.toml; "test" when none is named.
+# Usage: scripts/setup.sh [demo|dev|test|bench...]
+#   demo   PyTorch, and nothing else: no tools, no Debian packages
+#   dev    the tools of `make check`; no Debian packages
+#   test   both, and the Debian packages that the tests run for real
+#   bench  what `make bench` compares with
 # Needs no network, and next to no time, when there is nothing to do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin # where Debian keeps sshd and ip, and where users' own PATH does not look
 
-groups=("${@:-dev}")
+groups=("${@:-test}")
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
+has_group() { [[ " ${groups[*]} " == *" $1 "* ]]; }
 is_there() { command -v "$1" >/dev/null || [[ $1 == /* && -e $1 ]]; }
 may_install() { [ "$(id -u)" = 0 ] && is_there apt-get; }
 
 # What is looked for, and the package that brings it.
 wanted() {
-  echo 'sshd openssh-server
+  ! has_group test || echo 'sshd openssh-server
         ssh openssh-client
         ip iproute2
         iptables iptables
@@ -28,7 +33,7 @@ wanted() {
         openssl openssl
         promtool prometheus
         chromium chromium'
-  [[ " ${groups[*]} " != *" bench "* ]] || echo 'pdsh pdsh
+  ! has_group bench || echo 'pdsh pdsh
         rsync rsync
         zstd zstd
         tsp task-spooler
@@ -117,8 +122,12 @@ requirements() {
 import sys, tomllib
 with open("pyproject.toml", "rb") as file:
     groups = tomllib.load(file)["dependency-groups"]
-for name in sys.argv[1:]:
-    print(*groups[name], sep="\n")
+
+def packages(name):
+    for entry in groups[name]:
+        yield from [entry] if isinstance(entry, str) else packages(entry["include-group"])
+
+print(*dict.fromkeys(package for name in sys.argv[1:] for package in packages(name)), sep="\n")
 PYTHON
 }
 
@@ -133,9 +142,11 @@ key=$({ pwd; cat pyproject.toml scripts/setup.sh; } | sha256sum)
 [ "$(cat "$stamp" 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ] && exit 0
 
 .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
-say "installing UGRO and its tools (${groups[*]}), PyTorch among them: the first time that is a large download"
 packages=$(requirements "${groups[@]}")
 mapfile -t packages <<<"$packages"
+size=
+[[ $(printf '%s\n' "${packages[@]}") != *torch* ]] || size='; with PyTorch, the first time is a large download'
+say "installing UGRO into .venv, with what \"${groups[*]}\" needs$size"
 # Its bars are for people; a log does without.
 quiet=--quiet
 [ ! -t 1 ] || quiet=--no-input

@@ -1,18 +1,17 @@
-"""What holds for every test."""
+"""What holds for every test: how many examples a property gets, and that bytecode is kept."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import sys
+
 from hypothesis import HealthCheck, settings
 
+# Tests start agents and commands by the hundred, and none of them should compile UGRO again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # How long something takes says more about the machine than about the code.
-settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("anywhere")
-
-# Files that take minutes: begun first, they keep no process waiting at the end. The others follow by name, and so the
-# quick ones of tests/unit come last and fill the gaps.
-_LONG = ("test_demo.py", "test_crash_points.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
+settings.register_profile("test", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("proof", settings.get_profile("test"), max_examples=400)
+settings.load_profile("test")  # --hypothesis-profile=proof looks longer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.proof import chaos, schedule
 from tests.proof.schedule import Size
 
@@ -10,6 +12,7 @@ SIZE = Size(nodes=3, seconds=12, job_every_s=0.6, fault_every_s=0.8, cancel_ever
 _SETTLE_S = 80
 
 
+@pytest.mark.proof
 def test_faults_of_every_kind_lose_double_and_leave_nothing() -> None:
     steps = schedule.draw(SEED, SIZE, chaos.impossible())
     report, made = chaos.run(SEED, SIZE, steps, _SETTLE_S)

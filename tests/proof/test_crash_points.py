@@ -1,6 +1,6 @@
 """The agent is killed, or stands still, at every step between two things that last: jobs end as if nothing had been.
 
-All points run at once, a few at a time; each test then looks at its own. A point that is not reached is a failure.
+A point that is not reached is a failure.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from tests.proof.place import Place
 from tests.rig.agent import AgentProcess
 from tests.rig.judge import Final, Task
+from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.agent.support.crashpoint import POINTS
@@ -46,39 +47,19 @@ TAKEN_OVER_AT = (
     "start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun",
     "many.asked", "many.answered", "many.ended", "many.logged",
 )  # fmt: skip
-_AT_ONCE = 4
 _REACHED_S = 30
 
 
-class Scenarios:
-    """Run in the background, all that the tests of this session will ask for."""
-
-    def __init__(self, pool: ThreadPoolExecutor, wanted: Sequence[tuple[str, str]]) -> None:
-        known = {"killed_at": killed_at, "asleep_at": asleep_at}
-        self._done: dict[tuple[str, str], Future[None]] = {
-            (name, point): pool.submit(known[name], point) for name, point in wanted
-        }
-
-    def expect(self, name: str, point: str) -> None:
-        self._done[name, point].result()
+@pytest.mark.parametrize(
+    "point", sample([*POINTS, *LATER], "start.asked", "start.answered", "conclude.recorded", "many.recorded")
+)
+def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(point: str) -> None:
+    killed_at(point)
 
 
-@pytest.fixture(scope="module")
-def scenarios(request: pytest.FixtureRequest) -> Iterator[Scenarios]:
-    specs = [getattr(item, "callspec", None) for item in request.session.items]
-    params = [item for spec in specs if spec is not None for item in spec.params.items()]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield Scenarios(pool, [(name, str(point)) for name, point in params if name in ("killed_at", "asleep_at")])
-
-
-@pytest.mark.parametrize("killed_at", [*POINTS, *LATER])
-def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(scenarios: Scenarios, killed_at: str) -> None:
-    scenarios.expect("killed_at", killed_at)
-
-
-@pytest.mark.parametrize("asleep_at", TAKEN_OVER_AT)
-def test_an_agent_that_slept_while_another_took_over_does_no_harm(scenarios: Scenarios, asleep_at: str) -> None:
-    scenarios.expect("asleep_at", asleep_at)
+@pytest.mark.parametrize("point", sample(TAKEN_OVER_AT, "start.answered"))
+def test_an_agent_that_slept_while_another_took_over_does_no_harm(point: str) -> None:
+    asleep_at(point)
 
 
 def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> None:
@@ -92,6 +73,7 @@ def test_two_commands_that_hand_in_the_same_job_to_a_slow_agent_make_one() -> No
         place.judge(place.finals())
 
 
+@pytest.mark.proof
 def test_a_retry_of_the_last_job_whose_answer_is_lost_makes_one_job() -> None:
     with Place(1) as place:
         agent = ready(place.agent("submit.recorded@2"))
@@ -188,7 +170,7 @@ async def _start_stray(place: Place, agent: str, generation: int) -> None:
     spec = NodeSpec("n1", remote_root=str(place.roots[0]), transport="local")
     link = await Link.open(spec, SshOptions(), timeout_s=_REACHED_S, env=dict(os.environ))
     rank = {"rank": 0, "argv": place.ledger.fields(STRAY)["command"], "env": place.ledger.env}
-    params = {"agent": agent, "generation": generation, "job": str(STRAY_JOB), "attempt": 1}
-    await link.call("runs.start", {**params, "spec": {"ranks": [rank], "grace_s": 1}}, timeout_s=_REACHED_S)
+    run = {"job": str(STRAY_JOB), "attempt": 1, "spec": {"ranks": [rank], "grace_s": 1}}
+    await link.call("runs.start", {"agent": agent, "generation": generation, "runs": [run]}, timeout_s=_REACHED_S)
     link.close()
     await link.wait_closed()

@@ -26,6 +26,7 @@ def place(tmp_path: Path) -> Iterator[EngineRig]:
     made.end()
 
 
+@pytest.mark.proof
 def test_no_second_attempt_begins_while_the_first_may_live(place: EngineRig, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     argv = ledger.fields(TASK)["command"]

@@ -352,7 +352,7 @@ async def _is_refused(work: Coroutine[Any, Any, Any]) -> bool:
 class TestJobs(Jobs.TestCase):  # type: ignore[misc,valid-type]
     # Not shrunk: that would take minutes. PROOF_SEED and PROOF_EXAMPLES look elsewhere, and for longer.
     settings = settings(
-        max_examples=int(os.environ.get("PROOF_EXAMPLES", "60")),
+        max_examples=int(os.environ.get("PROOF_EXAMPLES", settings().max_examples)),
         stateful_step_count=50,
         phases=[Phase.generate],
         database=None,

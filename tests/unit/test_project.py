@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import click
@@ -87,6 +87,8 @@ def shells(module: Module) -> Iterator[str]:
 
 
 def broad_excepts(module: Module) -> Iterator[str]:
+    if not re.search(r"except\s*:|Exception\b", module.text):
+        return
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ExceptHandler) and _caught(node) & {"", "Exception", "BaseException"}:
             yield f"{module.path}:{node.lineno}: catches everything; name the errors that are expected"
@@ -177,7 +179,12 @@ def _imports(module: Module) -> Iterator[tuple[int, str]]:
 
 def modules(*folders: str) -> list[Module]:
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [Module(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
+    return [_module(path) for path in paths]
+
+
+@cache
+def _module(path: Path) -> Module:
+    return Module(path.relative_to(ROOT).as_posix(), path.read_text())
 
 
 def texts() -> Iterator[tuple[str, str]]:

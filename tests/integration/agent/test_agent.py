@@ -68,6 +68,7 @@ def agents(ugro: Ugro) -> list[int]:
 # --- one agent -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_ten_commands_at_once_start_one_agent_and_all_succeed(ugro: Ugro) -> None:
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda _: ugro("agent", "start", "--json"), range(10)))
@@ -99,6 +100,7 @@ def test_a_killed_agents_socket_is_in_nobodys_way(ugro: Ugro) -> None:
     assert new["generation"] == old["generation"] + 1
 
 
+@pytest.mark.proof
 def test_commands_find_their_way_while_the_agent_is_being_stopped(ugro: Ugro) -> None:
     ugro("agent", "start")
     with ThreadPoolExecutor(8) as pool:
@@ -111,6 +113,7 @@ def test_commands_find_their_way_while_the_agent_is_being_stopped(ugro: Ugro) ->
     assert ugro("health").returncode == 0
 
 
+@pytest.mark.proof
 def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
     ugro: Ugro, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
     assert generations == [1, 2, 2, 3]
 
 
+@pytest.mark.proof
 def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> None:
     ready, theirs = os.pipe()
     argv = [sys.executable, "-m", "ugro.agent", "--home", str(ugro.home), "--ready-fd", str(theirs)]
@@ -159,6 +163,7 @@ def test_an_idle_agent_of_another_version_is_replaced(ugro: Ugro) -> None:
     assert (new["version"], new["generation"]) == (package.__version__, 2)
 
 
+@pytest.mark.proof
 def test_a_busy_agent_of_another_version_is_left_to_its_work(ugro: Ugro, cluster: SshdFarm) -> None:
     start_agent(ugro, OLD, "--cluster", str(ugro.cluster), code=("-c", AS_VERSION.format(module="agent")))
     script = "echo begun; until [ -e go ]; do sleep 0.02; done; echo done"
@@ -177,6 +182,7 @@ def test_a_busy_agent_of_another_version_is_left_to_its_work(ugro: Ugro, cluster
     assert status(ugro)["version"] == package.__version__
 
 
+@pytest.mark.proof
 def test_a_program_that_is_older_than_what_is_installed_does_not_fight_over_the_agent(ugro: Ugro) -> None:
     with old_command(ugro, "health") as command:
         _, errors = command.communicate(timeout=30)
@@ -272,6 +278,7 @@ def test_a_full_disk_is_one_clear_error_at_the_start(ugro: Ugro, small_disk: Pat
     assert processes_with_variable("UGRO_HOME", [str(small_disk)]) == []
 
 
+@pytest.mark.proof
 def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(ugro: Ugro, small_disk: Path) -> None:
     env = {"UGRO_HOME": str(small_disk)}
     node = json.loads(ugro("health", "--json", env=env).stdout)["nodes"][0]["name"]
@@ -291,6 +298,7 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(ugro: Ugro, sm
 # --- its end -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_signal_ends_it_cleanly_with_all_it_started(ugro: Ugro, cluster: SshdFarm) -> None:
     assert ugro("health").returncode == 0
     agent = status(ugro)
@@ -329,6 +337,7 @@ def test_start_status_and_stop_say_what_there_is(ugro: Ugro) -> None:
     assert ugro("agent", "status").returncode == 5
 
 
+@pytest.mark.proof
 def test_the_agent_can_be_stopped_when_its_cluster_file_is_gone(ugro: Ugro, tmp_path: Path) -> None:
     ugro.cluster = tmp_path / "cluster.yaml"
     ugro.cluster.write_text("nodes: {here: {transport: local}}\n")

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.conftest import Ugro
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
@@ -37,6 +39,7 @@ def sessions(farm: SshdFarm) -> dict[str, list[int]]:
     return {node.name: node.sessions() for node in farm.nodes}
 
 
+@pytest.mark.proof
 def test_edits_are_taken_up_within_two_seconds_and_touch_no_other_link(ugro: Ugro, cluster: SshdFarm) -> None:
     assert ugro.cluster is not None
     full = ugro.cluster.read_text()
@@ -98,6 +101,7 @@ def test_a_broken_edit_is_reported_by_every_command_and_changes_nothing(ugro: Ug
     assert "warning" not in ugro("health").stderr
 
 
+@pytest.mark.proof
 def test_a_deleted_file_is_reported_and_its_nodes_stay(ugro: Ugro, tmp_path: Path) -> None:
     good = local_cluster(ugro, tmp_path)
     file, ugro.cluster = ugro.cluster, None
@@ -116,6 +120,7 @@ def test_a_deleted_file_is_reported_and_its_nodes_stay(ugro: Ugro, tmp_path: Pat
     wait_until(lambda: status(ugro)["config_error"] is None, 2, "the error to be gone")
 
 
+@pytest.mark.proof
 def test_a_broken_file_at_the_first_start_leaves_no_agent(ugro: Ugro, tmp_path: Path) -> None:
     local_cluster(ugro, tmp_path)
     write(ugro, "nodes: [one]\nssh:\n  timeout: soon\n")
@@ -128,6 +133,7 @@ def test_a_broken_file_at_the_first_start_leaves_no_agent(ugro: Ugro, tmp_path: 
     assert not (ugro.home / "agent.sock").exists()
 
 
+@pytest.mark.proof
 def test_one_agent_serves_one_cluster_file_however_it_is_spelt(ugro: Ugro, tmp_path: Path) -> None:
     local_cluster(ugro, tmp_path / "other")
     local_cluster(ugro, tmp_path / "first")

@@ -27,6 +27,7 @@ def ours(ugro: Ugro, monkeypatch: pytest.MonkeyPatch) -> Ugro:
     return ugro
 
 
+@pytest.mark.proof
 def test_a_stream_whose_agent_dies_before_it_reads_the_request_asks_another(ours: Ugro) -> None:
     with Client(home=ours.home) as client, ThreadPoolExecutor(1) as pool:
         first = client.agent()
@@ -38,6 +39,7 @@ def test_a_stream_whose_agent_dies_before_it_reads_the_request_asks_another(ours
         assert client.agent().generation == first.generation + 1
 
 
+@pytest.mark.proof
 def test_a_command_whose_agent_is_stopped_before_it_is_given_the_cluster_starts_another(ours: Ugro) -> None:
     assert ours("agent", "start").returncode == 0
     file = ours.home / "cluster.yaml"
@@ -61,6 +63,7 @@ class StoppedOnce(Client):
         return found
 
 
+@pytest.mark.proof
 def test_a_command_that_finds_an_agent_still_loading_waits_for_it(ugro: Ugro, tmp_path: Path) -> None:
     hold_up_the_load(tmp_path)
     assert ugro("agent", "start").returncode == 0
@@ -95,6 +98,7 @@ def agent_pid(ugro: Ugro) -> int:
     return int(json.loads((ugro.home / "agent.lock").read_text())["pid"])
 
 
+@pytest.mark.proof
 def test_stopping_is_done_when_the_agent_that_was_asked_is_gone(ugro: Ugro) -> None:
     assert ugro("agent", "start").returncode == 0
     old = agent_pid(ugro)
@@ -124,6 +128,7 @@ def is_listening(ugro: Ugro) -> bool:
     return False
 
 
+@pytest.mark.proof
 def test_a_right_agent_that_replaced_the_old_one_meanwhile_is_not_stopped(ours: Ugro) -> None:
     old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="agent")))
     found: list[int] = []

@@ -43,6 +43,7 @@ def test_a_broken_edit_is_told_by_the_very_next_command_and_so_is_its_mending(ug
     assert "warning" not in ugro("node", "ls", cwd=tmp_path).stderr
 
 
+@pytest.mark.proof
 def test_agent_stop_also_ends_an_agent_that_hangs(ugro: Ugro, tmp_path: Path) -> None:
     write_cluster(tmp_path, "a")
     pid = json.loads(ugro("agent", "start", "--json", cwd=tmp_path).stdout)["agent"]["pid"]
@@ -57,6 +58,7 @@ def test_agent_stop_also_ends_an_agent_that_hangs(ugro: Ugro, tmp_path: Path) ->
     assert names_of(ugro, tmp_path) == ["a"]
 
 
+@pytest.mark.proof
 def test_a_command_that_ignored_sigterm_is_reported_as_killed(ugro: Ugro, tmp_path: Path) -> None:
     write_cluster(tmp_path, "a")
     with Client(home=ugro.home, cluster=str(tmp_path / "cluster.yaml")) as client:

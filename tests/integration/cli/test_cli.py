@@ -93,7 +93,7 @@ def leaves(group: click.Group, prefix: str = "") -> Iterator[str]:
                 yield f"{prefix}{name}"
 
 
-@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("is_before", [pytest.param(True, marks=pytest.mark.proof), False])
 def test_json_gives_one_document_and_nothing_else(ugro: Ugro, is_before: bool) -> None:
     (ugro.home / "cwd" / "new.yaml").unlink(missing_ok=True)
     for name, (words, key) in DOCUMENTS.items():
@@ -288,6 +288,7 @@ def test_a_number_that_cannot_be_is_refused_with_its_limits(ugro: Ugro, words: s
 # --- health --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_exit_code_of_health_tells_how_the_nodes_are(ugro: Ugro, farm: SshdFarm, gpus: Path) -> None:
     assert ugro("health").returncode == 0
     write_gpus(gpus, [HOT])
@@ -309,6 +310,7 @@ def test_the_exit_code_of_health_tells_how_the_nodes_are(ugro: Ugro, farm: SshdF
     wait_until(lambda: ugro("health").returncode == 0, 30, "all to be well again")
 
 
+@pytest.mark.proof
 def test_watching_goes_on_until_ctrl_c_also_over_a_new_agent(ugro: Ugro) -> None:
     with ugro.start("health", "--watch", "--interval", "0.2", "--json") as watching:
         assert watching.stdout is not None
@@ -369,6 +371,7 @@ def cpu_s(ugro: Ugro, *argv: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("words", "most"), [(("--help",), 1.8), (("health", "n002"), 3.2)])
 def test_a_command_costs_little_more_than_its_interpreter_and_click(
     ugro: Ugro, words: tuple[str, ...], most: float
@@ -463,6 +466,7 @@ def test_leaving_an_iterator_ends_its_command(client: Client, farm: SshdFarm) ->
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the command to end")
 
 
+@pytest.mark.proof
 def test_a_long_lived_client_survives_its_agent(client: Client, ugro: Ugro) -> None:
     assert len(client.health()) == 2
     before = client.agent()

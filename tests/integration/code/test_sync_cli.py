@@ -64,6 +64,7 @@ def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: P
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 
+@pytest.mark.proof
 def test_every_attempt_has_a_folder_of_its_own_and_harms_no_other(ugro: Ugro, here: Path) -> None:
     (here / "data").write_text("as submitted\n")
     (here / "data").chmod(0o644)
@@ -114,6 +115,7 @@ def test_sync_says_what_travels_and_why(ugro: Ugro, here: Path) -> None:
     assert missing.returncode == 4
 
 
+@pytest.mark.proof
 def test_too_much_code_is_not_sent_unless_it_is_forced(ugro: Ugro, here: Path) -> None:
     (here / "data").mkdir()
     (here / "data" / "train.bin").write_bytes(bytes(2_000_000))
@@ -129,6 +131,7 @@ def test_too_much_code_is_not_sent_unless_it_is_forced(ugro: Ugro, here: Path) -
     assert ugro("run", "--no-sync", "--", "test", "-e", str(here / "data")).returncode == 0
 
 
+@pytest.mark.proof
 def test_nothing_goes_along_from_a_home_and_no_folder_is_made_up(ugro: Ugro, here: Path) -> None:
     home = ugro.home / "user"
     (home / "letter").write_text("private")
@@ -141,6 +144,7 @@ def test_nothing_goes_along_from_a_home_and_no_folder_is_made_up(ugro: Ugro, her
     assert "nowhere: no such directory" in wrong.stderr
 
 
+@pytest.mark.proof
 def test_an_agent_that_is_stopped_while_it_takes_a_folder_ends_and_says_so(ugro: Ugro, here: Path) -> None:
     assert ugro("agent", "start").returncode == 0
     agent = holder(ugro.home)
@@ -163,6 +167,7 @@ def _reads(process: int, folder: Path) -> bool:
     return False
 
 
+@pytest.mark.proof
 def test_tidying_up_takes_nothing_from_a_job_that_runs_or_waits(ugro: Ugro, here: Path, tmp_path: Path) -> None:
     go = ugro.home / "user" / "go"
     (here / "train.py").write_text(HELD.format(go=str(go)))
@@ -184,6 +189,7 @@ def test_tidying_up_takes_nothing_from_a_job_that_runs_or_waits(ugro: Ugro, here
     assert [ugro("logs", name).stdout.strip() for name in ("runs", "waits")] == ["mine", "mine"]
 
 
+@pytest.mark.proof
 def test_code_that_a_node_lost_is_sent_again_before_a_job_starts(ugro: Ugro, here: Path, tmp_path: Path) -> None:
     (here / "version").write_text("mine")
     assert ugro("run", "--", "cat", "version").stdout == "mine"
@@ -192,6 +198,7 @@ def test_code_that_a_node_lost_is_sent_again_before_a_job_starts(ugro: Ugro, her
     assert ugro("run", "--", "cat", "version").stdout == "mine"
 
 
+@pytest.mark.proof
 def test_many_commands_of_one_folder_take_one_snapshot(ugro: Ugro, here: Path) -> None:
     (here / "word").write_text("hello")
     assert ugro("agent", "start").returncode == 0
@@ -207,6 +214,7 @@ def test_many_commands_of_one_folder_take_one_snapshot(ugro: Ugro, here: Path) -
         assert totals.syncs <= 2, "once for each node"
 
 
+@pytest.mark.proof
 def test_a_setup_finds_the_code_and_runs_again_when_that_has_changed(ugro: Ugro, here: Path) -> None:
     seen_by_setup = ugro.home / "user" / "seen"
     setup = f"cat requirements.txt >> {seen_by_setup}; touch made-by-setup"

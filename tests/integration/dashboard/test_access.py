@@ -191,6 +191,7 @@ def test_two_agents_have_two_dashboards(dashboard: Dashboard) -> None:
         assert ask(other, "GET", _path_of(other.link())).status == 200
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate, and is not installed")
 def test_with_a_certificate_the_dashboard_is_https(tmp_path: Path, browser: Browser) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -205,6 +206,7 @@ def test_with_a_certificate_the_dashboard_is_https(tmp_path: Path, browser: Brow
         expect(page.locator("#live")).to_have_attribute("data-state", "live")
 
 
+@pytest.mark.proof
 def test_an_edit_of_the_file_moves_the_dashboard(tmp_path: Path) -> None:
     with dashboards() as dashboard:
         text = dashboard.cluster.read_text()
@@ -234,9 +236,10 @@ def test_the_command_prints_a_link_and_says_when_there_is_no_dashboard(ugro: Ugr
     ugro("agent", "stop")
     refused = ugro("dashboard")
     assert refused.returncode == 6
-    assert "the dashboard is off" in refused.stderr
+    assert "the dashboard is disabled" in refused.stderr
 
 
+@pytest.mark.proof
 def test_a_browser_is_opened_and_the_link_is_in_nobodys_list_of_processes(ugro: Ugro, tmp_path: Path) -> None:
     told, browser = tmp_path / "told", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$@" > {told}.new && mv {told}.new {told}\n')

@@ -66,6 +66,7 @@ def longest(page: Page) -> int:
     return found
 
 
+@pytest.mark.proof
 def test_five_thousand_experiments_are_shown_by_pages_that_new_jobs_do_not_move(
     dashboard: Dashboard, page: Page
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_filter_that_means_nothing_is_said_and_what_finds_nothing_too(dashboar
     page.get_by_role("searchbox").fill("lr>fast")
     expect(page.get_by_role("alert").filter(has_text="fast")).to_contain_text("is not a number", timeout=WAIT_MS)
     page.get_by_role("searchbox").fill("no-such-thing")
-    expect(page.locator("[data-part=table]")).to_contain_text("No experiment is like that", timeout=WAIT_MS)
+    expect(page.locator("[data-part=table]")).to_contain_text("No experiment matches", timeout=WAIT_MS)
     page.goto(dashboard.url + "/experiments?sort=nonsense")
     expect(page.get_by_role("alert").filter(has_text="nonsense")).to_contain_text("no column")
 
@@ -134,6 +135,7 @@ def test_runs_that_differ_in_their_seed_alone_become_one_line_with_mean_and_devi
     expect(line).to_contain_text(f"{mean:.4g} ± {deviation:.2g}")
 
 
+@pytest.mark.proof
 def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     dashboard: Dashboard, context: BrowserContext
 ) -> None:
@@ -144,9 +146,9 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     one.goto(dashboard.url + "/experiments")
     one.get_by_role("button", name="Write the note of job 4999").click()
     one.get_by_label("Text").fill(text)
-    one.get_by_label("Tags, with spaces").fill("base paper")
+    one.get_by_label("Tags, separated").fill("base paper")
     one.get_by_role("button", name="Save").click()
-    expect(one.get_by_text("The note is saved")).to_be_visible()
+    expect(one.get_by_text("Note saved")).to_be_visible()
     expect(one.get_by_role("button", name="Edit the note of job 4999")).to_be_visible(timeout=WAIT_MS)
     other.bring_to_front()
     expect(other.locator("tr[data-key='4999']")).to_contain_text(text, timeout=WAIT_MS)
@@ -161,15 +163,16 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     dashboard.client.jobs.set_note(4999, "second thoughts")
     expect(note).to_contain_text("second thoughts", timeout=WAIT_MS)
     other.locator("a.chip", has_text="mine").click()
-    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d,\d{3} that recorded something$"))
+    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d,\d{3} with metrics, notes or tags$"))
     assert rows(other) == [4999]
 
 
+@pytest.mark.proof
 def test_what_is_no_tag_is_refused_and_nothing_is_lost(dashboard: Dashboard, page: Page) -> None:
     dashboard.client.jobs.set_note(4998, "stays", tags=["kept"])
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("button", name="the note of job 4998").click()
-    page.get_by_label("Tags, with spaces").fill("<b>")
+    page.get_by_label("Tags, separated").fill("<b>")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("alert").filter(has_text="is not a tag")).to_be_visible()
     assert dashboard.client.jobs.note(4998).tags == ("kept",)
@@ -181,8 +184,8 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     page.goto(dashboard.url + "/experiments")
     expect(page.locator("#compare")).to_be_disabled()
     for number in (4991, 4985):
-        page.get_by_role("checkbox", name=f"Choose job {number}").check()
-    page.get_by_role("button", name="Compare 2 chosen").click()
+        page.get_by_role("checkbox", name=f"Select job {number}").check()
+    page.get_by_role("button", name="Compare 2 selected").click()
     expect(page).to_have_url(re.compile(r"/compare\?jobs=4991,4985$"))
     chart = drawn(page, least=2)
     sentence = chart.get_by_role("img").get_attribute("aria-label") or ""
@@ -192,13 +195,14 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     rates = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="parameter lr"))
     expect(rates).to_contain_text(parameters(spec_of(4985))["lr"])
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_have_count(0)
-    page.get_by_role("link", name="Show what is the same, too").click()
+    page.get_by_role("link", name="Show equal facts too").click()
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_be_visible()
     assert "hush" not in page.content()
-    page.get_by_role("link", name="Leave out job 4991").click()
+    page.get_by_role("link", name="Remove job 4991").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 job")
 
 
+@pytest.mark.proof
 def test_a_thousand_runs_are_drawn_read_and_grouped(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("link", name="Compare the newest 1,000").click()
@@ -228,6 +232,7 @@ def test_a_thousand_runs_are_drawn_read_and_grouped(dashboard: Dashboard, page: 
     assert last == pytest.approx(39, abs=1), "0.1 s for each of 390 steps"
 
 
+@pytest.mark.proof
 def test_a_chart_is_used_by_keyboard_read_as_a_table_and_looked_at_closely(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/compare?jobs=4991,4985&key=loss")
     chart = drawn(page, least=2)
@@ -292,6 +297,7 @@ def test_curves_have_the_colours_of_the_theme_and_change_with_it(dashboard: Dash
     assert seen[0] != seen[1]
 
 
+@pytest.mark.proof
 def test_a_running_job_is_drawn_on_while_it_records(dashboard: Dashboard, page: Page, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = dashboard.submit("live-curve", sys.executable, "-c", LIVE, str(gate))
@@ -338,16 +344,18 @@ def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashbo
     assert page.evaluate(ask, "/v1/metrics?job=1&column=nonsense")[0] == 400
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("/compare?jobs=1,x", "is not the number of a job"), ("/compare?jobs=1,999999", "there is no job 999999"),
-     ("/compare/code?old=1&new=2", "no code was sent along"), ("/experiments?after=x", "there is no page")],
+    [("/compare?jobs=1,x", "is not a job number"), ("/compare?jobs=1,999999", "there is no job 999999"),
+     ("/compare/code?old=1&new=2", "has no stored code"), ("/experiments?after=x", "there is no page")],
 )  # fmt: skip
 def test_a_wrong_address_is_said_in_words(dashboard: Dashboard, page: Page, path: str, words: str) -> None:
     page.goto(dashboard.url + path)
     expect(page.locator("main")).to_contain_text(words)
 
 
+@pytest.mark.proof
 def test_everybody_can_read_these_pages_in_both_themes_on_a_phone_and_a_wide_screen(
     dashboard: Dashboard, browser: Browser
 ) -> None:

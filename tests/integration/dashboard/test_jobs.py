@@ -145,6 +145,7 @@ def test_what_a_log_says_cannot_become_markup_or_escapes(
     assert "owned" not in page.title()
 
 
+@pytest.mark.proof
 def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
     dashboard: Dashboard, page: Page, run: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -156,7 +157,7 @@ def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
     _open(dashboard, page, job)
 
     expect(page.locator("#why")).to_contain_text(f"job {holder.id}")
-    page.locator(".log-status", has_text="nothing written yet").wait_for()
+    page.locator(".log-status", has_text="no output yet").wait_for()
     (tmp_path / "go").touch()
     _wait_for_state(page, "succeeded")
     _wait_for_line(page, "it runs now")
@@ -165,6 +166,7 @@ def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
 # --- logs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_log_is_followed_while_it_is_written_and_over_a_restart_of_the_agent(
     dashboard: Dashboard, page: Page, run: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_log_is_followed_while_it_is_written_and_over_a_restart_of_the_agent(
     assert _lines(page) == ["part 1", "part 2", "part 3", "at last"]
 
 
+@pytest.mark.proof
 def test_a_second_attempt_is_followed_and_the_first_can_still_be_read(
     dashboard: Dashboard, page: Page, run: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_second_attempt_is_followed_and_the_first_can_still_be_read(
     assert _lines(page) == ["first"]
 
 
+@pytest.mark.proof
 def test_of_a_large_log_a_window_is_in_the_page_and_everything_can_be_reached(
     dashboard: Dashboard, page: Page, run: Callable[..., Job]
 ) -> None:
@@ -236,6 +240,7 @@ def test_of_a_large_log_a_window_is_in_the_page_and_everything_can_be_reached(
     _wait_for_line(page, "line 60000 of many, many lines")
 
 
+@pytest.mark.proof
 def test_a_job_of_64_ranks_shows_each_and_all_in_the_order_of_time(
     dashboard: Dashboard, page: Page, tmp_path: Path
 ) -> None:
@@ -262,6 +267,7 @@ def test_a_job_of_64_ranks_shows_each_and_all_in_the_order_of_time(
     wait_until(lambda: set(page.locator(".log-rank").all_inner_texts()) == everybody, 30, "the lines of all ranks")
 
 
+@pytest.mark.proof
 def test_each_rank_says_how_it_is_and_how_far_it_has_come(dashboard: Dashboard, page: Page, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("pretend GPUs need a C compiler")
@@ -283,6 +289,7 @@ def test_each_rank_says_how_it_is_and_how_far_it_has_come(dashboard: Dashboard, 
 # --- acting -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_job_is_cancelled_and_tried_again_by_its_buttons(
     dashboard: Dashboard, page: Page, run: Callable[..., Job]
 ) -> None:
@@ -326,7 +333,7 @@ def test_thousands_of_jobs_are_gone_through_by_pages_and_filtered(dashboard: Das
     expect(page).to_have_url(re.compile("after="))
     expect(ids).to_have_text(wanted[:50])
     page.goto(f"{dashboard.url}/jobs?state=queued&q=nobody")
-    page.get_by_text("No job is like that.").wait_for()
+    page.get_by_text("No job matches the filter.").wait_for()
 
 
 # --- where the time goes ------------------------------------------------------------------------------------------
@@ -355,6 +362,7 @@ def test_the_balance_of_a_training_names_the_slow_rank_and_its_configuration_hid
 # --- for everybody ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("width", "theme"), [(390, "light"), (1360, "dark")])
 def test_the_pages_fit_the_screen_and_axe_finds_nothing(
     dashboard: Dashboard, browser: Browser, run: Callable[..., Job], width: int, theme: Any
@@ -374,6 +382,7 @@ def test_the_pages_fit_the_screen_and_axe_finds_nothing(
         assert accessibility_problems(page) == []
 
 
+@pytest.mark.proof
 def test_a_job_that_is_not_there_and_questions_that_make_no_sense_have_an_answer(
     dashboard: Dashboard, page: Page, run: Callable[..., Job]
 ) -> None:

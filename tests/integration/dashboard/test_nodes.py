@@ -44,10 +44,11 @@ def test_many_nodes_are_a_map_and_a_page_of_the_worst(dashboard: Dashboard, page
     assert len(page.request.get(dashboard.url).body()) < 100_000
 
 
+@pytest.mark.proof
 def test_the_other_nodes_are_on_other_pages_and_the_healthy_ones_come_last(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url)
     for beginning in (51, 101):
-        page.get_by_role("link", name="more →").click()
+        page.get_by_role("link", name="next →").click()
         expect(page.locator("[data-part=nodes]")).to_contain_text(re.compile(rf"{beginning}–\d+ of {COUNT}"))
     assert _names(page)[-2:] == list(HERE)
     expect(page).to_have_url(f"{dashboard.url}/?page=3")
@@ -57,6 +58,7 @@ def test_the_other_nodes_are_on_other_pages_and_the_healthy_ones_come_last(dashb
     assert _names(page)[-2:] == list(HERE), "a page that is no more is the last one"
 
 
+@pytest.mark.proof
 def test_order_and_filter_stand_in_the_address_and_begin_at_the_first_page(dashboard: Dashboard, page: Page) -> None:
     page.goto(f"{dashboard.url}/?page=2")
     is_live(page)
@@ -75,6 +77,7 @@ def test_order_and_filter_stand_in_the_address_and_begin_at_the_first_page(dashb
     expect(page.locator("tr[data-row]")).to_have_count(2)
 
 
+@pytest.mark.proof
 def test_the_map_is_one_stop_of_the_tab_key_and_arrows_lead_to_a_node(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url)
     is_live(page)
@@ -100,6 +103,7 @@ def test_the_map_is_one_stop_of_the_tab_key_and_arrows_lead_to_a_node(dashboard:
     expect(page).to_have_url(f"{dashboard.url}/nodes/gpu{COUNT}")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_everybody_can_read_the_map(dashboard: Dashboard, browser: Browser, theme: str, width: int) -> None:
     with contexts(browser, color_scheme=theme, viewport={"width": width, "height": 900}) as context:

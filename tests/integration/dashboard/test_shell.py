@@ -37,6 +37,7 @@ def test_a_job_appears_and_ends_on_an_open_page(dashboard: Dashboard, page: Page
     assert page.evaluate("window.isTheSamePage"), "the page was loaded again"
 
 
+@pytest.mark.proof
 def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> None:
     first = dashboard.submit("first", "sleep", "600")
     second = dashboard.submit("second", after=str(first))
@@ -45,18 +46,19 @@ def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> No
     expect(queue).to_contain_text(f"job {first}")
     for job in (second, first):
         dashboard.client.jobs.cancel(job)
-    expect(queue).to_contain_text("No job waits")
+    expect(queue).to_contain_text("No queued jobs")
 
 
+@pytest.mark.proof
 def test_a_node_is_drained_and_resumed_by_buttons(dashboard: Dashboard, page: Page) -> None:
     page.goto(f"{dashboard.url}/nodes/here")
     page.get_by_role("button", name="Drain").click()
     question = page.get_by_role("dialog")
     expect(question).to_contain_text("ugro node drain here")
-    question.get_by_role("button", name="Leave it").click()
+    question.get_by_role("button", name="Back").click()
     expect(page.get_by_role("button", name="Drain")).to_be_visible()
     page.get_by_role("button", name="Drain").click()
-    page.get_by_role("textbox", name="Why?").fill("new fan")
+    page.get_by_role("textbox", name="Reason").fill("new fan")
     page.keyboard.press("Enter")
     expect(page.locator(".head")).to_contain_text("drained new fan")
     assert dashboard.client.health(["here"])[0].drained == "new fan"
@@ -78,12 +80,13 @@ def test_a_test_message_says_what_became_of_it(dashboard: Dashboard, page: Page)
     expect(page.locator("#tried")).to_contain_text("log: sent")
 
 
+@pytest.mark.proof
 def test_the_nodes_are_filtered_and_the_address_says_how(dashboard: Dashboard, page: Page) -> None:
     is_live(page)
     nodes = page.locator("[data-part=nodes]")
     page.keyboard.press("/")
     page.keyboard.type("nowhere")
-    expect(nodes).to_contain_text("No node is like that")
+    expect(nodes).to_contain_text("No node matches")
     expect(page).to_have_url(f"{dashboard.url}/?q=nowhere")
     page.reload()
     is_live(page)
@@ -92,6 +95,7 @@ def test_the_nodes_are_filtered_and_the_address_says_how(dashboard: Dashboard, p
     expect(nodes.get_by_role("link", name="here")).to_be_visible()
 
 
+@pytest.mark.proof
 def test_what_is_typed_and_focused_survives_an_update(dashboard: Dashboard, page: Page) -> None:
     is_live(page)
     link = page.locator("[data-part=nodes]").get_by_role("link", name="here")
@@ -101,6 +105,7 @@ def test_what_is_typed_and_focused_survives_an_update(dashboard: Dashboard, page
     expect(link).to_be_focused()
 
 
+@pytest.mark.proof
 def test_keys_lead_everywhere(dashboard: Dashboard, page: Page) -> None:
     is_live(page)
     page.keyboard.press("?")
@@ -121,6 +126,7 @@ def test_keys_lead_everywhere(dashboard: Dashboard, page: Page) -> None:
     expect(page).to_have_url(f"{dashboard.url}/")
 
 
+@pytest.mark.proof
 def test_the_theme_is_kept(dashboard: Dashboard, page: Page) -> None:
     is_live(page)
     root = page.locator("html")
@@ -159,6 +165,7 @@ def test_curves_of_a_node_are_shown(dashboard: Dashboard, page: Page) -> None:
     expect(page.locator("#charts ugro-chart").first).to_be_visible()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1360])
 def test_everybody_can_read_every_page(dashboard: Dashboard, browser: Browser, theme: str, width: int) -> None:
@@ -173,6 +180,7 @@ def test_everybody_can_read_every_page(dashboard: Dashboard, browser: Browser, t
             assert too_wide <= 0, path
 
 
+@pytest.mark.proof
 def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserContext) -> None:
     pages = [dashboard.sign_in(context), *(context.new_page() for _ in range(11))]
     for page in pages[1:]:
@@ -204,6 +212,7 @@ def test_what_happens_before_a_page_listens_is_not_missed(dashboard: Dashboard, 
     wait_until(lambda: jobs[0] in late.evaluate("window.seen ?? []"), 30, "the event")
 
 
+@pytest.mark.proof
 def test_a_stream_that_is_taken_and_never_answered_is_asked_for_anew(dashboard: Dashboard, browser: Browser) -> None:
     asked: list[str] = []
 
@@ -225,6 +234,7 @@ def test_a_stream_that_is_taken_and_never_answered_is_asked_for_anew(dashboard: 
         assert len(asked) == 2
 
 
+@pytest.mark.proof
 def test_a_worker_that_never_answers_is_replaced(dashboard: Dashboard, browser: Browser) -> None:
     """As one may be that is being ended, because its last tab has gone."""
     with contexts(browser) as context:
@@ -251,6 +261,7 @@ def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashbo
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
 
 
+@pytest.mark.proof
 def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -292,6 +303,7 @@ def test_the_stream_goes_on_where_it_was_cut_and_loses_nothing(dashboard: Dashbo
     assert len(seen) >= 5 * 4, "submitted, given, running, ended"
 
 
+@pytest.mark.proof
 def test_an_edited_file_that_is_broken_is_said_on_every_page(browser: Browser) -> None:
     with dashboards() as dashboard, contexts(browser) as context:
         page = dashboard.sign_in(context)

@@ -46,6 +46,7 @@ def test_a_job_runs_and_its_output_and_exit_code_come_home(rig: Rig) -> None:
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_small_commands_begin_in_the_folders_of_those_that_are_over(rig: Rig) -> None:
     place, count = rig(1), 120
     script = "stat -c %i $UGRO_RUN_DIR; find . $UGRO_OUTPUT -mindepth 1; echo $0"

@@ -36,6 +36,7 @@ def place(tmp_path: Path) -> Iterator[EngineRig]:
 # --- starts that wait -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_small_command_whose_start_waits_is_not_over_before_that(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
 # --- leases ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_lease_is_kept_while_the_database_hangs(place: EngineRig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, goes_on = LiveJobs.read, asyncio.Event()
     goes_on.set()
@@ -125,6 +128,7 @@ def test_a_lease_is_kept_while_the_database_hangs(place: EngineRig, monkeypatch:
 # --- a node's name that leads elsewhere -------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_job_goes_on_where_it_is_when_its_nodes_name_leads_elsewhere(place: EngineRig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
@@ -166,6 +170,7 @@ def test_a_job_whose_nodes_name_leads_elsewhere_can_be_cancelled(place: EngineRi
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_leased_job_starts_elsewhere_when_its_old_place_has_ended_it(
     place: EngineRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def gated(ledger: Path, gate: Path) -> str:
     return f"echo $UGRO_NODE begun >> {ledger}; until [ -e {gate} ]; do sleep 0.05; done; echo done >> {ledger}"
 
 
+@pytest.mark.proof
 def test_a_job_goes_on_while_its_node_is_away_and_its_end_is_read_when_it_is_back(
     place: EngineRig, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_cancelled_job_is_not_over_before_its_silent_node_is_asked(place: Engi
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_killed_supervisor_is_noticed_and_the_job_is_tried_again_free_of_charge(
     place: EngineRig, tmp_path: Path
 ) -> None:

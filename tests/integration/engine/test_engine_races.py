@@ -112,6 +112,7 @@ def test_a_number_that_no_job_can_have_is_not_found_and_the_database_goes_on(tmp
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_folder_on_a_node_whose_number_no_job_can_have_stops_nothing(place: EngineRig) -> None:
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -141,6 +142,7 @@ def test_a_job_that_cannot_be_read_does_not_hold_up_the_others(place: EngineRig)
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_what_cannot_be_written_of_one_job_costs_no_other_its_lease(place: EngineRig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
@@ -159,6 +161,7 @@ def test_what_cannot_be_written_of_one_job_costs_no_other_its_lease(place: Engin
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_an_end_that_cannot_be_written_down_is_tried_again_at_leisure(place: EngineRig) -> None:
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -177,6 +180,7 @@ def test_an_end_that_cannot_be_written_down_is_tried_again_at_leisure(place: Eng
 # --- starting -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_job_too_large_to_be_told_to_a_node_is_given_up_and_not_tried_without_pause(place: EngineRig) -> None:
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -188,6 +192,7 @@ def test_a_job_too_large_to_be_told_to_a_node_is_given_up_and_not_tried_without_
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_start_under_way_ends_with_its_attempt_and_starts_nothing_later(place: EngineRig, tmp_path: Path) -> None:
     """The setup on one node takes its time; the other node, never asked to start, is away and counts as gone."""
     gate, script = tmp_path / "gate", tmp_path / "train.py"
@@ -223,6 +228,7 @@ def test_a_start_under_way_ends_with_its_attempt_and_starts_nothing_later(place:
 # --- cancelling, preempting, time limits ----------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_cancel_while_an_attempt_is_concluded_is_not_forgotten(place: EngineRig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     spec = JobSpec(
@@ -268,6 +274,7 @@ def test_a_cancel_between_a_look_at_a_job_and_its_move_is_not_forgotten(
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_a_job_asked_to_make_way_when_it_holds_nothing_is_tried_again(place: EngineRig) -> None:
     """The victim was chosen while it held devices, and its attempt ended by itself before it could be asked."""
 
@@ -302,6 +309,7 @@ def test_a_job_that_had_ended_well_before_it_was_to_make_way_is_not_run_again(pl
     assert ledger.read_text() == "begun\n"
 
 
+@pytest.mark.proof
 def test_a_job_that_ended_well_in_time_while_no_agent_looked_has_succeeded(place: EngineRig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     spec = JobSpec("limited", ("sh", "-c", gated(gate)), time_limit_s=3.0)
@@ -322,6 +330,7 @@ def test_a_job_that_ended_well_in_time_while_no_agent_looked_has_succeeded(place
 # --- leases and lost nodes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_lease_counts_from_the_start_and_not_from_what_an_idle_node_last_said(
     place: EngineRig, clock: Clock
 ) -> None:
@@ -344,6 +353,7 @@ def test_a_lease_counts_from_the_start_and_not_from_what_an_idle_node_last_said(
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_the_logs_of_a_run_whose_supervisor_died_while_its_node_was_away_come_home(
     place: EngineRig, clock: Clock, tmp_path: Path
 ) -> None:

@@ -28,8 +28,8 @@ from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
-from ugro.policy.nodes.meeting import Apart, Crossing, Meeting, Place, meet
-from ugro.remote.main import RUN_METHODS
+from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, meet
+from ugro.remote.messages import Connections
 from ugro.store.database import Store
 
 IDENTITY = Identity("agent-1", 1)
@@ -130,7 +130,7 @@ async def test_ports_that_are_always_taken_are_given_up(tmp_path: Path, monkeypa
     taken = AsyncMock(side_effect=rendezvous.PortTaken("in use", subject="n1"))
     monkeypatch.setattr("ugro.agent.engine.preflight.find_meeting", taken)
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
-        with pytest.raises(LaunchRefused, match="n1: 3 ports were free and then taken") as refused:
+        with pytest.raises(LaunchRefused, match="n1: 3 ports in a row were free and then taken") as refused:
             await preflight.rendezvous(job(where), where)
     assert (refused.value.failure_cause, taken.await_count) == (Cause.PORT_IN_USE, 3)
 
@@ -141,10 +141,10 @@ async def test_nodes_that_are_slow_are_not_apart(tmp_path: Path, monkeypatch: py
     where = placement("n1", "n2", "n3")
     seen: list[Meeting | Apart] = []
 
-    def deaf_at_first(places: Sequence[Place], port: int, crossings: Mapping[str, Crossing]) -> Meeting | Apart:
+    def deaf_at_first(places: Sequence[Endpoint], port: int, found: Mapping[str, Connections]) -> Meeting | Apart:
         if not seen:
-            crossings = {**crossings, "n3": Crossing(crossings["n3"].reached[:1])}
-        seen.append(meet(places, port, crossings))
+            found = {**found, "n3": Connections(found["n3"].reached[:1])}
+        seen.append(meet(places, port, found))
         return seen[-1]
 
     monkeypatch.setattr(rendezvous, "meet", deaf_at_first)
@@ -221,15 +221,11 @@ async def test_a_mended_mismatch_that_was_remembered_does_not_refuse(tmp_path: P
 
 # --- setup ------------------------------------------------------------------------------------------------------
 
-needs_setup = pytest.mark.skipif("setup" not in RUN_METHODS, reason="the node program has no runs.setup yet")
-
-
 def with_setup(where: Placement, script: str, number: int = 1) -> Job:
     plain = job(where, number)
     return replace(plain, spec=replace(plain.spec, setup=script))
 
 
-@needs_setup
 @in_loop
 async def test_a_setup_runs_once_per_node_and_content(tmp_path: Path) -> None:
     where = placement("n1", "n2")
@@ -243,7 +239,6 @@ async def test_a_setup_runs_once_per_node_and_content(tmp_path: Path) -> None:
         assert (tmp_path / "ledger-n1").read_text().count("n1") == 2
 
 
-@needs_setup
 @in_loop
 async def test_a_setup_that_fails_refuses_the_start_with_its_last_words(tmp_path: Path) -> None:
     where = placement("n1", "n2")
@@ -370,6 +365,7 @@ async def test_the_address_that_the_user_wants_is_taken_if_it_works(switch: Swit
         assert (await preflight.rendezvous(job(elsewhere, 2), elsewhere)).address == switch.address("n3")
 
 
+@pytest.mark.proof
 @in_loop
 async def test_one_pair_that_cannot_talk_is_named_and_nothing_starts(switch: Switch, tmp_path: Path) -> None:
     switch.drop("n3", "-s", switch.address("n2"))
@@ -383,10 +379,11 @@ async def test_one_pair_that_cannot_talk_is_named_and_nothing_starts(switch: Swi
     assert "n1" not in text
     assert refused.value.failure_cause is Cause.START_FAILED
     assert refused.value.hint is not None
-    assert f"let n2 through on n3: sudo ufw allow from {switch.address('n2')}" in refused.value.hint
+    assert f"if a firewall blocks n2 on n3: sudo ufw allow from {switch.address('n2')}" in refused.value.hint
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_firewall_that_only_lets_the_rendezvous_through_is_found_out(switch: Switch, tmp_path: Path) -> None:
     switch.drop("n1", "-p", "tcp", "--dport", "32768:65535", "--syn")

@@ -92,6 +92,7 @@ def test_the_same_work_is_done_once_until_anything_that_counts_differs(
     assert run(ugro, project, "--cache")["cached_from"] == third["id"]
 
 
+@pytest.mark.proof
 def test_what_was_removed_or_ran_with_other_packages_stands_for_nobody(
     ugro: Ugro, farm: SshdFarm, project: Path, python: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_an_input_that_is_not_there_is_a_clear_error(ugro: Ugro, project: Path) 
     assert refused.stderr.count("\n") == 2
 
 
+@pytest.mark.proof
 def test_an_exact_retry_runs_the_code_that_was_submitted_whatever_is_there_now(
     ugro: Ugro, farm: SshdFarm, project: Path
 ) -> None:

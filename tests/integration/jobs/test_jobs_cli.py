@@ -327,6 +327,7 @@ def test_many_jobs_are_submitted_in_one_request(ugro: Ugro) -> None:
         assert len(client.jobs.newest(None)) == client.jobs.newest(1)[0].id
 
 
+@pytest.mark.proof
 def test_following_goes_on_when_the_agent_is_killed(tmp_path: Path) -> None:
     """Judged by the lines alone: each of them once, whoever was killed meanwhile."""
     wanted = [f"line {n} {'x' * (n % 50)}\n".encode() for n in range(300)]
@@ -350,6 +351,7 @@ def test_following_goes_on_when_the_agent_is_killed(tmp_path: Path) -> None:
         assert ugro("logs").stdout.encode() == b"".join(wanted)
 
 
+@pytest.mark.proof
 def test_a_script_goes_to_other_machines_or_has_a_place_there(farm_of: Farms, tmp_path: Path) -> None:
     farm = farm_of(2)
     with commands(farm.cluster_yaml()) as ugro:
@@ -376,6 +378,7 @@ def test_a_table_of_jobs_fits_a_narrow_terminal(ugro: Ugro) -> None:
     assert max(map(len, rows)) <= 80
 
 
+@pytest.mark.proof
 def test_who_follows_is_told_that_the_agent_was_stopped_and_starts_no_other(tmp_path: Path) -> None:
     with commands(cluster_file(tmp_path)) as ugro:
         attached = ugro.start("run", "sh", "-c", "echo begun; exec sleep 1000")

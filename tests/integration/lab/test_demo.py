@@ -59,6 +59,7 @@ def expect_no_trace(ugro: Ugro, scratch: Path) -> None:
 # --- balanced --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(find_spec("torch") is None, reason="it is a PyTorch training")
 def test_the_same_training_is_shown_with_equal_and_with_measured_shares(ugro: Ugro) -> None:
     lab = Lab(StateDir(ugro.home))
@@ -127,6 +128,7 @@ def result(ugro: Ugro, job: str) -> dict[str, Any]:
 # --- the accident ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_rank_is_killed_and_the_training_ends_as_if_it_had_not_been(ugro: Ugro, scratch: Path) -> None:
     done = demo(ugro, scratch, "--accident")
     health, log, jobs, steps = tables(done.stdout)
@@ -166,6 +168,7 @@ def undisturbed() -> str:
     return done.stdout
 
 
+@pytest.mark.proof
 def test_without_pytorch_a_training_in_plain_python_is_shown(ugro: Ugro, scratch: Path, tmp_path: Path) -> None:
     argv = [without_torch(tmp_path), "-c", "from ugro.cli.main import main; main()", "demo", "--json"]
     env = ugro.environment({"TMPDIR": str(scratch)})
@@ -203,10 +206,10 @@ def document(ugro: Ugro, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (signal.SIGINT, "lab/cluster.yaml"),
-        (signal.SIGINT, "agent.err"),  # the agent's process has hardly begun
-        (signal.SIGTERM, "agent.lock"),
-        (signal.SIGHUP, "lab/lab3/grid_workspace"),
+        pytest.param(signal.SIGINT, "lab/cluster.yaml", marks=pytest.mark.proof),
+        pytest.param(signal.SIGINT, "agent.err", marks=pytest.mark.proof),  # the agent's process has hardly begun
+        pytest.param(signal.SIGTERM, "agent.lock", marks=pytest.mark.proof),
+        pytest.param(signal.SIGHUP, "lab/lab3/grid_workspace", marks=pytest.mark.proof),
         (signal.SIGINT, "jobs/1/attempt_1/logs/rank_0.log"),  # the ranks run
     ],
 )
@@ -214,6 +217,7 @@ def test_an_interrupted_demo_leaves_nothing(ugro: Ugro, scratch: Path, number: s
     expect_nothing_left(ugro, scratch, ["demo", "--gentle"], number, moment)
 
 
+@pytest.mark.proof
 def test_nor_does_one_that_is_interrupted_while_it_recovers(ugro: Ugro, scratch: Path) -> None:
     moment = "jobs/1/checkpoints/attempt_2.json"  # the ranks are about to run again
     expect_nothing_left(ugro, scratch, ["demo", "--gentle", "--accident"], signal.SIGINT, moment)

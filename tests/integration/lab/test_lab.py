@@ -99,6 +99,7 @@ def test_a_lab_is_made_shown_and_taken_away_again(ugro: Ugro, lab: Lab) -> None:
     assert ugro("--json", "lab", "down").stdout == ugro("lab", "down", "--json").stdout == '{"lab":null}\n'
 
 
+@pytest.mark.proof
 def test_each_node_has_a_home_of_its_own_and_knows_nothing_of_the_agents(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2").returncode == 0
     done = ugro("exec", "@lab", "--", "sh", "-c", 'echo "$HOME $PWD ${UGRO_HOME-none}"')
@@ -107,6 +108,7 @@ def test_each_node_has_a_home_of_its_own_and_knows_nothing_of_the_agents(ugro: U
     ]
 
 
+@pytest.mark.proof
 def test_a_lab_that_is_up_stays_as_it_is_until_other_numbers_are_asked_for(ugro: Ugro, lab: Lab) -> None:
     before = document(ugro, "lab", "up", "--speeds", "1,0.5")
     again = ugro("lab", "up")
@@ -129,7 +131,7 @@ def test_a_lab_that_is_up_stays_as_it_is_until_other_numbers_are_asked_for(ugro:
         ("--speeds 1,0", "'0' is not a speed"),
         ("--speeds 2", "'2' is not a speed"),
         ("--speeds fast", "'fast' is not a speed"),
-        ("--gpus 99", "0 to 16 pretend GPUs"),
+        ("--gpus 99", "0 to 16 simulated GPUs"),
     ],
 )
 def test_wrong_numbers_get_one_clear_error_and_make_nothing(ugro: Ugro, lab: Lab, words: str, said: str) -> None:
@@ -142,6 +144,7 @@ def test_wrong_numbers_get_one_clear_error_and_make_nothing(ugro: Ugro, lab: Lab
     assert ugro("agent", "status").returncode == 5
 
 
+@pytest.mark.proof
 def test_a_lab_is_refused_where_the_agent_serves_another_cluster(ugro: Ugro, lab: Lab, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("nodes: {here: {transport: local}}\n")
@@ -156,6 +159,7 @@ def test_a_lab_is_refused_where_the_agent_serves_another_cluster(ugro: Ugro, lab
     assert document(ugro, "agent", "status")["agent"]["cluster_file"] == str(other)
 
 
+@pytest.mark.proof
 def test_two_at_once_make_one_lab(ugro: Ugro, lab: Lab) -> None:
     both = [ugro.start("lab", "up", "--nodes", "2") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1].decode() for process in both]
@@ -170,7 +174,7 @@ def test_a_lab_command_leaves_the_lab_to_another_that_is_at_work(ugro: Ugro, lab
         fcntl.flock(folder, fcntl.LOCK_EX)
         for word in ("up", "down"):
             done = ugro("lab", word)
-            assert (done.returncode, done.stderr.splitlines()[0]) == (6, "error: another lab command is at work here")
+            assert (done.returncode, done.stderr.splitlines()[0]) == (6, "error: another lab command is running")
     finally:
         os.close(folder)
 
@@ -194,6 +198,7 @@ def lose_everything(ugro: Ugro, lab: Lab) -> None:
     shutil.rmtree(lab.home.lab)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("accident", "option"),
     [
@@ -214,6 +219,7 @@ def test_after_an_accident_a_lab_can_be_taken_down(
     expect_nothing_left(lab)
 
 
+@pytest.mark.proof
 def test_a_lab_that_lost_its_agent_and_its_groups_is_mended_by_up(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2").returncode == 0
     kill_agent(ugro, lab)
@@ -225,6 +231,7 @@ def test_a_lab_that_lost_its_agent_and_its_groups_is_mended_by_up(ugro: Ugro, la
     assert list(healthy_nodes(ugro)) == ["lab1", "lab2"]
 
 
+@pytest.mark.proof
 def test_down_ends_all_that_carries_the_mark_and_nothing_else(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "1").returncode == 0
     stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
@@ -253,6 +260,7 @@ def test_a_node_cannot_be_entered_once_its_lab_is_down(ugro: Ugro, lab: Lab, tmp
 # --- speeds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("option", [[], ["--no-cgroups"]], ids=["cgroups", "duty-cycle"])
 def test_a_quarter_is_about_four_times_slower_than_one(ugro: Ugro, lab: Lab, option: list[str]) -> None:
     assert ugro("lab", "up", "--speeds", "1,0.25", *option).returncode == 0
@@ -278,6 +286,7 @@ def wait_until_in_state(pid: int, state: str) -> None:
     wait_until(lambda: states([pid]) == {state}, 10, f"process {pid} to be in state {state}")
 
 
+@pytest.mark.proof
 def test_without_control_groups_work_is_stopped_and_the_node_goes_on_answering(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--speeds", "0.1", "--no-cgroups").returncode == 0
     running = ugro.start("exec", "lab1", "--", sys.executable, "-c", BURN)
@@ -301,6 +310,7 @@ def test_without_control_groups_work_is_stopped_and_the_node_goes_on_answering(u
     wait_until(lambda: not is_alive(burner), 10, "the work to end")
 
 
+@pytest.mark.proof
 def test_a_throttle_ends_with_its_node_program_and_leaves_nothing_stopped(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--speeds", "0.1", "--no-cgroups").returncode == 0
     bystander = subprocess.Popen(
@@ -321,6 +331,7 @@ def test_a_throttle_ends_with_its_node_program_and_leaves_nothing_stopped(ugro: 
 # --- pretend GPUs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_each_node_has_pretend_gpus_of_another_kind(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2", "--gpus", "2").returncode == 0
@@ -331,6 +342,7 @@ def test_each_node_has_pretend_gpus_of_another_kind(ugro: Ugro, lab: Lab) -> Non
     assert len({gpu["uuid"] for fact in facts for gpu in fact["gpus"]}) == 4
 
 
+@pytest.mark.proof
 def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2", "--gpus", "1").returncode == 0
     (ugro.home / "cwd" / "train.py").touch()
@@ -344,6 +356,7 @@ def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro:
         assert env["UGRO_SPEEDS_SOURCE"] == "what is stated of such GPU models"
 
 
+@pytest.mark.proof
 def test_without_a_compiler_a_stub_nvidia_smi_shows_the_gpus(ugro: Ugro, lab: Lab, tmp_path: Path) -> None:
     for tool in ("sh", "cat", "tr", "sleep"):
         found = shutil.which(tool)
@@ -355,6 +368,7 @@ def test_without_a_compiler_a_stub_nvidia_smi_shows_the_gpus(ugro: Ugro, lab: La
     assert [(fact["gpu_source"], len(fact["gpus"])) for fact in facts] == [("nvidia-smi", 1)] * 2, facts
 
 
+@pytest.mark.proof
 def test_what_uses_the_lab_uses_its_cluster_file(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "1").returncode == 0
     with Client(home=ugro.home) as client:

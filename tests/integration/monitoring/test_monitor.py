@@ -122,6 +122,7 @@ def revive(node: SshdNode) -> None:
         node.thaw()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("stop", [hang, end], ids=["hangs", "ends"])
 def test_a_node_that_stops_is_flagged_told_once_left_alone_and_comes_back_by_itself(
     watch: Watch, ugro: Ugro, stop: Callable[[SshdNode], None]
@@ -158,6 +159,7 @@ def test_a_node_that_stops_is_flagged_told_once_left_alone_and_comes_back_by_its
     assert watched.told("unhealthy-nodes", None) == []
 
 
+@pytest.mark.proof
 def test_an_agent_that_starts_anew_does_not_tell_an_alert_again(watch: Watch, ugro: Ugro) -> None:
     watched = watch(1, breaker_pause=1)
     [node] = watched.farm.nodes
@@ -174,6 +176,7 @@ def test_an_agent_that_starts_anew_does_not_tell_an_alert_again(watch: Watch, ug
     watched.wait(lambda: watched.told("unreachable", node.name)[-1] == "cleared", "the end of the alert")
 
 
+@pytest.mark.proof
 def test_a_job_that_ends_is_told_to_whom_it_names(watch: Watch, ugro: Ugro, web: HttpReceiver) -> None:
     watched = watch(1)
     assert ugro("run", "--name", "quiet", "--", "true").returncode == 0  # first: who is heard later proves it silent
@@ -198,6 +201,7 @@ def test_a_job_that_ends_is_told_to_whom_it_names(watch: Watch, ugro: Ugro, web:
     assert "notify: there is no channel 'nobody'" in refused.stderr
 
 
+@pytest.mark.proof
 def test_an_alert_that_cannot_be_recorded_is_told_when_it_can(watch: Watch, ugro: Ugro) -> None:
     watched = watch(1, breaker_pause=1)
     [node] = watched.farm.nodes
@@ -212,6 +216,7 @@ def test_an_alert_that_cannot_be_recorded_is_told_when_it_can(watch: Watch, ugro
     assert sorted(kinds) == ["alert-started", "node-changed"]
 
 
+@pytest.mark.proof
 def test_alerts_are_told_while_curves_cannot_be_written(watch: Watch, ugro: Ugro) -> None:
     watched = watch(1)
     [node] = watched.farm.nodes
@@ -221,6 +226,7 @@ def test_alerts_are_told_while_curves_cannot_be_written(watch: Watch, ugro: Ugro
         watched.wait(lambda: watched.told("unreachable", node.name), "an alert")
 
 
+@pytest.mark.proof
 def test_an_end_is_told_once_if_that_cannot_be_recorded(watch: Watch, ugro: Ugro, web: HttpReceiver) -> None:
     watched = watch(1)
 

@@ -82,6 +82,7 @@ def profile_of(ugro: Ugro, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof
 def test_a_slow_rank_is_told_while_the_training_runs(ugro: Ugro, job: str) -> None:
     found = profile_of(ugro, job)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
@@ -128,6 +129,7 @@ def test_watching_shows_new_steps_until_ctrl_c(ugro: Ugro, job: str) -> None:
         watching.communicate()
 
 
+@pytest.mark.proof
 def test_a_trace_of_every_rank_is_recorded_at_the_same_steps_and_comes_home(ugro: Ugro, job: str) -> None:
     done = ugro("profile", job, "--trace", "3", "--json", timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr

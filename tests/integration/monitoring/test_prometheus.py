@@ -148,6 +148,7 @@ def promtool(*args: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.proof
 def test_prometheus_scrapes_the_agent_and_a_jobs_series_end_with_the_job(here: Ugro, prometheus: Prometheus) -> None:
     started = here("run", "--detach", "--name", "long", "--", "sleep", "600")
     assert started.returncode == 0, started.stderr

@@ -95,6 +95,7 @@ def test_sick_nodes_are_told_apart_and_delay_nobody(farm_of: Farms, ugro: Ugro) 
     frozen.thaw()
 
 
+@pytest.mark.proof
 def test_a_root_that_stopped_being_writable_is_a_failure(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings())
     node = cluster["n002"]
@@ -113,6 +114,7 @@ def test_a_root_that_stopped_being_writable_is_a_failure(cluster: SshdFarm, ugro
     assert only(found, "n001", "root").grade is Grade.OK
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="only root may mount")
 def test_a_full_disk_and_a_read_only_one_are_failures(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(1)
@@ -131,6 +133,7 @@ def test_a_full_disk_and_a_read_only_one_are_failures(farm_of: Farms, ugro: Ugro
         subprocess.run(["umount", "--lazy", str(root)], check=True)
 
 
+@pytest.mark.proof
 def test_host_keys_that_ssh_does_not_check_are_a_warning_and_no_failure(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings())
     with cluster.ssh_config.open("a") as config:
@@ -163,6 +166,7 @@ def user_site(node: SshdNode) -> Path:
     return packages
 
 
+@pytest.mark.proof
 def test_versions_that_differ_are_found_without_importing_torch(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings())
     install_torch(cluster["n001"], "2.9.0", "12.8")
@@ -174,7 +178,7 @@ def test_versions_that_differ_are_found_without_importing_torch(cluster: SshdFar
     told = [(finding.grade, finding.text) for finding in about(found, "cluster", "versions")]
     assert told[:2] == [
         (Grade.WARNING, "torch is not installed on n003; others have 2.9.0"),
-        (Grade.WARNING, "torch differs: 2.9.0 on n001; 2.8.0 on n002"),
+        (Grade.WARNING, "torch differs: n001 has 2.9.0 (+cu128), n002 2.8.0 (+cu128)"),
     ]
     assert told[2][0] is Grade.OK
     assert "CUDA 12.8" in told[2][1]
@@ -185,6 +189,7 @@ def make_python_hang(node: SshdNode) -> None:
     (user_site(node) / "usercustomize.py").write_text("import time; time.sleep(1000)")
 
 
+@pytest.mark.proof
 def test_a_python_that_hangs_costs_its_own_check_only(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings(timeout=6))
     make_python_hang(cluster["n002"])
@@ -207,6 +212,7 @@ def hanging(node: SshdNode) -> list[int]:
     return found
 
 
+@pytest.mark.proof
 def test_nothing_goes_on_for_a_user_who_left(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings(timeout=60))
     make_python_hang(cluster["n001"])
@@ -217,6 +223,7 @@ def test_nothing_goes_on_for_a_user_who_left(cluster: SshdFarm, ugro: Ugro) -> N
     assert ugro("health").returncode == 0
 
 
+@pytest.mark.proof
 def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of.with_cables(2)
     for node in farm.nodes:
@@ -230,7 +237,7 @@ def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: F
         finding = only(found, f"{one.name} → {other.name}", "network")
         assert finding.grade is Grade.FAILED
         assert f"{other.host}: " in finding.text
-        assert finding.remedy == f"let {one.name} through on {other.name}: sudo ufw allow from {one.host}"
+        assert finding.remedy == f"if a firewall blocks {one.name} on {other.name}: sudo ufw allow from {one.host}"
     assert about(found, "cluster", "network") == []
 
 
@@ -248,6 +255,7 @@ def test_a_gpu_that_is_lost_is_a_failure(farm_of: Farms, ugro: Ugro, tmp_path: P
     assert "GPU 1" in finding.text
 
 
+@pytest.mark.proof
 def test_without_a_terminal_there_is_a_line_of_tabs_for_each_finding(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings())
     completed = ugro("doctor", "n001")
@@ -258,6 +266,7 @@ def test_without_a_terminal_there_is_a_line_of_tabs_for_each_finding(cluster: Ss
     assert " ok   checked in " in completed.stderr
 
 
+@pytest.mark.proof
 def test_on_a_terminal_each_finding_is_a_line_with_its_remedy_below(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(1)
     with listening() as taken:
@@ -286,6 +295,7 @@ def on_a_terminal(ugro: Ugro, *args: str) -> list[str]:
     return text.decode().replace("\r\n", "\n").split("\n")
 
 
+@pytest.mark.proof
 def test_a_node_that_nobody_knows_is_not_found(cluster: SshdFarm, ugro: Ugro) -> None:
     completed = ugro("doctor", "n0001")
     assert completed.returncode == 4

@@ -273,6 +273,7 @@ def test_ctrl_c_ends_it_everywhere_and_says_so(ugro: Ugro, farm: SshdFarm) -> No
     wait_until_gone(pids)
 
 
+@pytest.mark.proof
 def test_ctrl_c_ends_also_what_ignores_it_within_the_grace(ugro: Ugro, farm: SshdFarm) -> None:
     # The script ignores all, and its child has left the session and the process group.
     script = f"setsid sh -c \"{STUBBORN.replace('$$', 'child')}\" & {STUBBORN}"
@@ -286,6 +287,7 @@ def test_ctrl_c_ends_also_what_ignores_it_within_the_grace(ugro: Ugro, farm: Ssh
     assert [pid for pid in farm["n001"].processes() if b"trap" in cmdline(pid)] == []
 
 
+@pytest.mark.proof
 def test_a_second_ctrl_c_leaves_at_once_and_the_nodes_end_it_alone(ugro: Ugro, farm: SshdFarm) -> None:
     running, pids = begin(ugro, "n001", "--", "sh", "-c", STUBBORN)
     running.send_signal(signal.SIGINT)
@@ -350,6 +352,7 @@ def test_a_node_that_is_lost_is_named_and_the_others_go_on(ugro: Ugro, farm: Ssh
     wait_until_gone(pids)
 
 
+@pytest.mark.proof
 def test_a_node_that_is_cut_off_is_named_and_the_others_go_on(farm_of: Farms) -> None:
     farm = farm_of.with_cables(2)
     with commands(farm.cluster_yaml()) as ugro:

@@ -121,6 +121,7 @@ async def cut_off(nodes: list[Node], *failures: Callable[[], None]) -> list[Unre
     return [error for call in calls if isinstance(error := call.exception(), Unreachable)]
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_node_that_hangs_is_noticed_in_time_and_comes_back_by_itself(farm_of: Farms) -> None:
     farm = farm_of(3)
@@ -132,6 +133,7 @@ async def test_a_node_that_hangs_is_noticed_in_time_and_comes_back_by_itself(far
         await until(lambda: "sleep" not in map(name_of, farm.nodes[0].processes()), 15, "the old command to end")
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_cut_cable_is_noticed_in_time_whichever_way_is_cut_and_heals_by_itself(farm_of: Farms) -> None:
     farm = farm_of.with_cables(len(Way) + 1)
@@ -201,6 +203,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(farm_of: Farms, tmp_pat
         assert not is_alive(int(left.read_text()))
 
 
+@pytest.mark.proof
 @in_loop
 async def test_when_even_the_guard_is_killed_the_tree_ends_and_other_commands_go_on(
     farm_of: Farms, tmp_path: Path
@@ -283,6 +286,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.proof
 def test_when_the_agent_is_killed_nodes_end_what_it_ran(cluster: SshdFarm, ugro: Ugro, tmp_path: Path) -> None:
     node = cluster.nodes[0]
     folder = tmp_path / "tree"
@@ -323,6 +327,7 @@ def woken(node: Node) -> Node:
 # --- again and again -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_node_that_loses_its_link_again_and_again_leaks_nothing(farm_of: Farms) -> None:
     farm = farm_of(1)

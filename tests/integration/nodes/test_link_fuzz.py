@@ -71,7 +71,6 @@ FACTS = {
     "time_unix": 1.0, "uptime_s": 1.0, "load": [0, 0, 0], "cpu_use_ratio": None,
     "memory_total_bytes": 1, "memory_available_bytes": 1,
 }  # fmt: skip
-QUICK = settings(max_examples=25, deadline=None)
 
 
 def transport(folder: Path, *said: bytes, mode: str = "stay") -> tuple[str, ...]:
@@ -109,7 +108,6 @@ def ask(*said: bytes, mode: str = "exit", timeout_s: float = 5) -> dict[str, Any
 # --- towards the agent ---------------------------------------------------------------------------------------------
 
 
-@QUICK
 @given(st.binary(max_size=3000))
 @example(b"UGRO1 NONCE ")
 @example(b"UGRO1 NONCE what is this\n")
@@ -123,13 +121,11 @@ def test_anything_instead_of_a_greeting_is_a_clear_error(noise: bytes) -> None:
     assert error.cause != "timed-out"
 
 
-@QUICK
 @given(st.binary(max_size=200))
 def test_noise_before_the_greeting_does_not_matter(noise: bytes) -> None:
     assert ask(noise + GREETING, wire.message(wire.RESULT, 1, {"n": 1})) == {"n": 1}
 
 
-@QUICK
 @given(st.binary(max_size=3000))
 def test_anything_instead_of_frames_is_a_clear_error(noise: bytes) -> None:
     assert isinstance(ask(GREETING + noise), Unreachable)
@@ -143,7 +139,6 @@ FRAME = st.tuples(
 )
 
 
-@QUICK
 @given(st.lists(FRAME, max_size=6))
 def test_frames_that_make_no_sense_are_an_answer_or_a_clear_error(
     frames: list[tuple[int, int, bytes, int]],
@@ -256,6 +251,7 @@ async def test_more_output_than_was_granted_ends_the_link(tmp_path: Path, piece:
     await link.wait_closed()
 
 
+@pytest.mark.proof
 def test_hostile_nodes_beside_good_ones_harm_nobody(farm_of: Farms, ugro: Ugro, tmp_path: Path) -> None:
     def probe(**facts: Any) -> tuple[bytes, bytes]:
         return GREETING, wire.message(wire.RESULT, 1, {**FACTS, **facts})
@@ -295,7 +291,8 @@ def test_hostile_nodes_beside_good_ones_harm_nobody(farm_of: Farms, ugro: Ugro, 
 # --- towards the node program --------------------------------------------------------------------------------------
 
 
-@settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.proof
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=3000))
 def test_a_node_program_that_hears_noise_answers_or_ends(tmp_path: Path, noise: bytes) -> None:
     with RawProgram(tmp_path) as program:
@@ -338,7 +335,9 @@ def test_a_call_that_cannot_be_done_is_refused_and_the_next_one_is_answered(tmp_
         assert not descendants([program.process.pid])
 
 
-@pytest.mark.parametrize("timeout_s", ["nan", "inf", "-inf", 1e308, -5])
+@pytest.mark.parametrize(
+    "timeout_s", ["nan", *(pytest.param(wild, marks=pytest.mark.proof) for wild in ("inf", "-inf", 1e308, -5))]
+)
 def test_no_timeout_makes_the_node_program_spin_or_hang(tmp_path: Path, timeout_s: object) -> None:
     silence_s = 0.5
     with RawProgram(tmp_path, silence_s, env=(("UGRO_NVML_LIBRARY", "/nowhere.so"),)) as program:
@@ -399,6 +398,7 @@ def test_an_agent_that_asks_and_does_not_read_is_left(tmp_path: Path) -> None:
 # --- output that nobody reads --------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_command_that_writes_without_end_is_held_back_while_nobody_reads(farm_of: Farms) -> None:
     node = (farm := farm_of(1)).nodes[0]
@@ -427,6 +427,7 @@ async def test_a_command_that_writes_without_end_is_held_back_while_nobody_reads
         assert await link.call("echo", {}, timeout_s=5) == {}
 
 
+@pytest.mark.proof
 def test_a_client_that_does_not_read_costs_the_agent_little_and_other_clients_nothing(
     farm_of: Farms, ugro: Ugro
 ) -> None:

@@ -29,6 +29,7 @@ from tests.integration.conftest import (
     until,
 )
 from tests.rig.sshd import SshdFarm, command, make_keys
+from tests.rig.tiers import sample
 from tests.rig.waiting import descendants, is_alive, name_of, wait_until
 from ugro.client.client import Client
 from ugro.config.load import load_config
@@ -64,6 +65,7 @@ def arrivals(ugro: Ugro, cluster: Path) -> dict[str, tuple[float, NodeReport]]:
 # --- what fails, and what does not ---------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_of_ten_nodes_five_fail_each_in_its_own_way_and_delay_nobody(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(10)
     expected = {
@@ -93,6 +95,7 @@ def test_of_ten_nodes_five_fail_each_in_its_own_way_and_delay_nobody(farm_of: Fa
     farm["n002"].thaw()
 
 
+@pytest.mark.proof
 def test_a_node_that_hangs_after_its_link_was_up_delays_nobody_and_comes_back(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(4)
     ugro.cluster = farm.cluster_yaml(health_check={"timeout": 4})
@@ -148,6 +151,7 @@ def test_names_keys_homes_and_transports_that_are_wrong_are_named_so(farm_of: Fa
     assert "/no/such/transport" in documents["n005"]["error"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_is_named_and_nothing_half_written_is_left_on_it(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(1)
@@ -161,6 +165,7 @@ def test_a_full_disk_is_named_and_nothing_half_written_is_left_on_it(farm_of: Fa
         ugro("agent", "stop")
 
 
+@pytest.mark.proof
 def test_without_ssh_on_this_machine_the_remedy_is_to_install_it(farm_of: Farms, ugro: Ugro) -> None:
     farm = farm_of(1)
     ugro.cluster = farm.cluster_yaml()
@@ -173,6 +178,7 @@ def test_without_ssh_on_this_machine_the_remedy_is_to_install_it(farm_of: Farms,
 # --- many ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @in_loop
 async def test_thirty_nodes_come_up_though_more_hang_than_may_be_dialled_at_once(farm_of: Farms) -> None:
     farm = farm_of(30)
@@ -267,15 +273,15 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("lines", TRAPS.values(), ids=list(TRAPS))
+@pytest.mark.parametrize("trap", sample(list(TRAPS), "a shared connection", "forwards"))
 @in_loop
-async def test_what_a_user_sets_for_a_terminal_does_not_break_a_link(farm_of: Farms, lines: list[str]) -> None:
+async def test_what_a_user_sets_for_a_terminal_does_not_break_a_link(farm_of: Farms, trap: str) -> None:
     farm = farm_of(1)
     node = farm.nodes[0]
     folder = farm.directory / "own"  # short enough for a socket's path
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        filled = [line.format(dir=folder, port=taken.getsockname()[1]) for line in lines]
+        filled = [line.format(dir=folder, port=taken.getsockname()[1]) for line in TRAPS[trap]]
         config = ssh_config(farm, folder, "Host *", *filled)
         link = await open_link(spec_of(node), ssh_config=config)
     every_byte = bytes(range(256)) * 300
@@ -366,6 +372,7 @@ async def test_calls_run_side_by_side_and_each_gets_its_own_answer(farm_of: Farm
         assert (await sleeping)[1] == b"late\n"
 
 
+@pytest.mark.proof
 @in_loop
 async def test_fifty_links_opened_and_closed_leave_no_descriptor_task_or_process(farm_of: Farms) -> None:
     farm = farm_of(1)
@@ -432,6 +439,7 @@ async def test_what_a_transport_started_besides_ends_with_it(tmp_path: Path, doe
     await until(lambda: not is_alive(int(left.read_text())), 5, "the other process to end")
 
 
+@pytest.mark.proof
 @in_loop
 async def test_whoever_asks_for_a_node_that_is_down_gets_an_answer_and_has_it_dialled() -> None:
     dials: list[float] = []

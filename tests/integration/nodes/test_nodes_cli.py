@@ -242,6 +242,7 @@ def test_an_unknown_key_is_shown_and_accepted_only_when_told_to(strangers: tuple
     assert again["fingerprints"] == [fingerprint(farm["n001"])]
 
 
+@pytest.mark.proof
 def test_a_person_is_asked_also_when_talk_is_not_wanted(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     said = {b"n\n": "n001: not accepted; nothing was written", b"\x03": "", b"y\n": ""}
@@ -255,6 +256,7 @@ def test_a_person_is_asked_also_when_talk_is_not_wanted(strangers: tuple[Ugro, S
         assert (farm["n001"].public_key in farm.known_hosts.read_text()) == (code == 0)
 
 
+@pytest.mark.proof
 def test_a_program_gets_the_key_that_is_not_accepted_yet(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     farm["n002"].change_host_key()
@@ -298,6 +300,7 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.proof
 def test_a_changed_key_needs_another_word(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     old = fingerprint(farm["n002"])
@@ -316,6 +319,7 @@ def test_a_changed_key_needs_another_word(strangers: tuple[Ugro, SshdFarm]) -> N
     wait_until(lambda: ugro("node", "show", "n002").returncode == 0, 10, "the node to be reached")
 
 
+@pytest.mark.proof
 def test_a_hashed_file_is_read_and_stays_hashed(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     hash_file = ["ssh-keygen", "-q", "-H", "-f", str(farm.known_hosts)]
@@ -342,6 +346,7 @@ def test_a_revoked_key_is_never_accepted(strangers: tuple[Ugro, SshdFarm]) -> No
     assert farm.known_hosts.read_text() == line
 
 
+@pytest.mark.proof
 def test_the_last_line_of_the_file_may_lack_its_end(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     farm.known_hosts.write_text(farm.known_hosts.read_text().rstrip("\n"))
@@ -350,6 +355,7 @@ def test_the_last_line_of_the_file_may_lack_its_end(strangers: tuple[Ugro, SshdF
     assert len(farm.known_hosts.read_text().splitlines()) == 2
 
 
+@pytest.mark.proof
 def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ugro, SshdFarm]) -> None:
     from ugro.client.client import Client
     from ugro.core.errors import NotAllowed
@@ -365,6 +371,7 @@ def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ug
         assert farm.known_hosts.read_text() == before
 
 
+@pytest.mark.proof
 def test_a_node_behind_a_jump_is_trusted_over_the_jump(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     block = farm.ssh_config.read_text().split("Host n002")[0]
@@ -380,6 +387,7 @@ def test_a_node_behind_a_jump_is_trusted_over_the_jump(strangers: tuple[Ugro, Ss
     assert "hint:  try: ssh n002 true" in unknown.stderr
 
 
+@pytest.mark.proof
 def test_a_node_that_is_down_or_is_this_machine_has_no_key_to_show(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     farm["n001"].stop()

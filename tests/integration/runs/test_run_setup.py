@@ -138,6 +138,7 @@ while :; do sleep 0.1; done
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("how", ["cancelled", "link gone", "node program killed"])
 def test_a_script_that_is_given_up_leaves_nothing_and_is_not_done(node: LocalNode, counter: Path, how: str) -> None:
     link = node.link()

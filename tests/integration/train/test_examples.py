@@ -52,6 +52,7 @@ def write_pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["train_gpt.py", "train_bert.py", "train_resnet50.py"])
 def test_an_example_learns_alone_and_leaves_metrics_and_a_checkpoint(tmp_path: Path, name: str) -> None:
     done = alone(tmp_path, name)
@@ -64,6 +65,7 @@ def test_an_example_learns_alone_and_leaves_metrics_and_a_checkpoint(tmp_path: P
     assert list((tmp_path / "ugro_output" / "checkpoints").glob("step_*.pt"))
 
 
+@pytest.mark.proof
 def test_examples_read_data_of_a_user(tmp_path: Path) -> None:
     text, pictures = write_text(tmp_path), write_pictures(tmp_path)
     for name, path in (("train_gpt.py", text), ("train_bert.py", text), ("train_resnet50.py", pictures)):
@@ -72,12 +74,13 @@ def test_examples_read_data_of_a_user(tmp_path: Path) -> None:
         assert "epoch 0 step 0 of " in done.stdout
 
 
+@pytest.mark.proof
 def test_data_that_are_no_use_are_named(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "pictures" / "none").mkdir(parents=True)
     for name, data, words in (
         ("train_gpt.py", "short.txt", "too short"),
-        ("train_resnet50.py", "pictures", "no pictures"),
+        ("train_resnet50.py", "pictures", "no images"),
     ):
         done = alone(tmp_path, name, "--data", data)
         assert done.returncode == 1
@@ -93,6 +96,7 @@ def test_an_example_runs_on_two_ranks(tmp_path: Path) -> None:
     assert all(step["samples"] == 32 and len(step["shares"]) == 2 for step in steps)
 
 
+@pytest.mark.proof
 def test_a_plain_script_needs_few_changed_lines_and_they_run(tmp_path: Path) -> None:
     (diff,) = re.findall(r"^```diff\n(.*?)^```", (ranks.ROOT / "docs" / "training.md").read_text(), re.M | re.S)
     assert sum(line.startswith("+") for line in diff.splitlines()) <= 10

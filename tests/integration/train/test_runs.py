@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
 
 
-@pytest.mark.parametrize(("count", "workers"), [(3, 0), (2, 2)])
+@pytest.mark.parametrize(("count", "workers"), [pytest.param(3, 0, marks=pytest.mark.proof), (2, 2)])
 def test_an_epoch_has_every_sample_once_while_shares_change(
     tmp_path: Path, undisturbed: list[float], count: int, workers: int
 ) -> None:
@@ -57,6 +57,7 @@ def test_an_epoch_has_every_sample_once_while_shares_change(
         _expect_profile(tmp_path / "output", count)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
 def test_a_run_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     tmp_path: Path, undisturbed: list[float], before: int, after: int
@@ -70,6 +71,7 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
 
 
+@pytest.mark.proof
 def test_no_thread_of_pytorchs_outlives_the_interpreter(tmp_path: Path) -> None:
     """Such a thread aborts a rank that has done all it was to do, now and then."""
     script = tmp_path / "train.py"
@@ -98,6 +100,7 @@ for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), glob
         assert [name for name in names if "gloo" in name] == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("leaves", "code"), [("RuntimeError('as asked')", 1), ("SystemExit(7)", 7)])
 def test_a_rank_that_leaves_in_the_middle_of_a_step_keeps_its_code_and_nobody_waiting(
     tmp_path: Path, leaves: str, code: int
@@ -120,6 +123,7 @@ for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(64, 2)), glob
     assert started.wait() == [1, code], started.logs()
 
 
+@pytest.mark.proof
 def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:
@@ -143,6 +147,7 @@ def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     assert all(record["attempt"] == 2 for record in ranks.metrics(tmp_path / "again/output/metrics.jsonl", "log"))
 
 
+@pytest.mark.proof
 def test_torchruns_ranks_train_as_well(tmp_path: Path, undisturbed: list[float]) -> None:
     env = {**os.environ, "PYTHONPATH": str(ranks.ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     env |= {"RESULT": str(tmp_path / "result_0.json"), "UGRO_OUTPUT": str(tmp_path / "output")}

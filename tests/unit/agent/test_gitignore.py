@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.code import CodeRig
@@ -22,7 +22,6 @@ WORDS = st.sampled_from([*PLAIN, *ODD, "\\[a\\]"])
 LINES = st.lists(st.builds(lambda sign, word: sign + word, st.sampled_from(["", "", "!"]), WORDS), max_size=5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(PATHS, min_size=1, max_size=12), LINES, LINES)
 def test_the_files_that_go_along_are_those_that_git_would_add(
     paths: set[str], rules: list[str], inner: list[str]

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.config.edit import add_node, remove_node, write_atomically
@@ -251,7 +251,6 @@ def flow_files(draw: st.DrawFn) -> tuple[list[str], str]:
     return nodes, text
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(files(), flow_files()))
 def test_what_is_added_and_taken_out_again_leaves_the_file_as_it_was(file: tuple[list[str], str]) -> None:
     nodes, text = file
@@ -264,7 +263,6 @@ def test_what_is_added_and_taken_out_again_leaves_the_file_as_it_was(file: tuple
     assert re.sub(r"[\s,]", "", removed) == re.sub(r"[\s,]", "", text)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(files(), flow_files()), st.data())
 def test_any_node_but_the_only_one_can_be_taken_out(file: tuple[list[str], str], data: st.DataObject) -> None:
     nodes, text = file

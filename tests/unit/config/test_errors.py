@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ugro.config.load import MAX_FILE_BYTES, load_config, parse_config
@@ -356,7 +356,6 @@ def complaint_about(text: str) -> str:
     return "cluster.yaml: nothing"
 
 
-@settings(max_examples=400)
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join)))
 @example("nodes: 2001-99-99")
 @example("nodes: !!binary x")
@@ -370,13 +369,11 @@ def test_no_text_raises_anything_but_a_configuration_error(text: str) -> None:
     assert "https://" not in complaint
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(KEYS, TREES))
 def test_no_tree_of_values_raises_anything_but_a_configuration_error(tree: dict[str, object]) -> None:
     assert complaint_about(yaml.safe_dump(tree, allow_unicode=True)).startswith("cluster.yaml:")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_a_configuration_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ugro.config.job.file import Resolve, draft_job, parse_job
@@ -429,7 +429,6 @@ def complaint_about(text: str) -> str:
     return "job.yaml: nothing"
 
 
-@settings(max_examples=300)
 @given(st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.lists(PIECES, max_size=30).map("".join)))
 @example("script: 2001-99-99")
 @example("script: !!python/object:os.system {}")
@@ -442,7 +441,6 @@ def test_no_text_raises_anything_but_a_configuration_error(text: str) -> None:
     assert "cluster" not in complaint
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(KEYS, TREES))
 @example({"script": "a.py", "resources": {"any_of": [{"gpu": 3}, [], None]}})
 @example({"script": "a.py", "after": {"ok": [{}]}, "retry": {"on": [[]]}})
@@ -450,7 +448,6 @@ def test_no_tree_of_values_raises_anything_but_a_configuration_error(tree: dict[
     assert complaint_about(yaml.safe_dump(tree, allow_unicode=True)).startswith("job.yaml:")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(sorted(OPTIONS)) | st.text(max_size=5), TREES | st.binary(max_size=3)),
     st.dictionaries(st.text(max_size=3), st.text(max_size=3)),
@@ -463,7 +460,6 @@ def test_no_fields_raise_anything_but_a_configuration_error(fields: dict[str, ob
         job_from_fields(fields, env=env, resolve=by_name)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(OPTIONS)), TREES)
 def test_a_bad_value_is_blamed_on_its_flag(name: str, value: object) -> None:
     fields = {"script": "train.py", "retries": 1, name: value}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.config.job.file import Resolve, draft_job, parse_job
@@ -328,7 +328,6 @@ def read_back(spec: JobSpec) -> JobSpec:
     return decode(JobSpec, json.loads(dumps(spec)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({"retries": GOOD["retries"]}, optional={k: v for k, v in GOOD.items() if k != "retries"}))
 def test_every_job_survives_being_sent(fields: dict[str, object]) -> None:
     spec = job_from_fields({"script": "train.py", **fields}, env={})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.errors import NotFound, UgroError, UsageError
@@ -77,7 +77,6 @@ def _used(slice_: Slice) -> list[int]:
     return slice_.indices if slice_.own else []
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 300), st.integers(3, 40), st.integers(1, 3), st.integers(1, 3))
 def test_every_sample_is_used_once_also_when_a_run_resumes_with_another_number_of_ranks(
     data: st.DataObject, samples: int, batch: int, before: int, after: int
@@ -139,7 +138,7 @@ def test_a_batch_of_any_shape_is_cut_along_its_samples() -> None:
 
 
 def test_a_batch_without_tensors_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="cannot be divided"):
+    with pytest.raises(UsageError, match="cannot be split"):
         pieces(["a", "b"], None)
 
 
@@ -201,7 +200,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         checkpoint.read(tmp_path)
     torch.save({"mine": 1}, tmp_path / "step_1.pt")
-    with pytest.raises(UgroError, match="no checkpoint of"):
+    with pytest.raises(UgroError, match="not a checkpoint"):
         checkpoint.read(tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""Before ranks start: each node is set up, their environments agree, and there is a proven place to meet.
+"""Before ranks start: sets up each node, compares their environments, and finds an address where ranks can meet.
 
-What it means is decided in ``policy``; here is only the looking. What speaks against a start is a ``LaunchRefused``.
+``policy.nodes`` judges what is found. Raises ``LaunchRefused`` when the attempt must not start.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any
 
 from ugro.agent.engine.rendezvous import PortTaken, find_meeting
 from ugro.agent.support.aio import one_error, together
+from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.core.errors import RemoteFailure, TimedOut, UgroError
+from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Launcher, Placement
 from ugro.core.node import Role
 from ugro.core.plan import Rendezvous
-from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.link import Link
-from ugro.policy.nodes.examination import Packages, Untold
-from ugro.policy.nodes.meeting import LOOPBACK, Apart, Meeting, Place
-from ugro.policy.nodes.preflight import Installed, Need, judge
+from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
+from ugro.policy.nodes.examination import Unknown
+from ugro.policy.nodes.versions import Installed, Need, differences
+from ugro.remote.messages import Packages
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ _SETUP_S = 3600.0
 
 
 class LaunchRefused(UgroError):
-    """An attempt that must not start, with the word by which its retries are decided."""
+    """An attempt that must not start, and the failure cause that decides whether it is retried."""
 
     kind = "refused"
 
@@ -59,7 +60,7 @@ class LaunchRefused(UgroError):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was installed at that moment, for as long as the link it was asked over lasts."""
+    """What was installed at that moment; valid as long as the link it was asked over lasts."""
 
     link: Link
     packages: Packages
@@ -73,14 +74,14 @@ class Preflight:
         self._known: dict[str, _Known] = {}
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """After a failure there, or a change: what is installed is looked at anew."""
+        """Asks again what is installed there before the next launch: after a failure or a change."""
         for node in nodes:
             self._known.pop(node, None)
 
     # --- setup -------------------------------------------------------------------------------------------------
 
     async def set_up(self, job: Job, placement: Placement) -> None:
-        """Runs the job's setup on all its nodes, where it has not been run before with the same content."""
+        """Runs the job's setup on each of its nodes that has not yet run the same one."""
         if job.spec.setup is not None:
             await together(self._set_up(job, node) for node in placement.nodes)
 
@@ -91,7 +92,7 @@ class Preflight:
         if job.spec.snapshot is not None:  # it runs in a copy of its own: requirements.txt is there
             content["code"] = job.spec.snapshot
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        # So that it can install into the Python that will run the ranks.
+        # Lets the setup install into the Python that will run the ranks.
         content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": link.machine.python_path}
         params = self._params(node, job, key=key, **content)
         answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
@@ -105,15 +106,15 @@ class Preflight:
     # --- what is installed -------------------------------------------------------------------------------------
 
     async def agree(self, job: Job, placement: Placement) -> tuple[str, ...]:
-        """What is worth knowing and does not matter to it; refuses what does."""
+        """Refuses differences that break the job; returns the others as notes."""
         need = Need(job.spec.launcher, any(share.gpus for share in placement.shares))
         if need.launcher is Launcher.COMMAND or len(placement.nodes) == 1:
             return ()
-        found = judge(await together(self._installed(node) for node in placement.nodes), need)
+        found = differences(await together(self._installed(node) for node in placement.nodes), need)
         if any(one.is_fatal for one in found):
-            # Perhaps somebody has just mended it: what we knew may be minutes old.
+            # It may have been repaired meanwhile: what we know may be minutes old.
             self.forget(placement.nodes)
-            found = judge(await together(self._installed(node) for node in placement.nodes), need)
+            found = differences(await together(self._installed(node) for node in placement.nodes), need)
         fatal = [one for one in found if one.is_fatal]
         if fatal:
             self.forget(placement.nodes)
@@ -123,35 +124,35 @@ class Preflight:
 
     async def _installed(self, node: str) -> Installed:
         link = await self._link(node)
-        assert link.machine is not None  # the link is open
         known = self._known.get(node)
         if known is None or known.link is not link or time.monotonic() - known.asked_at > _PACKAGES_AGE_S:
-            packages = await _packages(link)
-            if isinstance(packages, Untold):
-                return Installed(node, link.machine.python_path, packages)
+            packages = await node_checks.packages(link, timeout_s=_PACKAGES_S)
+            if isinstance(packages, Unknown):
+                return node_checks.installed(link, packages)
             known = self._known[node] = _Known(link, packages, time.monotonic())
-        return Installed(node, link.machine.python_path, known.packages)
+        return node_checks.installed(link, known.packages)
 
     # --- where ranks meet --------------------------------------------------------------------------------------
 
     async def rendezvous(self, job: Job, placement: Placement) -> Rendezvous:
-        """An address and a port of the first node, proven to be free and reached by all others."""
+        """An address and a free port of the first node that all others have reached."""
         first, *others = placement.nodes
         port = await self._reserve_port(job, first)
         if not others:
-            # Not by its own name, which many machines resolve to an address that they do not have.
+            # Not its host name: many machines resolve it to an address that they do not have.
             return Rendezvous(LOOPBACK, port, ((first, LOOPBACK_INTERFACE),))
         for _ in range(_PORTS_TRIED):
             try:
                 found = await self._meeting(placement.nodes, port)
             except PortTaken as error:
-                log.info("somebody took it just now; another one is tried: %s", error, extra={"job": job.id})
+                log.info("the reserved port was taken meanwhile, trying another one: %s", error, extra={"job": job.id})
                 port = await self._another_port(job, first)
             else:
                 break
         else:
-            reason = f"{first}: {_PORTS_TRIED} ports were free and then taken, one after the other"
-            raise LaunchRefused(Failure(Cause.PORT_IN_USE, reason, node=first, hint="who listens there? ss -ltnp"))
+            reason = f"{first}: {_PORTS_TRIED} ports in a row were free and then taken"
+            hint = f"see who listens: ugro exec {first} -- ss -ltnp"
+            raise LaunchRefused(Failure(Cause.PORT_IN_USE, reason, node=first, hint=hint))
         if isinstance(found, Apart):
             raise LaunchRefused(Failure(Cause.START_FAILED, found.text, node=found.node, hint=found.hint))
         return Rendezvous(found.address, port, found.interfaces)
@@ -161,12 +162,12 @@ class Preflight:
             opening = [group.create_task(self._link(node)) for node in nodes]
             wanted = group.create_task(self._wanted(nodes[0]))
         links = [link.result() for link in opening]
-        places = [_place(link) for link in links]
-        places[0] = replace(places[0], wanted=wanted.result())
-        return await find_meeting(links, places, port)
+        endpoints = [node_checks.endpoint(link) for link in links]
+        endpoints[0] = replace(endpoints[0], wanted=wanted.result())
+        return await find_meeting(links, endpoints, port)
 
     def guess(self, placement: Placement) -> Rendezvous:
-        """Where ranks will probably meet, without asking anybody."""
+        """Where ranks will probably meet, without asking the nodes."""
         nodes = [self._cluster.inventory.get(node) for node in placement.nodes]
         settings, first = self._cluster.config.cluster, nodes[0].spec
         if len({node.machine.boot_id if node.machine else node.spec.name for node in nodes}) == 1:
@@ -177,7 +178,7 @@ class Preflight:
 
     async def _reserve_port(self, job: Job, node: str) -> int:
         settings = self._cluster.config.cluster
-        # Not by default: agents that know nothing of each other would all want the same one.
+        # Not the default one: agents that do not know of each other would all want it.
         preferred = settings.master_port if "master_port" in settings.given_keys else None
         link = await self._link(node)
         params = self._params(node, job, count=1, preferred=preferred)
@@ -214,21 +215,6 @@ class Preflight:
 
     def _params(self, node: str, job: Job, **more: Any) -> dict[str, Any]:
         return self._watch.runs(node).identity.params(job=str(job.id), attempt=job.attempt, **more)
-
-
-def _place(link: Link) -> Place:
-    assert link.machine is not None  # the link is open
-    return Place(link.spec.name, link.machine.boot_id, host=link.spec.host)
-
-
-async def _packages(link: Link) -> Packages | Untold:
-    params = {"what": "packages", "timeout_s": 0.9 * _PACKAGES_S}
-    try:
-        return decode(Packages, await link.call("check", params, timeout_s=_PACKAGES_S))
-    except (RemoteFailure, TimedOut) as error:
-        return Untold(error.message, error.hint)
-    except DecodeError as error:
-        return Untold(f"its answer makes no sense: {error}")
 
 
 def _lines(tail: object) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, LinkQuality, Machine
 from ugro.core.support.quantity import format_duration, format_size
-from ugro.policy.nodes.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
+from ugro.remote.messages import Packages, Ports, PortUse, Root, Survival
 
 LITTLE_SPACE_BYTES = 2**30
 NO_SPACE_BYTES = 100 * 2**20
@@ -34,7 +35,7 @@ def judge_node(node: Examination) -> list[Finding]:
 def _verdicts(node: Examination, check: str) -> Iterator[Verdict]:
     look_up, judge = _JUDGES[check]
     found = look_up(node)
-    if isinstance(found, Untold):
+    if isinstance(found, Unknown):
         yield Grade.WARNING, f"could not be checked: {found.text}", found.hint
     elif found is not None:
         yield from judge(node, found)
@@ -101,7 +102,7 @@ def _clock(node: Examination, quality: LinkQuality) -> Iterator[Verdict]:
         yield grade, text, f"on {node.name} and on this machine: sudo timedatectl set-ntp true"
 
 
-def _ports(node: Examination, found: Network) -> Iterator[Verdict]:
+def _ports(node: Examination, found: Ports) -> Iterator[Verdict]:
     taken = [use for use in found.ports if not use.is_free]
     for use in taken:
         section, _, key = node.port_keys[use.port].partition(".")
@@ -164,7 +165,7 @@ _JUDGES: dict[str, tuple[Callable[[Examination], Any], Callable[..., Iterator[Ve
     "packages": (lambda node: node.packages, _packages),
     "root": (lambda node: node.root, _root),
     "clock": (lambda node: node.quality, _clock),
-    "ports": (lambda node: node.network, _ports),
+    "ports": (lambda node: node.ports, _ports),
     "gpu": (lambda node: node.facts, _gpu),
     "logout": (lambda node: node.survival, _logout),
 }

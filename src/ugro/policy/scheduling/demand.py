@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Resources
+from ugro.core.job import ALL_GPUS, ANY_GPUS, Resources
 from ugro.core.support.quantity import format_size
+from ugro.policy.scheduling.cluster_view import NodeView
 from ugro.policy.scheduling.room import Free, Shape, Shapes, empty
-from ugro.policy.scheduling.snapshot import NodeView
+from ugro.policy.scheduling.waiting_jobs import Kind
 from ugro.policy.wording import count_of, in_words
 
 
@@ -111,18 +112,17 @@ class Demands:
     def __init__(self, nodes: Sequence[NodeView]) -> None:
         self._makes = Makes(nodes)
         self._known: dict[tuple[Resources, bool], Demand] = {}
-        # Many jobs share one spec, and comparing numbers is far cheaper than comparing all that it says.
-        self._by_spec: dict[int, tuple[JobSpec, Demand]] = {}
+        self._by_kind: dict[Kind, Demand] = {}  # comparing kinds is far cheaper than comparing all that they say
 
-    def of(self, spec: JobSpec) -> Demand:
-        known = self._by_spec.get(id(spec))
+    def of(self, kind: Kind) -> Demand:
+        known = self._by_kind.get(kind)
         if known is not None:
-            return known[1]
-        key = (spec.resources, spec.launcher is Launcher.COMMAND)
+            return known
+        key = (kind.resources, kind.is_command)
         demand = self._known.get(key)
         if demand is None:
             demand = self._known[key] = Demand(tuple(needs_of(*key, self._makes)))
-        self._by_spec[id(spec)] = (spec, demand)
+        self._by_kind[kind] = demand
         return demand
 
 

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.support.quantity import format_size
+from ugro.policy.scheduling.cluster_view import GpuView, NodeView
 from ugro.policy.scheduling.demand import Makes, Need, gpu_fits, needs_of
 from ugro.policy.scheduling.room import Shapes, empty
-from ugro.policy.scheduling.snapshot import GpuView, NodeView
 from ugro.policy.wording import count_of, in_words, names
 
 _MIB = 2**20

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
+from ugro.policy.scheduling.cluster_view import STOPPING_S, ClusterView
 from ugro.policy.scheduling.demand import Need
 from ugro.policy.scheduling.room import Claim, Free, Held, Room, Shape, Shapes, empty
-from ugro.policy.scheduling.snapshot import STOPPING_S, Snapshot
 
 EVERYTHING = -1  # allowed to use whatever is reserved
 
@@ -40,11 +40,11 @@ class Reservation:
 
 
 class Ledger:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.now = snapshot.now
-        self.nodes = sorted(snapshot.nodes, key=lambda node: node.name)
+    def __init__(self, view: ClusterView) -> None:
+        self.now = view.now
+        self.nodes = sorted(view.nodes, key=lambda node: node.name)
         self.rooms: dict[str, Room] = {}
-        self.holdings = {holder.id: holder for holder in sorted(snapshot.holding, key=lambda holder: holder.id)}
+        self.holdings = {holder.id: holder for holder in sorted(view.holding, key=lambda holder: holder.id)}
         self.parts: dict[int, list[tuple[Room, Held]]] = defaultdict(list)
         self.ends: list[tuple[float, int]] = []  # of those whose end is known, the first to end first
         self.known_end: dict[int, float] = {}

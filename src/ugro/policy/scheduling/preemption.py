@@ -5,10 +5,10 @@ Nobody is ended unless the urgent job can then start.
 
 from __future__ import annotations
 
+from ugro.policy.scheduling.cluster_view import Holding
 from ugro.policy.scheduling.demand import Demand, Need
 from ugro.policy.scheduling.ledger import Ledger
 from ugro.policy.scheduling.room import Free, Held, Room
-from ugro.policy.scheduling.snapshot import Holding
 
 _Victims = tuple[Holding, ...]
 

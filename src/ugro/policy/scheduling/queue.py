@@ -12,52 +12,73 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
-from operator import attrgetter
 
-from ugro.policy.scheduling.snapshot import Holding, Snapshot, Waiting
+from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting
+from ugro.policy.scheduling.waiting_jobs import DOOMED, PARKED, Kind, Line, WaitingJobs
 
 FORGIVEN_EVERY_S = 900.0
 
+_Head = tuple[int, int, float, int, int, int, Line]
+
 
 class Queue:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._now = snapshot.now
-        held: dict[str, list[Holding]] = defaultdict(list)
-        for holder in snapshot.holding:
-            held[holder.user].append(holder)
-        self._lines: dict[tuple[int, str], list[Waiting]] = defaultdict(list)
-        for job in snapshot.waiting:
-            self._lines[job.spec.priority, job.user].append(job)
-        self._users = {user: _User(held[user], snapshot.now) for _, user in self._lines}
-        self._gifts = 0
+    """The order of one pass. Lines are read and not changed."""
 
-    def __iter__(self) -> Iterator[Waiting]:
-        for line in self._lines.values():
-            line.sort(key=attrgetter("submitted_at", "id"), reverse=True)
-        heads = [self._entry(line[-1]) for line in self._lines.values()]
+    def __init__(self, view: ClusterView, waiting: WaitingJobs) -> None:
+        self.skips_closed = True  # else every job has its turn
+        self._now = view.now
+        held: dict[str, list[Holding]] = defaultdict(list)
+        for holder in view.holding:
+            held[holder.user].append(holder)
+        self._lines = list(waiting.lines)
+        self._users = {user: _User(held[user], view.now) for user in {line.user for line in self._lines}}
+        self._given = 0
+        self._closed: set[Kind] = set()
+        self._is_all_closed = False
+
+    def __iter__(self) -> Iterator[tuple[Waiting, Kind]]:
+        heads = [self._head(line, 0) for line in self._lines]
         heapq.heapify(heads)
         while heads:
-            _, _, _, _, job, gifts = heads[0]
-            # Its user may have been given something since it was entered; that only ever moves it back.
-            if gifts != self._gifts and (fresh := self._entry(job))[1] > heads[0][1]:
-                heapq.heapreplace(heads, fresh)
+            _, standing, submitted_at, job_id, given, position, line = heads[0]
+            if self.skips_closed and self._is_skipped(line.kind):
+                heapq.heappop(heads)
                 continue
-            line = self._lines[job.spec.priority, job.user]
-            line.pop()
-            yield job
-            if line:
-                heapq.heapreplace(heads, self._entry(line[-1]))
+            # Its user may have been given something since it was entered; that only ever moves it back.
+            if given != self._given and self._standing(line, submitted_at, job_id) > standing:
+                heapq.heapreplace(heads, self._head(line, position))
+                continue
+            yield line.jobs[position][2], line.kind
+            if position + 1 < len(line.jobs):
+                heapq.heapreplace(heads, self._head(line, position + 1))
             else:
                 heapq.heappop(heads)
 
     def given(self, job: Waiting, devices: int) -> None:
         """The job was just yielded and starts."""
-        self._gifts += 1
+        self._given += 1
         self._users[job.user].given(job, devices)
 
-    def _entry(self, job: Waiting) -> tuple[int, int, float, int, Waiting, int]:
-        standing = self._users[job.user].standing(job, self._now)
-        return (-job.spec.priority, standing, job.submitted_at, job.id, job, self._gifts)
+    def close(self, kind: Kind) -> None:
+        """No further job of this kind can start or have anything kept for it in this pass."""
+        self._closed.add(kind)
+
+    def is_closed(self, kind: Kind) -> bool:
+        return kind in self._closed or self._is_all_closed
+
+    def close_all(self) -> None:
+        self._is_all_closed = True
+
+    def _is_skipped(self, kind: Kind) -> bool:
+        return kind is PARKED or kind in self._closed or (self._is_all_closed and kind is not DOOMED)
+
+    def _head(self, line: Line, position: int) -> _Head:
+        submitted_at, job_id, _ = line.jobs[position]
+        standing = self._standing(line, submitted_at, job_id)
+        return (-line.priority, standing, submitted_at, job_id, self._given, position, line)
+
+    def _standing(self, line: Line, submitted_at: float, job_id: int) -> int:
+        return self._users[line.user].standing(submitted_at, job_id, self._now)
 
 
 class _User:
@@ -74,12 +95,12 @@ class _User:
         self.devices += devices
         self._oldest_given = min(self._oldest_given, (job.submitted_at, job.id))
 
-    def standing(self, job: Waiting, now: float) -> int:
+    def standing(self, submitted_at: float, job_id: int, now: float) -> int:
         """The devices held, less what the job's wait forgives."""
-        place = (job.submitted_at, job.id)
+        place = (submitted_at, job_id)
         if not self.devices or self._oldest_given < place:
             return self.devices
-        since = job.submitted_at
+        since = submitted_at
         older = bisect_left(self._submitted, place)
         if older:
             since = max(since, self._latest_start[older - 1])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ugro.core.job import Share
 from ugro.core.support.quantity import format_duration
+from ugro.policy.scheduling.cluster_view import Holding, NodeView
 from ugro.policy.scheduling.demand import Demand, Need
 from ugro.policy.scheduling.ledger import EVERYTHING, Ledger, Reservation
 from ugro.policy.scheduling.placement import Placed
-from ugro.policy.scheduling.snapshot import Holding, NodeView
 from ugro.policy.wording import in_words, jobs, names
 
 # The jobs that a waiting one is said to be blocked by; whoever wants all asks ``ugro why``.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ugro.core.job import Share
-from ugro.policy.scheduling.snapshot import Holding, NodeView
+from ugro.policy.scheduling.cluster_view import Holding, NodeView
 
 # Jobs that ask for nothing still take a process, memory and a log each: this many per core may share a node.
 _SLOTS_PER_CORE = 16
@@ -44,9 +44,7 @@ class Free(NamedTuple):
         return Free(self[0] & ~other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3])
 
     def within(self, other: Free) -> Free:
-        return Free(
-            self[0] & other[0], min(self[1], other[1]), min(self[2], other[2]), min(self[3], other[3])
-        )
+        return Free(self[0] & other[0], min(self[1], other[1]), min(self[2], other[2]), min(self[3], other[3]))
 
 
 @dataclass(slots=True)

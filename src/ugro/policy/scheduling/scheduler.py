@@ -1,18 +1,20 @@
-"""Which waiting jobs start now, where, and what the others wait for: one pass over a snapshot, without side effects.
+"""Which waiting jobs start now, where, and what the others wait for: one pass over the queue, without side effects.
 
 Gangs start whole or not at all. Jobs are taken in the queue's order; small ones fill gaps, but nothing that is kept
-for a job before them. A pass gives devices away and never takes any back, so a demand that failed once in it need
-not be tried again.
+for a job before them. A pass gives devices away and never takes any back: where a job could not start, no later one of
+its kind can, so most of a long queue need not be looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling import reasons
+from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
 from ugro.policy.scheduling.demand import Demand, Demands, Need
 from ugro.policy.scheduling.ledger import Ledger
@@ -21,7 +23,7 @@ from ugro.policy.scheduling.preemption import victims_for
 from ugro.policy.scheduling.queue import Queue
 from ugro.policy.scheduling.reasons import Blocked
 from ugro.policy.scheduling.reservation import reservation_for
-from ugro.policy.scheduling.snapshot import Holding, Snapshot, Waiting, devices_of
+from ugro.policy.scheduling.waiting_jobs import Kind, WaitingJobs
 from ugro.policy.wording import jobs
 
 # Devices are kept for this many waiting jobs, the first in the queue that cannot start. One would do against
@@ -29,67 +31,131 @@ from ugro.policy.wording import jobs
 MOST_RESERVATIONS = 4
 
 
-def schedule(snapshot: Snapshot) -> list[Decision]:
+def schedule(view: ClusterView) -> list[Decision]:
     """The decisions in the queue's order: one for each waiting job, and one for each job that is to make way."""
-    return _Pass(snapshot).decisions()
+    return _Pass(view, None).decisions()
 
 
-def actions(snapshot: Snapshot) -> list[Decision]:
-    """Only what is to be done: why the others wait takes longer to say than to know."""
-    return [one for one in _Pass(snapshot).until_all_is_given() if not isinstance(one, _Behind | Wait)]
+def actions(view: ClusterView, waiting: WaitingJobs | None = None) -> list[Decision]:
+    """What is to be done, and nothing about those that wait; ``waiting`` stands for the jobs in ``view``."""
+    return [one for one in _Pass(view, waiting).short() if not isinstance(one, _Behind | Wait)]
+
+
+class Explanation:
+    """What one pass decides about single jobs; the reasons of those nobody asks for are never put into words."""
+
+    def __init__(self, view: ClusterView, waiting: WaitingJobs | None = None) -> None:
+        self._pass = _Pass(view, waiting)
+        self._known = {one.job: one for one in self._pass.short() if not isinstance(one, Preempt)}
+
+    def of(self, job_id: int) -> Start | Fail | Wait | None:
+        """None: it does not wait."""
+        one = self._known.get(job_id) or self._pass.without_its_turn(job_id)
+        return self._pass.worded(one) if isinstance(one, _Behind) else one
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A waiting job's decision, and the jobs before it in the queue."""
+
+    decision: Start | Fail | Wait
+    starting_before: tuple[Start, ...]
+    waiting_before: tuple[int, ...]
+
+
+def turn_of(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Turn:
+    """Every job up to this one is looked at, the others only as far as they matter. The job must be waiting."""
+    return _Pass(view, waiting).turn_of(job_id)
 
 
 class _Pass:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._ledger = Ledger(snapshot)
-        self._queue = Queue(snapshot)
-        self._demands = Demands(snapshot.nodes)
+    def __init__(self, view: ClusterView, waiting: WaitingJobs | None) -> None:
+        self._view = view
+        self._waiting = WaitingJobs.of(view.waiting, view.ended) if waiting is None else waiting
+        self._waiting.end_pauses(view.now)
+        self._ledger = Ledger(view)
+        self._queue = Queue(view, self._waiting)
+        self._demands = Demands(view.nodes)
         self._candidates: dict[tuple[Need, int], Candidates] = {}
         self._failed: dict[Demand, set[int]] = {}  # with which reservations allowed
         self._cannot_be_kept: set[Demand] = set()
         self._blocked: dict[Demand, Blocked] = {}
 
     def decisions(self) -> list[Decision]:
+        self._queue.skips_closed = False
         # What is free and what is kept is only known once everybody had a turn.
-        return [self._behind(one) if isinstance(one, _Behind) else one for one in list(self._made())]
+        return [self.worded(one) if isinstance(one, _Behind) else one for one in list(self.short())]
 
-    def until_all_is_given(self) -> Iterator[Decision | _Behind]:
-        """As far into the queue as there can be something to do: most of a long one need not be looked at."""
-        for one in self._made():
-            yield one
-            if isinstance(one, _Behind) and self._is_all_given():
-                return
+    def short(self) -> Iterator[Decision | _Behind]:
+        """As far into each line as there can be something to do."""
+        for job, kind in self._queue:
+            yield from self._before_its_turn(job) or self._decide(job, kind)
 
-    def _made(self) -> Iterator[Decision | _Behind]:
-        for job in self._queue:
-            yield from self._before_its_turn(job) or self._decide(job)
+    def turn_of(self, job_id: int) -> Turn:
+        self._queue.skips_closed = False
+        before: list[int] = []
+        starts: list[Start] = []
+        own: Decision | _Behind | None = None
+        for one in self.short():
+            if own is not None:
+                continue
+            if one.job == job_id and not isinstance(one, Preempt):
+                own = one
+                self._queue.skips_closed = True
+            elif isinstance(one, Start):
+                starts.append(one)
+            elif isinstance(one, Wait | _Behind):
+                before.append(one.job)
+        decision = self.worded(own) if isinstance(own, _Behind) else own
+        assert isinstance(decision, Start | Fail | Wait), f"job {job_id} does not wait"
+        return Turn(decision, tuple(starts), tuple(before))
 
-    def _is_all_given(self) -> bool:
-        """Nobody can start any more, nothing more is kept for anybody, and nobody depends on how another ended."""
-        is_full = not self._ledger.open_rooms and len(self._ledger.reservations) >= MOST_RESERVATIONS
-        return is_full and not self._snapshot.ended
+    def without_its_turn(self, job_id: int) -> Wait | _Behind | None:
+        """What becomes of a job that a short pass did not look at."""
+        job = self._waiting.get(job_id)
+        if job is None:
+            return None
+        for one in self._before_its_turn(job):
+            return one if isinstance(one, Wait) else None
+        return _Behind(job_id, self._demands.of(self._waiting.kind_of(job_id)))
+
+    def worded(self, one: _Behind) -> Wait:
+        blocked = self._blocked.get(one.demand)
+        if blocked is None:
+            blocked = self._blocked[one.demand] = reasons.waits_for_others(one.demand, self._ledger)
+        return _wait(one.job, blocked)
 
     def _before_its_turn(self, job: Waiting) -> list[Decision | _Behind]:
-        now = self._snapshot.now
+        now = self._view.now
         if job.not_before is not None and job.not_before > now:
             pause = format_duration(job.not_before - now)
             return [Wait(job.id, f"pauses for {pause} before attempt {job.attempt + 1}", (), job.not_before)]
         # Between attempts it has started before: what it came after is long over.
         if job.state is not JobState.QUEUED or not (job.spec.after.ok or job.spec.after.any):
             return []
-        return _after(job, self._snapshot)
+        return _after(job, self._waiting)
 
-    def _decide(self, job: Waiting) -> list[Decision | _Behind]:
-        demand = self._demands.of(job.spec)
-        start = self._start(job, demand)
+    def _decide(self, job: Waiting, kind: Kind) -> list[Decision | _Behind]:
+        demand = self._demands.of(kind)
+        if self._queue.is_closed(kind):
+            return [_Behind(job.id, demand)]
+        start = self._start(job, kind, demand)
         if start is not None:
             self._queue.given(job, devices_of(start.placement))
             return [start]
-        return self._keep(job, demand)
+        kept = self._keep(job, demand)
+        if not kept:
+            self._close(kind)
+            return [_Behind(job.id, demand)]
+        return kept
 
-    def _start(self, job: Waiting, demand: Demand) -> Start | None:
-        end = _end(job, self._snapshot.now)
+    def _close(self, kind: Kind) -> None:
+        self._queue.close(kind)
+        if not self._ledger.open_rooms and len(self._ledger.reservations) >= MOST_RESERVATIONS:
+            self._queue.close_all()  # nobody can start any more, and nothing more is kept for anybody
+
+    def _start(self, job: Waiting, kind: Kind, demand: Demand) -> Start | None:
+        end = kind.end(self._view.now)
         allowed = self._ledger.allowed(end)
         failed = self._failed.get(demand)
         if failed is not None and (allowed in failed or any(allowed & ~tried == 0 for tried in failed)):
@@ -110,14 +176,17 @@ class _Pass:
         return found
 
     def _keep(self, job: Waiting, demand: Demand) -> list[Decision | _Behind]:
-        """Keep devices for a job that cannot start, if it is among the first of those; end others if it is urgent."""
+        """Keep devices for a job that cannot start, if it is among the first of those; end others if it is urgent.
+
+        Nothing if nothing is kept for it.
+        """
         ledger = self._ledger
         if len(ledger.reservations) >= MOST_RESERVATIONS or demand in self._cannot_be_kept:
-            return [_Behind(job.id, demand)]
+            return []
         reservation = reservation_for(job.id, demand, ledger)
         if reservation is None:
             self._cannot_be_kept.add(demand)
-            return [_Behind(job.id, demand)]
+            return []
         victims = victims_for(demand, job.spec.priority, ledger)
         for victim in victims:
             ledger.stop(victim.id)
@@ -126,12 +195,6 @@ class _Pass:
         blocked = reasons.waits_for_holders(reservation, victims, ledger)
         ledger.reserve(reservation)
         return [*(_preempt(victim, job) for victim in victims), _wait(job.id, blocked)]
-
-    def _behind(self, one: _Behind) -> Wait:
-        blocked = self._blocked.get(one.demand)
-        if blocked is None:
-            blocked = self._blocked[one.demand] = reasons.waits_for_others(one.demand, self._ledger)
-        return _wait(one.job, blocked)
 
 
 class _Behind(NamedTuple):
@@ -145,19 +208,13 @@ def _wait(job: int, blocked: Blocked) -> Wait:
     return Wait(job, blocked.reason, blocked.by, blocked.until)
 
 
-def _end(job: Waiting, now: float) -> float | None:
-    """When a job that starts now is gone at the latest."""
-    limit = job.spec.time_limit_s
-    return None if limit is None else now + limit + job.spec.stop.grace_s
-
-
 def _preempt(victim: Holding, job: Waiting) -> Preempt:
     reason = f"makes way for job {job.id} of priority {job.spec.priority}; it is preemptible and has {victim.priority}"
     return Preempt(victim.id, job.id, reason)
 
 
-def _after(job: Waiting, snapshot: Snapshot) -> list[Decision | _Behind]:
-    ended, after = snapshot.ended, job.spec.after
+def _after(job: Waiting, waiting: WaitingJobs) -> list[Decision | _Behind]:
+    ended, after = waiting.outcomes, job.spec.after
     for other in after.ok:
         if ended.get(other) in FINAL_STATES - {JobState.SUCCEEDED}:
             return [Fail(job.id, f"it was to run once job {other} had succeeded, and that ended as {ended[other]}")]

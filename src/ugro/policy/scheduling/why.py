@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from ugro.core.errors import NotFound
 from ugro.core.job import ANY_GPUS, JobState, Placement
 from ugro.core.support.quantity import format_duration
-from ugro.policy.scheduling.decision import Decision, Fail, Start, Wait
+from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting
+from ugro.policy.scheduling.decision import Fail, Start, Wait
 from ugro.policy.scheduling.reasons import given, what_is_left_out
-from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.snapshot import Holding, Snapshot, Waiting
+from ugro.policy.scheduling.scheduler import Turn, actions, turn_of
+from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.policy.wording import count_of, names
 
 # How much looking ahead may cost: so many jobs are considered again, over all the ends that are played through.
@@ -29,60 +30,60 @@ class Why:
     may_start_at: float | None = None  # None: nobody knows
 
 
-def why(snapshot: Snapshot, job_id: int) -> Why:
-    if (already := _not_waiting(snapshot, job_id)) is not None:
-        return already
-    decisions = schedule(snapshot)
-    decision = next(one for one in decisions if one.job == job_id and isinstance(one, Start | Fail | Wait))
+def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Why:
+    """``waiting`` stands for the waiting jobs in ``view``, where they are kept from pass to pass."""
+    if waiting is None:
+        waiting = WaitingJobs.of(view.waiting, view.ended)
+    job = waiting.get(job_id)
+    if job is None:
+        return _not_waiting(view, job_id)
+    turn = turn_of(view, job_id, waiting)
+    decision = turn.decision
     if isinstance(decision, Start):
         text, nodes = f"it starts now: {decision.reason}", decision.placement.nodes
-        return Why(job_id, text, nodes=nodes, may_start_at=snapshot.now)
+        return Why(job_id, text, nodes=nodes, may_start_at=view.now)
     if isinstance(decision, Fail):
         return Why(job_id, f"it will not start: {decision.reason}")
-    assert isinstance(decision, Wait)
     start = decision.may_start_at
     if start is None:
-        start = _forecast(snapshot, decisions, job_id)
-    details = (*_details(snapshot, decisions, decision), *_other_ways(snapshot, job_id), _when(start, snapshot.now))
-    return Why(job_id, decision.reason, details, decision.blocked_by, _nodes_of(decision, snapshot), start)
+        start = _forecast(_up_to(job, turn, view, waiting), turn, job_id)
+    details = (*_details(view, turn, waiting), *_other_ways(view, job, waiting), _when(start, view.now))
+    return Why(job_id, decision.reason, details, decision.blocked_by, _nodes_of(decision, view), start)
 
 
-def _other_ways(snapshot: Snapshot, job_id: int) -> Iterator[str]:
+def _other_ways(view: ClusterView, job: Waiting, waiting: WaitingJobs) -> Iterator[str]:
     """A job that left GPUs open may wait for some although nodes without any are free."""
-    job = next(job for job in snapshot.waiting if job.id == job_id)
     if job.spec.resources.gpus_per_node != ANY_GPUS:
         return
     on_cores = replace(job, spec=replace(job.spec, resources=replace(job.spec.resources, gpus_per_node=0)))
-    others = (other for other in snapshot.waiting if other.id != job_id)
-    decisions = schedule(replace(snapshot, waiting=(*others, on_cores)))
-    if any(isinstance(one, Start) and one.job == job_id for one in decisions):
+    others = (other for other in waiting if other.id != job.id)
+    decisions = actions(replace(view, waiting=(*others, on_cores), ended=waiting.outcomes))
+    if any(isinstance(one, Start) and one.job == job.id for one in decisions):
         yield "without GPUs it could start now: --gpus-per-node 0"
 
 
-def _not_waiting(snapshot: Snapshot, job_id: int) -> Why | None:
-    if any(job.id == job_id for job in snapshot.waiting):
-        return None
-    for holder in snapshot.holding:
+def _not_waiting(view: ClusterView, job_id: int) -> Why:
+    for holder in view.holding:
         if holder.id == job_id:
             return Why(job_id, f"it holds {_held(holder.placement)}", nodes=holder.placement.nodes)
-    if job_id in snapshot.ended:
-        return Why(job_id, f"it has ended: {snapshot.ended[job_id]}")
+    if job_id in view.ended:
+        return Why(job_id, f"it has ended: {view.ended[job_id]}")
     raise NotFound(f"there is no job {job_id}", hint="see all: ugro status")
 
 
-def _details(snapshot: Snapshot, decisions: list[Decision], wait: Wait) -> Iterator[str]:
-    blockers = {holder.id: holder for holder in snapshot.holding if holder.id in wait.blocked_by}
-    for job in wait.blocked_by:
-        if job in blockers:
-            yield _holder(blockers[job], snapshot.now)
-    waiting = {job.id: job for job in snapshot.waiting}
-    for job in wait.blocked_by:
-        if job in waiting:
-            yield f"job {job} of {waiting[job].user} waits too, with priority {waiting[job].spec.priority}"
-    before = [one for one in decisions[: decisions.index(wait)] if isinstance(one, Wait)]
-    if before:
-        yield f"{count_of(len(before), 'waiting job')} before it in the queue"
-    yield from what_is_left_out(sorted(snapshot.nodes, key=lambda node: node.name))
+def _details(view: ClusterView, turn: Turn, waiting: WaitingJobs) -> Iterator[str]:
+    assert isinstance(turn.decision, Wait)
+    blocked_by = turn.decision.blocked_by
+    blockers = {holder.id: holder for holder in view.holding if holder.id in blocked_by}
+    for number in blocked_by:
+        if number in blockers:
+            yield _holder(blockers[number], view.now)
+    for number in blocked_by:
+        if (job := waiting.get(number)) is not None:
+            yield f"job {number} of {job.user} waits too, with priority {job.spec.priority}"
+    if turn.waiting_before:
+        yield f"{count_of(len(turn.waiting_before), 'waiting job')} before it in the queue"
+    yield from what_is_left_out(sorted(view.nodes, key=lambda node: node.name))
 
 
 def _holder(holder: Holding, now: float) -> str:
@@ -98,8 +99,8 @@ def _held(placement: Placement) -> str:
     return names([given(share) for share in placement.shares])
 
 
-def _nodes_of(wait: Wait, snapshot: Snapshot) -> tuple[str, ...]:
-    blockers = [holder for holder in snapshot.holding if holder.id in wait.blocked_by]
+def _nodes_of(wait: Wait, view: ClusterView) -> tuple[str, ...]:
+    blockers = [holder for holder in view.holding if holder.id in wait.blocked_by]
     return tuple(dict.fromkeys(node for holder in blockers for node in holder.placement.nodes))
 
 
@@ -109,28 +110,31 @@ def _when(start: float | None, now: float) -> str:
     return f"it may start within {format_duration(start - now)}, if nothing more urgent comes"
 
 
-def _forecast(snapshot: Snapshot, decisions: list[Decision], job_id: int) -> float | None:
+def _up_to(job: Waiting, turn: Turn, view: ClusterView, waiting: WaitingJobs) -> ClusterView:
+    """Without the jobs behind it in the queue: they may fill gaps, but do not hold it up."""
+    before = [waiting.get(number) for number in (*(start.job for start in turn.starting_before), *turn.waiting_before)]
+    return replace(view, waiting=(*(one for one in before if one is not None), job), ended=waiting.outcomes)
+
+
+def _forecast(view: ClusterView, turn: Turn, job_id: int) -> float | None:
     """When it starts if everything takes as long as its limit; None if that is not known, or too far away to tell."""
-    order = [one.job for one in decisions if not isinstance(one, Fail)]
-    # What comes later in the queue may fill gaps, but does not hold it up.
-    kept = set(order[: order.index(job_id) + 1])
-    snapshot = replace(snapshot, waiting=tuple(job for job in snapshot.waiting if job.id in kept))
-    for _ in range(min(_MOST_ROUNDS, _FORECAST_JOBS // max(1, len(snapshot.waiting)))):
-        starts = {one.job: one.placement for one in decisions if isinstance(one, Start)}
-        if job_id in starts:
-            return snapshot.now
-        later = _after_the_next_end(_started(snapshot, starts))
+    starts = turn.starting_before
+    for _ in range(min(_MOST_ROUNDS, _FORECAST_JOBS // len(view.waiting))):
+        placements = {start.job: start.placement for start in starts}
+        if job_id in placements:
+            return view.now
+        later = _after_the_next_end(_started(view, placements))
         if later is None:
             return None
-        snapshot = later
-        decisions = schedule(snapshot)
+        view = later
+        starts = tuple(one for one in actions(view) if isinstance(one, Start))
     return None
 
 
-def _started(snapshot: Snapshot, starts: dict[int, Placement]) -> Snapshot:
-    started = tuple(_holding(job, starts[job.id], snapshot.now) for job in snapshot.waiting if job.id in starts)
-    waiting = tuple(job for job in snapshot.waiting if job.id not in starts)
-    return replace(snapshot, waiting=waiting, holding=(*snapshot.holding, *started))
+def _started(view: ClusterView, starts: dict[int, Placement]) -> ClusterView:
+    started = tuple(_holding(job, starts[job.id], view.now) for job in view.waiting if job.id in starts)
+    waiting = tuple(job for job in view.waiting if job.id not in starts)
+    return replace(view, waiting=waiting, holding=(*view.holding, *started))
 
 
 def _holding(job: Waiting, placement: Placement, now: float) -> Holding:
@@ -140,16 +144,16 @@ def _holding(job: Waiting, placement: Placement, now: float) -> Holding:
     )  # fmt: skip
 
 
-def _after_the_next_end(snapshot: Snapshot) -> Snapshot | None:
-    ends = {holder.id: end for holder in snapshot.holding if (end := holder.end(snapshot.now)) is not None}
-    pauses = [job.not_before for job in snapshot.waiting if job.not_before and job.not_before > snapshot.now]
+def _after_the_next_end(view: ClusterView) -> ClusterView | None:
+    ends = {holder.id: end for holder in view.holding if (end := holder.end(view.now)) is not None}
+    pauses = [job.not_before for job in view.waiting if job.not_before and job.not_before > view.now]
     if not ends and not pauses:
         return None
     now = min([*ends.values(), *pauses])
     gone = {job for job, end in ends.items() if end <= now}
     return replace(
-        snapshot,
+        view,
         now=now,
-        holding=tuple(holder for holder in snapshot.holding if holder.id not in gone),
-        ended={**snapshot.ended, **dict.fromkeys(gone, JobState.SUCCEEDED)},
+        holding=tuple(holder for holder in view.holding if holder.id not in gone),
+        ended={**view.ended, **dict.fromkeys(gone, JobState.SUCCEEDED)},
     )

@@ -1,7 +1,8 @@
-"""`check`: what ``ugro doctor`` looks at on a node, one thing per call.
+"""`check`: what ``ugro doctor`` and a launch look at on a node, one thing per call.
 
-Any of these may hang: a dead file server, a driver, a firewall that drops. So each runs in a forked process, and the
-node program only watches its pipe, goes on answering, and ends it when its time is over or the call is cancelled.
+Each of these may hang: on a dead file server, a driver, a firewall that drops packets. So each runs in a forked
+process. The node program watches its pipe, keeps answering other calls, and kills it when its time is over or the
+call is cancelled.
 """
 
 from __future__ import annotations
@@ -10,38 +11,37 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import asdict
 from typing import Any, Callable, Dict, NoReturn
 
 from ugro.remote import wire
-from ugro.remote.checks import mesh, net, system
+from ugro.remote.checks import connectivity, ports, system
 from ugro.remote.process import process_tree
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.program import Call
 
-Say = Callable[[Dict[str, Any]], None]
-# Gets the call's parameters and a way to say something before its answer, which it returns.
-Work = Callable[[Dict[str, Any], Say], Dict[str, Any]]
+# Gets the call's parameters and a function that sends a message before the answer; returns the answer, one of the
+# values in ``messages``.
+Work = Callable[[Dict[str, Any], Callable[[Any], None]], Any]
 
-_CHECKS: Dict[str, Work] = {
+WORK: Dict[str, Work] = {
     "root": lambda params, say: system.root(str(params["root"])),
     "packages": lambda params, say: system.packages(),
     "environment": lambda params, say: system.environment(),
     "survival": lambda params, say: system.survival(),
-    "network": lambda params, say: net.network([int(port) for port in params["ports"]]),
-    "listen": net.listen,
-    "connect": lambda params, say: net.connect(params),
-    "mesh_listen": mesh.listen,
-    "mesh_connect": lambda params, say: mesh.connect(params),
+    "ports": lambda params, say: ports.ports([int(port) for port in params["ports"]]),
+    "listen": connectivity.listen,
+    "connect": lambda params, say: connectivity.connect(params),
 }
 
 
 def check(call: Call, params: Dict[str, Any]) -> None:
-    work = _CHECKS[str(params["what"])]
+    work = WORK[str(params["what"])]
     _Check(call, work, {**params, "root": call.program.root})
 
 
 class _Check:
-    """The node program's side: passes on what the process says, and sees to its end."""
+    """The node program's side: forwards what the process writes, and ends it."""
 
     def __init__(self, call: Call, work: Work, params: Dict[str, Any]) -> None:
         self._call = call
@@ -86,12 +86,12 @@ class _Check:
 
     def _give_up(self) -> None:
         if not self._call.is_done:
-            # Not waited for here: one that hangs in the kernel dies later, and is then reaped when its pipe closes.
+            # Not waited for here: a process that hangs in the kernel dies later, and is reaped when its pipe closes.
             self._kill()
             self._call.fail("timed-out", "it did not end within %g s" % self._timeout_s)
 
     def _cancel(self) -> None:
-        # Answered when it is gone: what it held, such as a port, may be wanted next.
+        # Answered when the process is gone: what it held, such as a port, may be needed next.
         self._end_of_pipe = ("cancelled", "it was cancelled")
         self._kill()
 
@@ -101,7 +101,7 @@ class _Check:
 
 
 def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn:
-    """Runs in the forked process and never returns to the node program's code."""
+    """Runs in the forked process; never returns to the node program's code."""
 
     def say(message: Dict[str, Any]) -> None:
         os.write(pipe, json.dumps(message).encode() + b"\n")
@@ -110,8 +110,12 @@ def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn
         process_tree.die_with_parent()
         if os.getppid() == parent:
             close_all_but([pipe])
-            say({"answer": work(params, say)})
+            answer = work(params, lambda message: say(asdict(message)))
+            say({"answer": asdict(answer) if answer is not None else {}})
     except OSError as error:
         say({"error": str(error)})
     finally:
         os._exit(0)
+
+
+METHODS = {"check": check}

@@ -1,7 +1,4 @@
-"""What ``ugro doctor`` looks at in a node's system: UGRO's folder, installed packages, what a logout ends.
-
-All of it may block; ``remote.check`` runs it in a process of its own.
-"""
+"""Checks of a node's system: UGRO's folder, installed packages, whether processes survive a logout."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ import subprocess
 import sys
 from typing import Any, Dict, Optional
 
+from ugro.remote.messages import Environment, Packages, Root, Survival
 from ugro.remote.process import process_tree
-from ugro.remote.runs.linger import survival as survival
+from ugro.remote.runs import linger
 
 _BLOCK = b"\0" * 4096
 
-# Runs in the user's Python as a job would see it, hence apart from this one, which sees no packages. Importing torch
-# takes seconds and may touch the GPUs; its files say as much.
+# Runs in the user's Python as a job would see it, in a process of its own: the node program's Python sees no packages.
+# Reads torch's files instead of importing it, which takes seconds and may touch the GPUs.
 _LIST_PACKAGES = r"""
 import json, re, sys
 from importlib import metadata
@@ -54,30 +52,40 @@ sys.stdout.write("\n" + json.dumps({
 """
 
 
-def root(path: str) -> Dict[str, Any]:
-    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None, "folder_id": None}
+def root(path: str) -> Root:
+    free_bytes = filesystem = None
     try:
         usage = os.statvfs(path)
-        answer["free_bytes"] = usage.f_bavail * usage.f_frsize
-        answer["filesystem"] = _filesystem(os.path.realpath(path))
+        free_bytes = usage.f_bavail * usage.f_frsize
+        filesystem = _filesystem(os.path.realpath(path))
         _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
-        answer["folder_id"] = _folder_id(os.path.join(path, ".ugro"))
+        return Root(path, None, free_bytes, filesystem, _folder_id(os.path.join(path, ".ugro")))
     except OSError as error:
-        answer["error"] = error.strerror or str(error)
-    return answer
+        return Root(path, error.strerror or str(error), free_bytes, filesystem)
 
 
-def environment() -> Dict[str, Any]:
-    """All that is installed, and the driver of the GPUs."""
+def environment() -> Environment:
+    """All installed packages, and the GPU driver."""
     driver = None
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
-        found = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
-        driver = found.group(1) if found else None
-    return {**packages("all"), "gpu_driver": driver}
+        number = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
+        driver = number.group(1) if number else None
+    found = _listed("all")
+    installed = tuple((str(name), str(version)) for name, version in found["packages"])
+    return Environment(found["python"], installed, found["torch_cuda"], driver)
 
 
-def packages(*words: str) -> Dict[str, Any]:
-    # Ended by our own end, should our time run out while it hangs.
+def packages() -> Packages:
+    found = _listed()
+    return Packages(*(found[name] for name in ("python", "torch", "torch_cuda", "cuda_runtime", "nccl")))
+
+
+def survival(prefix: str = "/") -> Survival:
+    return Survival(**linger.survival(prefix))
+
+
+def _listed(*words: str) -> Dict[str, Any]:
+    # Dies with us if it hangs until our time is over.
     found = subprocess.run(
         [sys.executable or "python3", "-c", _LIST_PACKAGES, *words],
         stdin=subprocess.DEVNULL,
@@ -87,7 +95,7 @@ def packages(*words: str) -> Dict[str, Any]:
         preexec_fn=process_tree.die_with_parent,
         check=False,
     )
-    # What a site's own start-up files print comes before our line.
+    # A site's own start-up files may print something before our line.
     last = found.stdout.decode("utf-8", "replace").rpartition("\n")[2]
     if found.returncode != 0 or not last.startswith("{"):
         complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -99,7 +107,7 @@ def packages(*words: str) -> Dict[str, Any]:
 def _write_and_remove(path: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        # A full disk or an exhausted quota may take the file and only refuse its contents, and that late.
+        # A full disk or an exhausted quota may accept the file and refuse its contents, and only at fsync.
         os.write(descriptor, _BLOCK)
         os.fsync(descriptor)
         # A supervisor proves by a lock that it is alive; some file servers refuse locks.
@@ -127,13 +135,13 @@ def _folder_id(path: str) -> str:
 
 
 def _filesystem(path: str) -> Optional[str]:
-    """The kind of the mount that holds ``path``, as the kernel calls it: ext4, nfs4, cifs, …"""
+    """The type of the mount that holds ``path``, as the kernel names it: ext4, nfs4, cifs, …"""
     best, kind = "", None
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
             _, mount, filesystem = line.split(" ", 3)[:3]
             mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount)
-            # Of two at the same place the later hides the earlier.
+            # Of two mounts at the same path the later hides the earlier.
             if len(mount) >= len(best) and (path + "/").startswith(mount.rstrip("/") + "/"):
                 best, kind = mount, filesystem
     return kind

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.errors import Unsatisfiable, UsageError
@@ -84,7 +84,6 @@ def test_without_noise_eight_steps_lead_to_the_best_split() -> None:
     assert ranks(noise=0.0).run(8).slowness < 1.03
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.002, 0.05)), min_size=2, max_size=6),
     st.integers(0, 1000),
@@ -170,14 +169,12 @@ def test_the_short_batch_at_the_end_of_an_epoch_is_passed_over() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))
-@settings(deadline=None, max_examples=30)
 def test_the_same_numbers_give_the_same_plans(seed: int, steps: int) -> None:
     one, other = ranks(seed=seed, noise=0.3).run(steps), ranks(seed=seed, noise=0.3).run(steps)
     assert one.changes == other.changes
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, max_examples=30)
 def test_every_plan_is_whole_and_has_a_reason(seed: int) -> None:
     for _, plan in ranks(seed=seed, noise=0.4).run(60).changes:
         assert sum(plan.shares) == 48

@@ -6,20 +6,13 @@ from typing import Any
 import pytest
 
 from ugro.core.finding import Finding, Grade
-from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec, Role
-from ugro.policy.nodes.agreement import judge_versions
-from ugro.policy.nodes.crossing import (
-    Connection,
-    Trial,
-    Tried,
-    addresses_to_try,
-    judge_trial,
-    judge_trials,
-    pairs_to_try,
-)
+from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec
+from ugro.policy.nodes.connectivity import Endpoint, judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node
-from ugro.policy.nodes.examination import Examination, Network, Packages, PortUse, Root, SshSettings, Survival, Untold
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.policy.nodes.shared_folders import judge_folders
+from ugro.policy.nodes.versions import Installed, judge_versions
+from ugro.remote.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)
@@ -40,9 +33,9 @@ def node(name: str = "gpu1", **changes: Any) -> Examination:
         machine=machine(name),
         quality=LinkQuality(0.0005, 0.0, 0.002),
         facts=FACTS,
-        ssh=SshSettings(name, "ask", "~/.ssh/known_hosts"),
+        ssh=SshSettings("ask", "~/.ssh/known_hosts"),
         root=Root("/home/ann/ws", None, 50 * GIB, "ext4"),
-        network=Network(("10.0.0.1",), FREE_PORTS),
+        ports=Ports(FREE_PORTS),
         port_keys=PORT_KEYS,
         survival=Survival("ann", has_logind=True, kills_processes=False, lingers=False),
         packages=Packages("3.11.4"),
@@ -59,7 +52,12 @@ def only(examined: Examination, check: str) -> Finding:
     return finding
 
 
-def versions(*nodes: Examination) -> list[tuple[Grade, str]]:
+def installed(name: str, packages: Packages | Unknown | None = None, **more: str) -> Installed:
+    fields = {"python": "3.11.4", "python_path": "/usr/bin/python3", **more}
+    return Installed(name, packages=packages or Packages("3.11.4"), **fields)
+
+
+def versions(*nodes: Installed) -> list[tuple[Grade, str]]:
     return [(finding.grade, finding.text) for finding in judge_versions(nodes)]
 
 
@@ -83,7 +81,7 @@ def test_the_connection_says_how_and_how_far() -> None:
 
 
 def test_what_could_not_be_checked_is_a_warning_and_spares_the_other_checks() -> None:
-    hung = node(root=Untold("it did not end within 9 s"))
+    hung = node(root=Unknown("it did not end within 9 s"))
     assert only(hung, "root").grade is Grade.WARNING
     assert only(hung, "root").text == "could not be checked: it did not end within 9 s"
     assert only(hung, "ports").grade is Grade.OK
@@ -91,7 +89,7 @@ def test_what_could_not_be_checked_is_a_warning_and_spares_the_other_checks() ->
 
 @pytest.mark.parametrize("strict", ["false", "no", "off"])
 def test_host_keys_that_are_not_checked_are_a_warning_with_the_line_to_write(strict: str) -> None:
-    finding = only(node(ssh=SshSettings("gpu1", strict, "~/.ssh/known_hosts")), "host key")
+    finding = only(node(ssh=SshSettings(strict, "~/.ssh/known_hosts")), "host key")
     assert finding.grade is Grade.WARNING
     assert finding.remedy == "in your ssh configuration, for gpu1: StrictHostKeyChecking ask"
 
@@ -99,7 +97,7 @@ def test_host_keys_that_are_not_checked_are_a_warning_with_the_line_to_write(str
 @pytest.mark.parametrize("file", ["/dev/null", "none"])
 @pytest.mark.parametrize("strict", ["accept-new", "ask", "true"])
 def test_host_keys_that_are_not_remembered_are_a_warning(strict: str, file: str) -> None:
-    finding = only(node(ssh=SshSettings("gpu1", strict, file)), "host key")
+    finding = only(node(ssh=SshSettings(strict, file)), "host key")
     assert finding.grade is Grade.WARNING
     assert file in finding.text
     assert finding.remedy == "in your ssh configuration, for gpu1: UserKnownHostsFile ~/.ssh/known_hosts"
@@ -194,7 +192,7 @@ def test_a_clock_that_was_not_read_is_not_judged() -> None:
 
 def test_a_taken_port_names_its_key_its_process_and_the_line_to_write() -> None:
     taken = PortUse(29500, False, pid=4711, process="python3", user="ann")
-    finding = only(node(network=Network((), (taken, PortUse(6379, True)))), "ports")
+    finding = only(node(ports=Ports((taken, PortUse(6379, True)))), "ports")
     assert finding.grade is Grade.WARNING
     assert finding.text == "cluster.master_port 29500 is taken by python3 (pid 4711, user ann)"
     assert finding.remedy is not None
@@ -204,7 +202,7 @@ def test_a_taken_port_names_its_key_its_process_and_the_line_to_write() -> None:
 
 def test_nobody_is_told_to_kill_what_belongs_to_others() -> None:
     taken = PortUse(6379, False, pid=12, process="redis-server", user="redis")
-    finding = only(node(network=Network((), (taken,))), "ports")
+    finding = only(node(ports=Ports((taken,))), "ports")
     assert finding.remedy == "in cluster.yaml another one, such as ray: {redis_port: 6380}"
 
 
@@ -217,7 +215,7 @@ def test_nobody_is_told_to_kill_what_belongs_to_others() -> None:
     ],
 )
 def test_a_port_is_explained_as_far_as_could_be_seen(use: PortUse, words: str) -> None:
-    assert only(node(network=Network((), (use,))), "ports").text == f"ray.redis_port 6379 {words}"
+    assert only(node(ports=Ports((use,))), "ports").text == f"ray.redis_port 6379 {words}"
 
 
 def test_a_gpu_that_cannot_be_read_has_failed() -> None:
@@ -280,159 +278,113 @@ def test_cuda_is_what_torch_was_built_for(packages: Packages, cuda: str | None) 
 
 
 def test_nodes_that_agree_get_one_line() -> None:
-    nodes = [node(name, packages=torch("2.9.0+cu128", "12.8", "2.27.3")) for name in ("gpu1", "gpu2")]
+    nodes = [installed(name, torch("2.9.0+cu128", "12.8", "2.27.3")) for name in ("gpu1", "gpu2")]
     expected = "nodes agree on Python 3.11, torch 2.9.0, CUDA 12.8, NCCL 2.27.3"
     assert versions(*nodes) == [(Grade.OK, expected)]
 
 
 def test_a_difference_names_who_has_what_and_how_to_follow_the_most() -> None:
     nodes = [
-        node("gpu1", packages=torch("2.8.0+cu128", "12.8")),
-        node("gpu2", packages=torch("2.9.0+cu128", "12.8")),
-        node("gpu3", packages=torch("2.9.0+cu128", "12.8")),
+        installed("gpu1", torch("2.8.0+cu128", "12.8")),
+        installed("gpu2", torch("2.9.0+cu128", "12.8")),
+        installed("gpu3", torch("2.9.0+cu128", "12.8")),
     ]
     [difference, _] = judge_versions(nodes)
     assert difference.grade is Grade.WARNING
-    assert difference.text == "torch differs: 2.9.0 on gpu2, gpu3; 2.8.0 on gpu1"
+    assert difference.text == "torch differs: gpu2 and gpu3 have 2.9.0 (+cu128), gpu1 2.8.0 (+cu128)"
     assert difference.remedy == "ugro exec gpu1 -- /usr/bin/python3 -m pip install torch==2.9.0"
 
 
 def test_builds_of_the_same_torch_for_other_cudas_differ_in_cuda_alone() -> None:
     nodes = [
-        node("gpu1", packages=torch("2.9.0+cu128", "12.8")),
-        node("gpu2", packages=torch("2.9.0+cu130", "13.0")),
-        node("gpu3", packages=torch("2.9.0+cu128", "12.8")),
+        installed("gpu1", torch("2.9.0+cu128", "12.8")),
+        installed("gpu2", torch("2.9.0+cu130", "13.0")),
+        installed("gpu3", torch("2.9.0+cu128", "12.8")),
     ]
     [difference, _] = judge_versions(nodes)
-    assert difference.text == "CUDA differs: 12.8 on gpu1, gpu3; 13.0 on gpu2"
+    assert difference.text == "CUDA differs: gpu1 and gpu3 have 12.8, gpu2 13.0"
     assert difference.remedy is not None
     assert difference.remedy.endswith("torch==2.9.0 --index-url https://download.pytorch.org/whl/cu128")
 
 
 def test_python_is_compared_by_its_minor_version() -> None:
-    same = [node("gpu1"), node("gpu2", machine=machine("gpu2", python="3.11.9"))]
+    same = [installed("gpu1"), installed("gpu2", python="3.11.9")]
     assert {grade for grade, _ in versions(*same)} == {Grade.OK}
-    other = [node("gpu1"), node("gpu2", machine=machine("gpu2", python="3.12.1"))]
-    assert (Grade.WARNING, "Python differs: 3.11 on gpu1; 3.12 on gpu2") in versions(*other)
+    other = [installed("gpu1"), installed("gpu2", Unknown("timed out"), python="3.12.1")]
+    assert (Grade.WARNING, "Python differs: gpu1 has 3.11, gpu2 3.12") in versions(*other)
 
 
 def test_drivers_are_compared_where_there_are_gpus() -> None:
-    nodes = [
-        node("gpu1", facts=replace(FACTS, gpu_driver="570.1")),
-        node("gpu2", facts=replace(FACTS, gpu_driver="580.2")),
-        node("cpu1"),
-        node("lost", facts=Untold("no answer")),
-    ]
-    assert (Grade.WARNING, "GPU driver differs: 570.1 on gpu1; 580.2 on gpu2") in versions(*nodes)
+    nodes = [installed("gpu1", gpu_driver="570.1"), installed("gpu2", gpu_driver="580.2"), installed("cpu1")]
+    assert (Grade.WARNING, "GPU driver differs: gpu1 has 570.1, gpu2 580.2") in versions(*nodes)
 
 
 def test_torch_that_is_nowhere_is_no_fault() -> None:
-    assert versions(node("gpu1"), node("gpu2")) == [
-        (Grade.OK, "torch is not installed on gpu1, gpu2"),
+    assert versions(installed("gpu1"), installed("gpu2")) == [
+        (Grade.OK, "torch is not installed on gpu1 and gpu2"),
         (Grade.OK, "nodes agree on Python 3.11"),
     ]
 
 
 def test_torch_that_is_missing_on_some_nodes_is_a_warning() -> None:
-    nodes = [node("gpu1", packages=torch("2.9.0")), node("gpu2")]
-    [missing, _] = judge_versions(nodes)
+    [missing, _] = judge_versions([installed("gpu1", torch("2.9.0")), installed("gpu2")])
     assert missing.grade is Grade.WARNING
     assert missing.text == "torch is not installed on gpu2; others have 2.9.0"
     assert missing.remedy == "ugro exec gpu2 -- /usr/bin/python3 -m pip install torch==2.9.0"
 
 
-def test_a_node_that_did_not_tell_its_packages_is_not_taken_to_have_none() -> None:
-    nodes = [node("gpu1", packages=torch("2.9.0")), node("gpu2", packages=Untold("timed out"))]
+def test_a_node_whose_packages_are_unknown_is_not_taken_to_have_none() -> None:
+    nodes = [installed("gpu1", torch("2.9.0")), installed("gpu2", Unknown("timed out"))]
     assert {grade for grade, _ in versions(*nodes)} == {Grade.OK}
 
 
 def test_no_node_no_findings() -> None:
     assert judge_versions([]) == []
-    assert judge_trials([]) is None
+    assert judge_pairs([], {}) == []
+    assert judge_pairs(endpoints("a"), {"a": Connections()}) == []
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
 
 
-def specs(count: int, master: int | None = None) -> list[NodeSpec]:
-    return [
-        NodeSpec(f"n{number}", role=Role.MASTER if number == master else Role.WORKER) for number in range(count)
-    ]
+def endpoints(*names: str) -> list[Endpoint]:
+    return [Endpoint(name, f"boot-{name}", (f"10.0.0.{number}",)) for number, name in enumerate(names, 1)]
 
 
-def test_few_nodes_try_all_ordered_pairs() -> None:
-    assert pairs_to_try(specs(1)) == []
-    assert set(pairs_to_try(specs(3))) == {
-        ("n0", "n1"), ("n0", "n2"), ("n1", "n0"), ("n1", "n2"), ("n2", "n0"), ("n2", "n1"),
-    }
-    assert len(pairs_to_try(specs(12))) == 12 * 11
-
-
-def test_many_nodes_try_a_ring_and_the_master_to_all() -> None:
-    pairs = pairs_to_try(specs(13, master=5))
-    assert len(pairs) == len(set(pairs)) == 13 + 12 - 1  # the master's own step of the ring counts once
-    assert {("n12", "n0"), ("n0", "n1"), ("n5", "n0"), ("n5", "n12"), ("n5", "n6")} <= set(pairs)
-    assert all(one != other for one, other in pairs)
-
-
-def test_an_address_of_its_own_comes_before_the_dialled_one_and_loopback_is_for_the_same_machine() -> None:
-    listener = node(
-        "b",
-        spec=NodeSpec("b", host="203.0.113.9"),
-        ssh=SshSettings("127.0.1.2", "ask", "x"),
-        network=Network(("10.0.0.2", "192.168.1.2"), FREE_PORTS),
-    )
-    assert addresses_to_try(node("a"), listener) == ["10.0.0.2", "192.168.1.2", "203.0.113.9"]
-    neighbour = node("a", machine=machine("a", boot_id="boot-b"))
-    assert addresses_to_try(neighbour, listener) == [
-        "10.0.0.2", "192.168.1.2", "203.0.113.9", "127.0.1.2", "127.0.0.1",
-    ]
-
-
-@pytest.mark.parametrize("host", ["", "gpu1.lan", "fd00::2", "10.0.0.1"])
-def test_only_new_ipv4_addresses_are_added(host: str) -> None:
-    assert addresses_to_try(node("a"), node("b", spec=NodeSpec("b", host=host))) == ["10.0.0.1"]
-
-
-def test_machines_that_do_not_say_who_they_are_are_not_taken_for_one() -> None:
-    nameless = replace(machine(), boot_id="")
-    here = Network((), ())
-    assert addresses_to_try(node("a", machine=nameless), node("b", machine=nameless, network=here)) == []
-
-
-def trial(one: str, other: str, outcome: Connection | Untold) -> Trial:
-    return Trial(node(one), node(other), outcome)
+def reached(*nodes: str, connect_s: float = 0.0002) -> Connections:
+    return Connections(tuple(Reached(node, 40000, "10.0.0.1", "eth0", "eth0", connect_s) for node in nodes))
 
 
 def test_pairs_that_work_are_told_in_one_line() -> None:
-    worked = [trial("a", "b", Connection("10.0.0.1", 0.0002)), trial("b", "a", Connection("10.0.0.1", 0.0004))]
-    assert [judge_trial(pair) for pair in worked] == [None, None]
-    finding = judge_trials(worked)
-    assert finding is not None
-    assert finding.grade is Grade.OK
+    found = {"a": reached("b"), "b": reached("a", connect_s=0.0004)}
+    [finding] = judge_pairs(endpoints("a", "b"), found)
+    assert (finding.subject, finding.grade) == ("cluster", Grade.OK)
     assert finding.text == "all 2 pairs reach each other, connecting in at most 0.40 ms"
 
 
+def test_of_many_nodes_the_good_line_says_that_not_all_pairs_were_tried() -> None:
+    names = [f"n{number}" for number in range(13)]
+    [finding] = judge_pairs(endpoints(*names), dict.fromkeys(names, reached(*names)))
+    assert finding.text.startswith("all 24 pairs that were tried reach each other")
+
+
 def test_a_pair_that_fails_names_what_was_tried_and_the_firewall_and_ends_the_good_news() -> None:
-    tried = (Tried("10.0.0.1", "timed out"), Tried("127.0.0.1", "Connection refused"))
-    broken = trial("a", "b", Connection(None, None, tried))
-    finding = judge_trial(broken)
-    assert finding is not None
+    missed = (Missed("b", 40000, "10.0.0.2", "timed out"), Missed("b", 40000, "127.0.0.1", "Connection refused"))
+    [finding] = judge_pairs(endpoints("a", "b"), {"a": Connections((), missed), "b": reached("a")})
     assert (finding.subject, finding.grade) == ("a → b", Grade.FAILED)
-    assert finding.text == "cannot connect (10.0.0.1: timed out; 127.0.0.1: Connection refused)"
-    assert finding.remedy == "let a through on b: sudo ufw allow from 10.0.0.1"
-    assert judge_trials([broken, trial("b", "a", Connection("10.0.0.1", 0.001))]) is None
+    assert finding.text == "a cannot connect to b (10.0.0.2: timed out)"
+    assert finding.remedy == "if a firewall blocks a on b: sudo ufw allow from 10.0.0.1"
 
 
 def test_a_pair_that_could_not_be_tried_is_a_warning_and_no_good_news() -> None:
-    lost = trial("a", "b", Untold("b: the link broke"))
-    finding = judge_trial(lost)
-    assert finding is not None
-    assert (finding.grade, finding.text) == (Grade.WARNING, "could not be tried: b: the link broke")
-    assert judge_trials([lost]) is None
+    broken = Unknown("b: the link broke")
+    found = judge_pairs(endpoints("a", "b", "c"), {"a": reached("c"), "b": broken, "c": reached("a", "b")})
+    assert [(finding.subject, finding.grade) for finding in found] == [
+        ("a → b", Grade.WARNING), ("b → a", Grade.WARNING), ("b → c", Grade.WARNING),
+    ]
+    assert {finding.text for finding in found} == {"could not be tried: b: the link broke"}
 
 
 def test_a_node_without_any_address_is_told_as_such() -> None:
-    finding = judge_trial(trial("a", "b", Connection(None, None)))
-    assert finding is not None
-    assert finding.text == "b has no address that could be tried"
+    [finding] = judge_pairs(endpoints("a", "b"), {"a": Connections(), "b": reached("a")})
+    assert finding.text == "a cannot connect to b: it has no address to try"

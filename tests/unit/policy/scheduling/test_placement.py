@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Placement, Resources, Share
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.decision import Start
 from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 GIB = 2**30
 
@@ -23,13 +23,13 @@ def place(
     resources: Resources, *nodes: NodeView, launcher: Launcher = Launcher.DDP, avoid: tuple[str, ...] = ()
 ) -> Placement | None:
     spec = JobSpec("job", ("train",), launcher, resources=resources)
-    (decision,) = schedule(Snapshot(0.0, nodes, (Waiting(1, "ann", spec, 0.0, avoid=avoid),)))
+    (decision,) = schedule(ClusterView(0.0, nodes, (Waiting(1, "ann", spec, 0.0, avoid=avoid),)))
     return decision.placement if isinstance(decision, Start) else None
 
 
 def start_of(resources: Resources, *nodes: NodeView) -> Start:
     spec = JobSpec("job", ("train",), Launcher.DDP, resources=resources)
-    (decision,) = schedule(Snapshot(0.0, nodes, (Waiting(1, "ann", spec, 0.0),)))
+    (decision,) = schedule(ClusterView(0.0, nodes, (Waiting(1, "ann", spec, 0.0),)))
     assert isinstance(decision, Start)
     return decision
 
@@ -145,7 +145,7 @@ def test_all_labels_must_be_there() -> None:
 def test_jobs_without_demands_are_spread_and_of_equals_go_where_no_gpu_is_free() -> None:
     nodes = (node("a-gpu", 8, speed=9.0), node("cpu1"), node("cpu2"))
     waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",)), 0.0) for number in range(4))
-    starts = [one for one in schedule(Snapshot(0.0, nodes, waiting)) if isinstance(one, Start)]
+    starts = [one for one in schedule(ClusterView(0.0, nodes, waiting)) if isinstance(one, Start)]
     assert [start.placement.nodes[0] for start in starts] == ["cpu1", "cpu2", "a-gpu", "cpu1"]
 
 
@@ -153,7 +153,7 @@ def test_what_others_took_meanwhile_counts() -> None:
     def all_started(*wanted: Resources, on: tuple[NodeView, ...]) -> list[tuple[str, ...]]:
         specs = [JobSpec("j", ("x",), resources=resources) for resources in wanted]
         waiting = tuple(Waiting(number, "ann", spec, 0.0) for number, spec in enumerate(specs))
-        return [one.placement.nodes for one in schedule(Snapshot(0.0, on, waiting)) if isinstance(one, Start)]
+        return [one.placement.nodes for one in schedule(ClusterView(0.0, on, waiting)) if isinstance(one, Start)]
 
     anything, there = Resources(), Resources(labels=("b",))
     spread = all_started(anything, there, there, anything, on=(node("cpu1"), node("cpu2", labels=("b",))))
@@ -165,15 +165,15 @@ def test_what_others_took_meanwhile_counts() -> None:
 def test_cores_and_memory_are_counted() -> None:
     wanted = Resources(cpus=3, memory_bytes=4 * GIB)
     waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",), resources=wanted), 0.0) for number in range(4))
-    by_cores = schedule(Snapshot(0.0, (node("n", cores=8),), waiting))
+    by_cores = schedule(ClusterView(0.0, (node("n", cores=8),), waiting))
     assert [isinstance(one, Start) for one in by_cores] == [True, True, False, False]
-    by_memory = schedule(Snapshot(0.0, (node("n", cores=64, memory_gib=13),), waiting))
+    by_memory = schedule(ClusterView(0.0, (node("n", cores=64, memory_gib=13),), waiting))
     assert [isinstance(one, Start) for one in by_memory] == [True, True, True, False]
 
 
 def started_at_once(resources: Resources, on: NodeView) -> int:
     waiting = tuple(Waiting(number, "ann", JobSpec("j", ("x",), resources=resources), 0.0) for number in range(100))
-    return sum(isinstance(one, Start) for one in schedule(Snapshot(0.0, (on,), waiting)))
+    return sum(isinstance(one, Start) for one in schedule(ClusterView(0.0, (on,), waiting)))
 
 
 def test_a_job_that_does_not_speak_of_cores_takes_one() -> None:
@@ -263,7 +263,7 @@ def test_a_node_that_failed_a_job_is_taken_last() -> None:
 
 def test_what_a_job_holds_is_gone_until_it_ends_even_for_nodes_that_left() -> None:
     held = Placement((Share("n", (0,), cpus=7), Share("gone", (0,))))
-    snapshot = Snapshot(
+    snapshot = ClusterView(
         0.0, (node("n", 8, 8),), (Waiting(1, "ann", JobSpec("j", ("x",), resources=Resources(cpus=2)), 0.0),),
         (Holding(9, "bob", 50, held, 0.0),),
     )  # fmt: skip

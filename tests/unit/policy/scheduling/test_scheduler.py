@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ugro.core.job import After, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
 from ugro.policy.scheduling.scheduler import actions, schedule
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 GIB = 2**30
 URGENT, NORMAL, BATCH = 90, 50, 10
@@ -42,8 +42,8 @@ def holds(number: int, where: str, *gpus: int, user: str = "bob", **more: object
 def snapshot(
     nodes: Iterable[NodeView], waiting: Iterable[Waiting], holding: Iterable[Holding] = (), now: float = 100.0,
     ended: dict[int, JobState] | None = None,
-) -> Snapshot:  # fmt: skip
-    return Snapshot(now, tuple(nodes), tuple(waiting), tuple(holding), ended or {})
+) -> ClusterView:  # fmt: skip
+    return ClusterView(now, tuple(nodes), tuple(waiting), tuple(holding), ended or {})
 
 
 def started(decisions: Iterable[Decision]) -> dict[int, tuple[str, ...]]:

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from bench.scheduler import cluster, jobs, running
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import BATCH, GIB, NORMAL, URGENT, job, nodes, snapshot
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.decision import Decision, Preempt, Start, Wait
 from ugro.policy.scheduling.demand import Makes, alternatives, gpu_fits, needs_of
 from ugro.policy.scheduling.fit import check_fits
 from ugro.policy.scheduling.scheduler import actions, schedule
-from ugro.policy.scheduling.snapshot import GpuView, Holding, NodeView, Snapshot, Waiting
 
 Work = list[tuple[Waiting, float]]  # jobs, and how long each takes
 
 
-def check(seen: Snapshot, decisions: list[Decision]) -> None:
+def check(seen: ClusterView, decisions: list[Decision]) -> None:
     """What must hold of every pass, whatever the snapshot."""
     told = Counter(one.job for one in decisions if not isinstance(one, Preempt))
     assert told == Counter(job.id for job in seen.waiting), "each waiting job is told once"
@@ -220,7 +220,6 @@ def test_any_pass_keeps_the_rules(views: tuple[NodeView, ...], work: Work, data:
 
 
 @given(clusters(may_be_down=False), workloads())
-@settings(max_examples=150, deadline=None)
 def test_every_job_that_can_run_starts_in_the_end(views: tuple[NodeView, ...], work: Work) -> None:
     # A more urgent job, or one of a user who holds less, may overtake the first in the queue here.
     simulation = Simulation(views, possible(work, views), promises_hold=False)
@@ -229,7 +228,6 @@ def test_every_job_that_can_run_starts_in_the_end(views: tuple[NodeView, ...], w
 
 
 @given(clusters(may_be_down=False), workloads(users="a", priorities=(NORMAL,)))
-@settings(max_examples=150, deadline=None)
 def test_nothing_that_fills_a_gap_ever_delays_the_first_in_the_queue(views: tuple[NodeView, ...], work: Work) -> None:
     simulation = Simulation(views, possible(work, views))
     simulation.run()
@@ -249,10 +247,10 @@ def possible(work: Work, views: tuple[NodeView, ...]) -> Work:
 
 
 def test_twice_the_queue_takes_at_most_about_twice_the_time() -> None:
-    full = running(Snapshot(1e6, cluster(), jobs(10_000)))
+    full = running(ClusterView(1e6, cluster(), jobs(10_000)))
     half = replace(full, waiting=full.waiting[:5000])
 
-    def fastest(seen: Snapshot) -> float:
+    def fastest(seen: ClusterView) -> float:
         times = []
         for _ in range(3):
             begin = time.process_time()

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, nodes, snapshot
 from ugro.core.errors import NotFound
 from ugro.core.job import ANY_GPUS, JobState, Placement, Share
-from ugro.policy.scheduling.snapshot import Holding
+from ugro.policy.scheduling.cluster_view import Holding
 from ugro.policy.scheduling.why import why
 
 

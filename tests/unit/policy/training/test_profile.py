@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.training import Pretend
@@ -171,7 +171,6 @@ def test_what_makes_no_sense_is_passed_over() -> None:
     assert kinds(found) == [FindingKind.BALANCED], "advice about ranks that are not there is none"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(1e-5, 1e-2), min_size=1, max_size=6),
     st.floats(0, 0.2),

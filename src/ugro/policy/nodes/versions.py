@@ -1,0 +1,187 @@
+"""Whether nodes have the same versions of what the ranks of one job share, and how to make them agree.
+
+``ugro doctor`` reports every difference; a launch is refused by those that would break the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ugro.core.finding import Finding, Grade
+from ugro.core.job import Launcher
+from ugro.policy.nodes.examination import Unknown
+from ugro.policy.wording import names
+from ugro.remote.messages import Packages
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What is installed for the Python that runs a node's ranks."""
+
+    node: str
+    python: str
+    python_path: str
+    packages: Packages | Unknown
+    gpu_driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The properties of a job that decide which differences break it."""
+
+    launcher: Launcher
+    uses_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    text: str
+    hint: str | None = None
+    is_fatal: bool = False
+    node: str | None = None  # the node that differs from the others, if there is only one
+
+
+_ANY_JOB = Need(Launcher.DDP, uses_gpus=True)
+_Version = Callable[[Installed], str | None]
+_Groups = Mapping[str, Sequence[Installed]]  # nodes by version, the most common version first
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    name: str
+    version: _Version
+    decisive: _Version  # the part of the version that must be equal
+    is_for_gpus: bool = False
+
+
+def judge_versions(installed: Sequence[Installed]) -> list[Finding]:
+    """For ``ugro doctor``. A node whose packages are unknown has a finding of its own, and none here."""
+    findings = [
+        # Without a hint there is nothing to repair.
+        Finding("cluster", "versions", Grade.WARNING if one.hint else Grade.OK, one.text, one.hint)
+        for one in _differences(installed, _ANY_JOB)
+    ]
+    groups = {kind.name: _grouped(installed, kind.version) for kind in _KINDS}
+    agreed = [f"{name} {next(iter(group))}" for name, group in groups.items() if len(group) == 1]
+    if agreed and len(installed) > 1:
+        findings.append(Finding("cluster", "versions", Grade.OK, f"nodes agree on {', '.join(agreed)}"))
+    return findings
+
+
+def differences(installed: Sequence[Installed], need: Need) -> list[Difference]:
+    """For a launch, fatal ones first. Unknown packages are noted and not fatal: they prove nothing."""
+    if need.launcher is Launcher.COMMAND:
+        return []
+    unknown = [
+        Difference(f"{one.node}: cannot tell which packages are installed: {one.packages.text}", one.packages.hint)
+        for one in installed
+        if isinstance(one.packages, Unknown)
+    ]
+    return sorted([*unknown, *_differences(installed, need)], key=lambda difference: not difference.is_fatal)
+
+
+def _differences(installed: Sequence[Installed], need: Need) -> Iterator[Difference]:
+    yield from _missing_torch(installed, need)
+    for kind in _KINDS:
+        groups = _grouped(installed, kind.version)
+        if len(groups) > 1 and (need.uses_gpus or not kind.is_for_gpus):
+            is_fatal = len(_grouped(installed, kind.decisive)) > 1
+            others = [one for holders in list(groups.values())[1:] for one in holders]
+            node = others[0].node if len(others) == 1 else None
+            yield Difference(_text(kind, groups), _remedy(kind, groups, others), is_fatal, node)
+
+
+def _missing_torch(installed: Sequence[Installed], need: Need) -> Iterator[Difference]:
+    known = [one for one in installed if isinstance(one.packages, Packages)]
+    without = [one for one in known if _torch(one) is None]
+    if not without:
+        return
+    text = f"torch is not installed on {names([one.node for one in without])}"
+    node = without[0].node if len(without) == 1 else None
+    if len(without) < len(known):
+        version = next(iter(_grouped(known, _torch)))
+        yield Difference(f"{text}; others have {version}", _install(without, f"torch=={version}"), True, node)
+    elif need.launcher is Launcher.TORCHRUN:
+        yield Difference(f"{text}, and torchrun is a part of it", _install(without, "torch"), True, node)
+    else:
+        yield Difference(text)
+
+
+def _text(kind: _Kind, groups: _Groups) -> str:
+    """'torch differs: gpu1 and gpu3 have 2.6.0, gpu2 2.5.1 (+cpu)'."""
+    parts: list[str] = []
+    for version, holders in groups.items():
+        verb = "" if parts else "has " if len(holders) == 1 else "have "
+        build = _build(holders) if kind.name == "torch" else ""
+        parts.append(f"{names([one.node for one in holders])} {verb}{version}{build}")
+    return f"{kind.name} differs: {', '.join(parts)}"
+
+
+def _build(holders: Sequence[Installed]) -> str:
+    """What torch was built for. A different build is not by itself a different version."""
+    builds = {one.packages.torch_build for one in holders if isinstance(one.packages, Packages)}
+    build = builds.pop() if len(builds) == 1 else ""
+    return f" (+{build})" if build else ""
+
+
+def _remedy(kind: _Kind, groups: _Groups, others: Sequence[Installed]) -> str:
+    """How the other nodes get the most common version."""
+    wanted, holders = next(iter(groups.items()))
+    where = ", ".join(one.node for one in others)
+    if kind.name == "Python":
+        return f"under {where} in cluster.yaml: python: python{wanted}"
+    if kind.name == "GPU driver":
+        return f"install driver {wanted} on {where} and reboot"
+    torch = f"torch=={_torch(holders[0])}"
+    if kind.name == "torch":
+        return _install(others, torch)
+    # CUDA and NCCL come with the build of torch.
+    digits = wanted.replace(".", "")
+    is_cuda = kind.name == "CUDA" and digits.isdigit()
+    index = f" --index-url https://download.pytorch.org/whl/cu{digits}" if is_cuda else ""
+    return _install(others, f"--force-reinstall {torch}{index}")
+
+
+def _install(nodes: Sequence[Installed], what: str) -> str:
+    paths = {one.python_path for one in nodes}
+    python = paths.pop() if len(paths) == 1 else "python3"
+    return f"ugro exec {' '.join(one.node for one in nodes)} -- {python} -m pip install {what}"
+
+
+def _grouped(installed: Sequence[Installed], version_of: _Version) -> _Groups:
+    groups: dict[str, list[Installed]] = {}
+    for one in installed:
+        if (version := version_of(one)) is not None:
+            groups.setdefault(version, []).append(one)
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+# --- versions of one node ----------------------------------------------------------------------------------------
+
+
+def _package(version_of: Callable[[Packages], str | None]) -> _Version:
+    return lambda one: version_of(one.packages) if isinstance(one.packages, Packages) else None
+
+
+def _minor(version_of: _Version) -> _Version:
+    """3.11.7 → 3.11: patch releases are compatible."""
+    return lambda one: ".".join(version.split(".")[:2]) if (version := version_of(one)) else None
+
+
+def _cuda_vendor(packages: Packages) -> str | None:
+    """Different CUDA versions work together; a build for another vendor's GPUs, or for none, does not."""
+    return "CUDA" if packages.cuda and not packages.cuda.startswith("none") else packages.cuda
+
+
+_python = _minor(lambda one: one.python)
+_torch = _package(lambda packages: packages.torch_release)
+# NCCL refuses to talk to any other version of itself.
+_nccl = _package(lambda packages: packages.nccl if packages.torch else None)
+_KINDS = (
+    _Kind("Python", _python, _python),
+    _Kind("torch", _torch, _minor(_torch)),
+    _Kind("CUDA", _package(lambda packages: packages.cuda), _package(_cuda_vendor), is_for_gpus=True),
+    _Kind("NCCL", _nccl, _nccl, is_for_gpus=True),
+    _Kind("GPU driver", lambda one: one.gpu_driver, lambda one: None, is_for_gpus=True),
+)

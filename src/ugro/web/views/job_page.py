@@ -1,0 +1,151 @@
+"""The data of the pages of jobs, from the agent's state. It renders nothing and decides nothing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from ugro.agent.agent import Agent
+from ugro.agent.artifacts.log_stream import rank_nodes
+from ugro.config.job.export import job_file
+from ugro.core.event import Event
+from ugro.core.failure import Failure
+from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
+from ugro.core.job import places as places  # for templates
+from ugro.core.plan import NodePlan, Plan
+from ugro.core.profile import JobProfile, RankProfile
+from ugro.core.support.secret import masked
+from ugro.policy.scheduling.why import Why
+from ugro.telemetry.curves import Wanted
+from ugro.telemetry.metricstore import job_owner
+from ugro.web.views.ranks import Known, RankRow, last_steps, rank_rows
+
+MOST_EVENTS = 200
+# The parts of a step, in the order of the bar.
+PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    job: Job
+    attempts: list[Attempt]
+    why: Why | None  # of a queued job
+    failure: Failure | None
+    ranks: list[RankRow]
+    events: list[Event]  # newest first
+    has_more_events: bool
+    plan: Plan | None
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.job.spec.argv)
+
+    @property
+    def duration_s(self) -> float:
+        return duration_s(self.job)
+
+    @property
+    def log_rank(self) -> str:
+        """The rank whose log is shown first: the one that failed, else rank 0."""
+        return str(self.failure.rank) if self.failure and self.failure.rank is not None else "0"
+
+    @property
+    def spec(self) -> str:
+        return job_file(self.job.spec)
+
+    @property
+    def retry_key(self) -> str:
+        """Idempotency key of *Retry*: it changes only with a new event, so two clicks submit one job."""
+        return f"dashboard-{self.job.id}-{self.events[0].seq if self.events else 0}"
+
+
+async def load(agent: Agent, word: str) -> JobPage:
+    details = await agent.jobs.details(word)
+    job, attempts = details.job, details.attempts
+    failure = attempts[-1].failure if attempts else None
+    plan = await agent.store.jobs.plan(job) if job.attempt else None
+    events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
+    return JobPage(
+        job=job,
+        attempts=attempts,
+        why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
+        failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
+        ranks=rank_rows(job, rank_nodes(job, attempts, plan), await _known(agent, job, failure)),
+        events=events[:MOST_EVENTS],
+        has_more_events=len(events) > MOST_EVENTS,
+        plan=plan,
+    )
+
+
+async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
+    """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
+    told = agent.watching.parts.engine.told(job) if job.state in HOLDING_STATES else {}
+    summaries = await agent.watching.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
+    return Known(told, failure, last_steps(summaries))
+
+
+# --- for templates ------------------------------------------------------------------------------------------------
+
+
+def duration_s(job: Job) -> float:
+    return job.lasts_s(datetime.now(UTC))
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=100) if document else ""
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as YAML, by node. What all ranks of a node share is written once."""
+    head: dict[str, Any] = {"rendezvous": _plain(asdict(plan.rendezvous))} if plan.rendezvous else {}
+    return as_yaml({**head, "nodes": [_node_plan(node) for node in plan.nodes]})
+
+
+def _node_plan(node: NodePlan) -> dict[str, Any]:
+    envs = [masked(rank.env) for rank in node.ranks]
+    common = {key: value for key, value in envs[0].items() if all(env.get(key) == value for env in envs)}
+    commands = [shlex.join(rank.argv) for rank in node.ranks]
+    is_same = len(set(commands)) == 1
+    ranks = [
+        {"rank": rank.rank, **({} if is_same else {"command": command}), **_differing(env, common)}
+        for rank, command, env in zip(node.ranks, commands, envs, strict=True)
+    ]
+    return {
+        "node": node.node,
+        **({"cwd": node.cwd} if node.cwd else {}),
+        **({"command": commands[0]} if is_same else {}),
+        "env": common,
+        "ranks": ranks,
+    }
+
+
+def _differing(env: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in env.items() if key not in common}
+
+
+def bar(rank: RankProfile, step_s: float) -> list[tuple[str, float, float]]:
+    """Name, start and length of each part, in thousandths of a step."""
+    pieces, at = [], 0.0
+    for part in PARTS:
+        length = 1000 * getattr(rank, f"{part}_s") / step_s if step_s else 0.0
+        pieces.append((part, round(at, 1), round(min(length, max(0.0, 1000 - at)), 1)))
+        at += length
+    return pieces
+
+
+def share(rank: RankProfile, profile: JobProfile) -> float:
+    return rank.samples / (sum(one.samples for one in profile.ranks) or 1.0)
+
+
+def _plain(value: Any) -> Any:
+    """Plain types, which YAML can write."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value
