@@ -1,4 +1,4 @@
-"""``ugro completion``: the script by which a shell asks ``ugro`` itself how a word goes on."""
+"""``ugro completion``: prints the script with which a shell asks ``ugro`` for candidates, and answers it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from ugro.cli.session import COMPLETION_VARIABLE, Session, pass_session
 def completion(ctx: click.Context, session: Session, shell: str) -> None:
     """Print a shell completion script.
 
-    It completes commands, options and files; and nodes, labels and jobs while the agent runs.
+    It completes commands, options and files; and nodes, labels and jobs while the agent runs. In zsh, compinit must run
+    before it.
 
     \b
     Install it for your shell:
       bash: echo 'eval "$(ugro completion bash)"' >> ~/.bashrc
-      zsh:  echo 'eval "$(ugro completion zsh)"' >> ~/.zshrc    (after compinit)
+      zsh:  echo 'eval "$(ugro completion zsh)"' >> ~/.zshrc
       fish: ugro completion fish > ~/.config/fish/completions/ugro.fish
     """
     kind = get_completion_class(shell)

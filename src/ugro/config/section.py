@@ -122,7 +122,7 @@ class Section:
         """Raises BadValueError for keys that do not agree with each other."""
 
     def made(self) -> dict[str, Any]:
-        """The values by the attributes of what is made of them; nested sections as what they make."""
+        """The arguments for ``makes``: values by attribute, with nested sections made first."""
         return {declared.attribute or name: _made(getattr(self, name)) for name, declared in self.known_keys().items()}
 
     @classmethod

@@ -41,7 +41,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.option("--accident", is_flag=True, help="Run another demo: a rank is killed, and the job recovers.")
 @click.option("--keep", is_flag=True, help="Keep the simulated nodes in your own UGRO_HOME afterwards.")
-@click.option("--epochs", type=click.IntRange(1), help="Number of epochs of the GPT training.  [default: 3]")
+@click.option("--epochs", type=click.IntRange(1), metavar="N", help="Epochs of the GPT training; default: 3.")
 @click.option("--gentle", is_flag=True, help="Take no priority over other programs on this machine.")
 @json_option
 @pass_session
