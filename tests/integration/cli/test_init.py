@@ -131,7 +131,7 @@ def test_a_file_that_is_there_is_not_written_over_unasked(ugro: Ugro) -> None:
     refused = ugro("init")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "cluster.yaml exists already" in refused.stderr
-    assert refused.stderr.endswith("write over it: ugro init --force\n")
+    assert refused.stderr.endswith("overwrite it: ugro init --force\n")
     assert written(ugro).read_text() == "nodes: [mine\n"
     assert ugro("init", "--force").returncode == 0, "also when what is there is broken"
     assert list(nodes(written(ugro))) == [this_machine()]
@@ -141,9 +141,9 @@ def test_what_to_type_next_is_of_the_file_that_was_meant(ugro: Ugro) -> None:
     first = ugro("init", "--output", "my nodes.yaml")
     assert first.stderr.endswith("wrote my nodes.yaml; next: ugro --cluster 'my nodes.yaml' health\n")
     again = ugro("init", "--output", "my nodes.yaml")
-    assert again.stderr.endswith("write over it: ugro init --force --output 'my nodes.yaml'\n")
+    assert again.stderr.endswith("overwrite it: ugro init --force --output 'my nodes.yaml'\n")
     again = ugro("--cluster", "my nodes.yaml", "init")
-    assert again.stderr.endswith("write over it: ugro --cluster 'my nodes.yaml' init --force\n")
+    assert again.stderr.endswith("overwrite it: ugro --cluster 'my nodes.yaml' init --force\n")
     assert ugro("init").stderr.endswith("wrote cluster.yaml; next: ugro health\n")
     lab = ugro.home / "lab" / "cluster.yaml"
     lab.parent.mkdir()
