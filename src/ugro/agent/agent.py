@@ -23,6 +23,7 @@ from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.retention import Retention
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Submitting
 from ugro.agent.monitoring.profiling import Profiling
@@ -30,6 +31,7 @@ from ugro.agent.monitoring.service import Watching, ranks_by
 from ugro.agent.ops import host_keys
 from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
+from ugro.agent.support.aio import keep_running
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.run_tracker import RunWatch
@@ -65,6 +67,7 @@ class Agent:
         self._code: Code | None = None
         self._result_service: ResultService | None = None
         self._profiling: Profiling | None = None
+        self._retention: Retention | None = None
 
     async def start(self) -> None:
         await self.store.open()
@@ -108,6 +111,10 @@ class Agent:
         assert self._engine is not None, "the agent has not started"
         await self._engine.run()
 
+    async def run_retention(self) -> None:
+        assert self._retention is not None, "the agent has not started"
+        await keep_running(self._retention.run)
+
     def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
         watch = RunWatch(self.cluster.inventory, identity)
@@ -121,6 +128,14 @@ class Agent:
         results = Results(self.home.jobs, self.cluster.inventory.get, identity)
         home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        self._retention = Retention(
+            self.home.jobs,
+            self.store,
+            self.watching.metrics,
+            self._result_service,
+            lambda: self.cluster.config.retention,
+        )
+        self._retention.on_removed = self.watching.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
         engine = self._engine = Engine(jobs, watch, launching, scheduler_input, home)
         submitting = Submitting(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))

@@ -65,7 +65,7 @@ class ResultService:
             sides.append(Side(job, await self._environments.of(ran.id, ran.attempt), made.metrics, made.files))
         return compare(sides)
 
-    async def remove(self, job: Job) -> tuple[str, ...]:
+    async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:
         """Outputs and checkpoints, here and on the nodes; logs stay. Returns what could not be done, in sentences."""
         if not job.is_final:
             raise NotAllowed(f"job {job.id} is {job.state}: its results come yet", hint=f"ugro cancel {job.id}")
@@ -75,7 +75,7 @@ class ResultService:
                 hint=f"ugro results {job.cached_from} --rm",
             )
         # Recorded first: what is found on a node later is not brought any more.
-        await self._jobs.note_results_removed(job)
+        await self._jobs.note_results_removed(job, reason)
         await to_the_end(partial(delete_results, self._folder / str(job.id)))
         nodes = {node: None for one in await self._jobs.attempts(job.id) for node in one.placement.nodes}
         problems = await asyncio.gather(*(self._drop(job.id, node) for node in nodes))

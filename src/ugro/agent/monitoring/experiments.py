@@ -6,6 +6,7 @@ Times of a table of thousands are spent on sorting and filtering, which ``policy
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ugro.agent.monitoring.service import Watching
@@ -26,6 +27,7 @@ class Experiments:
         self._seq = 0
         self._grown = -1
         self._looking = asyncio.Lock()
+        watching.on_removed.append(self._forget)
 
     async def all(self) -> list[Experiment]:
         """As they are now, in the order of their numbers."""
@@ -33,6 +35,10 @@ class Experiments:
             await self._take_changes()
             await self._take_figures()
             return [self._all[number] for number in sorted(self._all)]
+
+    def _forget(self, jobs: Sequence[int]) -> None:
+        for job in jobs:
+            self._all.pop(job, None)
 
     async def _take_changes(self) -> None:
         changed = await self._store.notes.changed(self._seq, MOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ugro.agent.monitoring.job_notifications import Herald
 from ugro.agent.monitoring.metrics_ingest import Gathering
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.prometheus import Exposition
+from ugro.agent.support.aio import keep_running
 from ugro.agent.support.change_signal import Signal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
@@ -38,7 +39,6 @@ from ugro.telemetry.notify import Notifier
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-_AGAIN_S = 5.0
 _DAY_S = 86400
 _ALIVE = (RunState.STARTING, RunState.RUNNING)
 
@@ -52,6 +52,7 @@ class Watching:
         self.notifier = Notifier(lambda: cluster.config.channels)
         self.grown = Signal()  # some job's curves
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
+        self.on_removed: list[Callable[[Sequence[int]], None]] = []
         self._parts: _Parts | None = None
         self.is_ending = False
 
@@ -77,7 +78,7 @@ class Watching:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
             for work in (parts.monitor.run, parts.herald.run, parts.gathering.run, self._note_work):
-                group.create_task(_keep(work), name=f"keep {work.__qualname__}")
+                group.create_task(keep_running(work), name=f"keep {work.__qualname__}")
 
     async def close(self) -> None:
         await self.notifier.close()
@@ -92,6 +93,13 @@ class Watching:
     @property
     def monitor(self) -> Monitor:
         return self.parts.monitor
+
+    def forget_jobs(self, jobs: Sequence[int]) -> None:
+        """They have been removed."""
+        for job in jobs:
+            self._grown.pop(job, None)
+        for forget in self.on_removed:
+            forget(jobs)
 
     # --- what can be asked -------------------------------------------------------------------------------------
 
@@ -181,19 +189,6 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
     shown.clear()
     shown.update(reports)
     return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
-
-
-async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A bug of ours in one of them is logged and not the end: jobs must go on, and the others."""
-    while True:
-        task = asyncio.create_task(work(), name=work.__qualname__)
-        try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()
-        if (bug := task.exception()) is not None:
-            log.error("%s ended, and is begun again", work.__qualname__, exc_info=bug)
-        await asyncio.sleep(_AGAIN_S)
 
 
 def ranks_by(engine: Engine, watch: RunWatch, node: str) -> Ranks:
