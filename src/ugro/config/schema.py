@@ -213,10 +213,7 @@ class Metrics(Section):
 
 @section
 class Retention(Section):
-    """When jobs that have ended are removed. A removal is announced in `ugro events` first.
-
-    A job stays while it has a note or a tag, or while another job runs after it or points to its results.
-    """
+    """When ended jobs are removed, announced in `ugro events` first. Jobs with a note, a tag or a dependent stay."""
 
     jobs: float | None = key(
         90 * DAY_S,
