@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import Signal
 from ugro.agent.tracking.scheduler_input import Live
@@ -26,7 +26,7 @@ from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
 from ugro.store.engine import Database, _Request
@@ -107,10 +107,7 @@ class ModelRuns:
         self._node = node
         self._known = known
 
-    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
-        return await self._call(lambda: self._start(order))
-
-    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+    async def start(self, orders: Sequence[RunStart]) -> list[RunStatus | RemoteFailure]:
         def start_all() -> list[RunStatus | RemoteFailure]:
             done: list[RunStatus | RemoteFailure] = []
             for order in orders:
@@ -122,7 +119,7 @@ class ModelRuns:
 
         return await self._call(start_all)
 
-    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+    async def remove(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
         def remove_all() -> list[RemoteFailure | None]:
             for key in runs:
                 self._node.remove(key)
@@ -133,13 +130,10 @@ class ModelRuns:
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
 
-    async def remove(self, job: int, attempt: int) -> None:
-        await self._call(lambda: self._node.remove((job, attempt)))
-
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
 
-    def _start(self, order: Order) -> RunStatus:
+    def _start(self, order: RunStart) -> RunStatus:
         return self._node.start(order, [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -273,17 +267,20 @@ class ModelLaunching(NoCode):
         return
 
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        return await self._watch.runs(node).start(await self._order(job, node))
+        [result] = await self._watch.runs(node).start([await self._order(job, node)])
+        if isinstance(result, RemoteFailure):
+            raise result
+        return result
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
-        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
+        return await self._watch.runs(node).start([await self._order(job, node) for job in jobs])
 
-    async def _order(self, job: Job, node: str) -> Order:
+    async def _order(self, job: Job, node: str) -> RunStart:
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
         assert job.placement is not None
         share = job.placement.on(node)
-        return Order(job.id, job.attempt, part, {}, share.boot_id, share.root)
+        return RunStart(job.id, job.attempt, part, {}, share.boot_id, share.root)
 
 
 class ModelMirror:
@@ -325,7 +322,7 @@ class ModelCheckpoints:
     async def newest(self, job: int) -> None:
         return None
 
-    async def forget(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
+    async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
         await asyncio.sleep(0)
         return ()
 
@@ -384,7 +381,7 @@ class ModelAgent:
             watch,
             ModelLaunching(self.jobs, self.watch),
             ModelInput(self.watch, clock),
-            Homecoming(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
+            Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

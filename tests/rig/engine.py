@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
-from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
+from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
@@ -48,8 +48,8 @@ class Pause:
 class EngineRig:
     watch_type = RunWatch
     scheduler_input_type = SchedulerInput
-    results_type = Results
-    checkpoints_type = Checkpoints
+    results_type = OutputSync
+    checkpoints_type = CheckpointSync
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class EngineRig:
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
-        home = self.home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
+        home = self.home = Collector(store.jobs, watch, mirror, checkpoints, results)
         engine = Engine(store.jobs, watch, launching, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import ugro
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
-from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
+from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
 from ugro.agent.dashboard_address import Front
 from ugro.agent.engine.launch import Launching
@@ -120,13 +120,13 @@ class Agent:
         watch = RunWatch(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
         scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
-        checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
+        checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
         launching = Launching(jobs, self.cluster, watch, extra_env, code, scheduler_input.facts)
-        results = Results(self.home.jobs, self.cluster.inventory.get, identity)
-        home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
+        results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        home = Collector(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
         self._retention = Retention(
             self.home.jobs,

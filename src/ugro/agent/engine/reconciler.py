@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.batching import PATIENCE_S, Light, is_light
 from ugro.agent.engine.finish import Conclusion
 from ugro.agent.engine.launch import Launching
@@ -51,7 +51,7 @@ _GATHER_S = 0.01
 
 class Engine:
     def __init__(
-        self, jobs: JobStore, watch: RunWatch, launching: Launching, scheduler_input: SchedulerInput, home: Homecoming
+        self, jobs: JobStore, watch: RunWatch, launching: Launching, scheduler_input: SchedulerInput, home: Collector
     ) -> None:
         self._jobs = jobs
         self._watch = watch
