@@ -18,7 +18,7 @@ from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.nodes.runs import Identity
@@ -46,7 +46,7 @@ class Pause:
 
 
 class EngineRig:
-    watch_type = RunWatch
+    watch_type = RunTracker
     scheduler_input_type = SchedulerInput
     results_type = OutputSync
     checkpoints_type = CheckpointSync

@@ -18,23 +18,23 @@ from ugro.agent.artifacts.environments import Environments
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
-from ugro.agent.dashboard_address import Front
+from ugro.agent.dashboard_address import DashboardAddress
 from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.retention import Retention
 from ugro.agent.jobs.service import JobService
-from ugro.agent.jobs.submission import Submitting
+from ugro.agent.jobs.submission import SubmissionReader
 from ugro.agent.monitoring.profiling import Profiling
-from ugro.agent.monitoring.service import Watching, ranks_by
+from ugro.agent.monitoring.service import MonitoringService, ranks_by
 from ugro.agent.ops import host_keys
 from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.support.aio import keep_running
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
@@ -60,8 +60,8 @@ class Agent:
         self._generation = 0
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
-        self.front = Front()
-        self.watching = Watching(home, self.store, self.cluster)
+        self.dashboard = DashboardAddress()
+        self.monitoring = MonitoringService(home, self.store, self.cluster)
         self._engine: Engine | None = None
         self._job_service: JobService | None = None
         self._code: Code | None = None
@@ -74,14 +74,14 @@ class Agent:
         self._generation = await self.store.next_generation()
         await self.cluster.start()
         engine, scheduler_input = self._make_engine(Identity(await self.store.agent_id(), self._generation))
-        await self.watching.open(engine, scheduler_input)
-        self.code.listen(self.watching.parts.exposition.observe_sync)
+        await self.monitoring.open(engine, scheduler_input)
+        self.code.listen(self.monitoring.parts.prometheus.observe_sync)
 
     async def close(self) -> None:
         self.cancel_all()
         if self._engine is not None:
             await self._engine.close()
-        await self.watching.close()
+        await self.monitoring.close()
         if self._code is not None:
             await self._code.close()
         await self.cluster.inventory.close()
@@ -117,7 +117,7 @@ class Agent:
 
     def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
-        watch = RunWatch(self.cluster.inventory, identity)
+        watch = RunTracker(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
         scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
         checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
@@ -131,14 +131,14 @@ class Agent:
         self._retention = Retention(
             self.home.jobs,
             self.store,
-            self.watching.metrics,
+            self.monitoring.metrics,
             self._result_service,
             lambda: self.cluster.config.retention,
         )
-        self._retention.on_removed = self.watching.forget_jobs
+        self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
         engine = self._engine = Engine(jobs, watch, launching, scheduler_input, home)
-        submitting = Submitting(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
+        submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
         self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, launching, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
@@ -232,7 +232,7 @@ class Agent:
         execution.cancel()
 
     def cancel_all(self) -> None:
-        self.watching.is_ending = True
+        self.monitoring.is_ending = True
         if self._code is not None:
             self._code.end()
         if self._job_service is not None:

@@ -24,7 +24,7 @@ from ugro.agent.engine import rendezvous
 from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
@@ -60,7 +60,7 @@ async def preflight_of(file: Path) -> AsyncIterator[tuple[Preflight, Cluster]]:
     cluster = Cluster(file)
     await cluster.start()
     try:
-        yield Preflight(cluster, RunWatch(cluster.inventory, IDENTITY)), cluster
+        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY)), cluster
     finally:
         await cluster.inventory.close()
 
@@ -402,7 +402,7 @@ class Rig:
     def __init__(self, cluster: Cluster, store: Store, asked: list[str]) -> None:
         self.store = store
         self.asked = asked
-        self.watch = RunWatch(cluster.inventory, IDENTITY)
+        self.watch = RunTracker(cluster.inventory, IDENTITY)
         self.launching = Launching(store.jobs, cluster, self.watch, self._extra)
 
     async def _extra(self, job: Job, node: str) -> dict[str, str]:

@@ -17,8 +17,8 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.leases import lease_s
 from ugro.agent.engine.start import Starting
 from ugro.agent.support.crashpoint import point
-from ugro.agent.support.keyed_tasks import Work
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.support.keyed_tasks import KeyedTasks
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, Launcher
 from ugro.nodes.runs import RunStatus
@@ -50,7 +50,9 @@ def is_light(job: Job) -> bool:
 
 
 class Light:
-    def __init__(self, jobs: JobStore, watch: RunWatch, starting: Starting, home: Collector, work: Work) -> None:
+    def __init__(
+        self, jobs: JobStore, watch: RunTracker, starting: Starting, home: Collector, work: KeyedTasks
+    ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._starting = starting

@@ -13,7 +13,7 @@ from ugro.agent.engine.preflight import Preflight
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, Launcher, OnLost, Placement, Share
 from ugro.core.node import Facts
@@ -36,7 +36,7 @@ class Launching:
         self,
         jobs: JobStore,
         cluster: Cluster,
-        watch: RunWatch,
+        watch: RunTracker,
         extra_env: ExtraEnv | None = None,
         code: Code | None = None,
         facts: Told | None = None,

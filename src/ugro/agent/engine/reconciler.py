@@ -22,10 +22,10 @@ from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.engine.orphan_runs import Sweep
 from ugro.agent.engine.start import Starting
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
-from ugro.agent.support.keyed_tasks import Work
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.support.keyed_tasks import KeyedTasks
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement, Share
@@ -51,7 +51,7 @@ _GATHER_S = 0.01
 
 class Engine:
     def __init__(
-        self, jobs: JobStore, watch: RunWatch, launching: Launching, scheduler_input: SchedulerInput, home: Collector
+        self, jobs: JobStore, watch: RunTracker, launching: Launching, scheduler_input: SchedulerInput, home: Collector
     ) -> None:
         self._jobs = jobs
         self._watch = watch
@@ -62,7 +62,7 @@ class Engine:
         self._conclusion = Conclusion(jobs, watch, home, self._starting)
         self._sweep = Sweep(jobs, watch, home)
         self._wake = asyncio.Event()
-        self._work = Work(self._wake.set)
+        self._work = KeyedTasks(self._wake.set)
         self._light = Light(jobs, watch, self._starting, home, self._work)
         self._light.on_end = self.wake
         self._must_schedule = True
@@ -71,7 +71,7 @@ class Engine:
         self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
-        self.changed = Signal()  # some job has moved
+        self.changed = ChangeSignal()  # some job has moved
         self.live = LiveJobs(jobs, self.changed.notify)
 
     def wake(self) -> None:

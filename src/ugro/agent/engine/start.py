@@ -14,7 +14,7 @@ from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job
@@ -33,7 +33,7 @@ Key = tuple[int, int]  # job and attempt
 
 
 class Starting:
-    def __init__(self, launching: Launching, watch: RunWatch, leases: Leases) -> None:
+    def __init__(self, launching: Launching, watch: RunTracker, leases: Leases) -> None:
         self._launching = launching
         self._leases = leases
         self._watch = watch

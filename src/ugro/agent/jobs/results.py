@@ -15,7 +15,7 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results
 from ugro.agent.artifacts.output_store import Arrived, shown
 from ugro.agent.support.aio import to_the_end
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.core.metrics import MetricsSummary, summarise
@@ -33,7 +33,7 @@ _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABL
 
 
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunWatch, home: Collector) -> None:
+    def __init__(self, folder: Path, store: Store, watch: RunTracker, home: Collector) -> None:
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.jobs.dry_run import Previewer, Previews
-from ugro.agent.jobs.submission import Needs, Submit, Submitting, Taken
+from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound
@@ -46,7 +46,7 @@ class JobService:
         scheduler_input: SchedulerInput,
         small: SmallLogs,
         launching: Previewer,
-        submitting: Submitting,
+        submitting: SubmissionReader,
     ) -> None:
         self._jobs = jobs = store.jobs
         self._listing = store.listing
@@ -54,7 +54,7 @@ class JobService:
         self._engine = engine
         self._scheduler_input = scheduler_input
         self._submitting = submitting
-        self._previews = Previews(jobs, engine.live, scheduler_input, launching)
+        self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
         self._reasons = _Reasons(engine, scheduler_input)
         self._logs = JobLogs(jobs, small, engine.changed, self._look)
 

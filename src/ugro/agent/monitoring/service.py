@@ -12,15 +12,15 @@ from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.monitoring.job_notifications import Herald
-from ugro.agent.monitoring.metrics_ingest import Gathering
+from ugro.agent.monitoring.job_notifications import JobNotifications
+from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
-from ugro.agent.monitoring.prometheus import Exposition
+from ugro.agent.monitoring.prometheus import PrometheusMetrics
 from ugro.agent.support.aio import keep_running
-from ugro.agent.support.change_signal import Signal, wait_for_any
+from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
 from ugro.core.alert import Tried
@@ -43,14 +43,14 @@ _DAY_S = 86400
 _ALIVE = (RunState.STARTING, RunState.RUNNING)
 
 
-class Watching:
+class MonitoringService:
     def __init__(self, home: StateDir, store: Store, cluster: Cluster) -> None:
         self._store = store
         self._cluster = cluster
         self._jobs_folder: Path = home.jobs
         self.metrics = MetricStore(home.metrics)
         self.notifier = Notifier(lambda: cluster.config.channels)
-        self.grown = Signal()  # some job's curves
+        self.grown = ChangeSignal()  # some job's curves
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
         self.on_removed: list[Callable[[Sequence[int]], None]] = []
         self._parts: _Parts | None = None
@@ -61,23 +61,23 @@ class Watching:
         self.metrics.listen(self._note_grown)
         monitor = Monitor(
             self._cluster,
-            scheduler_input.latest,
+            scheduler_input.reports,
             self._store.alerts,
             self.metrics,
             self.notifier,
             lambda: engine.live.count,
         )
-        herald = Herald(self._store, self._cluster, self.notifier, engine.changed)
-        gathering = Gathering(
+        notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
+        ingest = MetricsIngest(
             Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
         )
-        exposition = Exposition(self._store, engine.live, monitor, self.metrics, self.notifier)
-        self._parts = _Parts(engine, monitor, herald, gathering, exposition)
+        prometheus = PrometheusMetrics(self._store, engine.live, monitor, self.metrics, self.notifier)
+        self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
 
     async def run(self) -> None:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
-            for work in (parts.monitor.run, parts.herald.run, parts.gathering.run, self._note_work):
+            for work in (parts.monitor.run, parts.notifications.run, parts.ingest.run, self._note_work):
                 group.create_task(keep_running(work), name=f"keep {work.__qualname__}")
 
     async def close(self) -> None:
@@ -177,9 +177,9 @@ class Watching:
 class _Parts:
     engine: Engine
     monitor: Monitor
-    herald: Herald
-    gathering: Gathering
-    exposition: Exposition
+    notifications: JobNotifications
+    ingest: MetricsIngest
+    prometheus: PrometheusMetrics
 
 
 def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
     return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
 
 
-def ranks_by(engine: Engine, watch: RunWatch, node: str) -> Ranks:
+def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:
     """What the engine's running jobs should have on a node, and what the node says is there."""
     jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
     here = [job for job in jobs if job.placement and node in job.placement.nodes]
