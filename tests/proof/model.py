@@ -20,7 +20,7 @@ from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import Job, JobState, Share
@@ -149,7 +149,7 @@ class ModelRuns:
 
 
 class ModelWatch:
-    """As ``RunWatch``, told what nodes say by ``hear`` and by nothing else."""
+    """As ``RunTracker``, told what nodes say by ``hear`` and by nothing else."""
 
     def __init__(self, nodes: dict[str, ModelNode]) -> None:
         self._nodes = nodes
@@ -262,7 +262,7 @@ class ModelMirror:
     """Logs that are home at once."""
 
     def __init__(self) -> None:
-        self.changed = Signal()
+        self.changed = ChangeSignal()
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return

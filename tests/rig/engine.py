@@ -19,7 +19,7 @@ from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.core.support.state_dir import StateDir
@@ -48,7 +48,7 @@ class Pause:
 
 
 class EngineRig:
-    watch_type = RunWatch
+    watch_type = RunTracker
     scheduler_input_type = SchedulerInput
     results_type = OutputSync
     checkpoints_type = CheckpointSync

@@ -28,7 +28,7 @@ from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity, RunStatus
@@ -64,7 +64,7 @@ async def preflight_of(file: Path) -> AsyncIterator[tuple[Preflight, Cluster]]:
     cluster = Cluster(file)
     await cluster.start()
     try:
-        yield Preflight(cluster, RunWatch(cluster.inventory, IDENTITY)), cluster
+        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY)), cluster
     finally:
         await cluster.inventory.close()
 
@@ -406,7 +406,7 @@ class Rig:
     def __init__(self, cluster: Cluster, store: Store, asked: list[str]) -> None:
         self.store = store
         self.asked = asked
-        self.watch = RunWatch(cluster.inventory, IDENTITY)
+        self.watch = RunTracker(cluster.inventory, IDENTITY)
         self.planner = Planner(cluster, self.watch, self._extra, lambda node: None)
         self.launch = Launch(store.jobs, self.watch, Leases(self.watch), self.planner, cast(Any, NoCode()))
 

@@ -18,7 +18,7 @@ from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_store import Arrived
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.agent.support.aio import to_the_end
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
@@ -49,7 +49,7 @@ class Collector:
     def __init__(
         self,
         jobs: JobStore,
-        watch: RunWatch,
+        watch: RunTracker,
         logs: LogMirror,
         checkpoints: CheckpointSync,
         outputs: OutputSync,

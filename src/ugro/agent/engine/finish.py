@@ -9,7 +9,7 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.failure_facts import failure_of
 from ugro.agent.engine.launch import Launch
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Failure
 from ugro.core.job import Ending, Job, JobState, Tries
 from ugro.nodes.runs import RunStatus
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Finish:
-    def __init__(self, jobs: JobStore, watch: RunWatch, home: Collector, launch: Launch) -> None:
+    def __init__(self, jobs: JobStore, watch: RunTracker, home: Collector, launch: Launch) -> None:
         self._jobs = jobs
         self._watch = watch
         self._home = home

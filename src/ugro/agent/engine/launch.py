@@ -18,7 +18,7 @@ from ugro.agent.engine.leases import Leases, lease_s
 from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job
@@ -42,7 +42,7 @@ Key = tuple[int, int]  # job and attempt
 
 
 class Launch:
-    def __init__(self, jobs: JobStore, watch: RunWatch, leases: Leases, planner: Planner, code: Code) -> None:
+    def __init__(self, jobs: JobStore, watch: RunTracker, leases: Leases, planner: Planner, code: Code) -> None:
         self._jobs = jobs
         self._watch = watch
         self._leases = leases

@@ -14,7 +14,7 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.file_store import DiskFull
 from ugro.agent.engine.batcher import Batcher
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import HOLDING_STATES
 from ugro.nodes.runs import RunStatus
@@ -32,7 +32,7 @@ _AGAIN_S = 5.0
 
 
 class OrphanRuns:
-    def __init__(self, jobs: JobStore, watch: RunWatch, home: Collector) -> None:
+    def __init__(self, jobs: JobStore, watch: RunTracker, home: Collector) -> None:
         self._jobs = jobs
         self._watch = watch
         self._home = home

@@ -8,7 +8,7 @@ from ugro.agent.artifacts.environments import ExtraEnv
 from ugro.agent.engine.preflight import Preflight
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.job import Job, Placement, Share
 from ugro.core.node import Facts
 from ugro.core.plan import Plan, Rendezvous
@@ -22,7 +22,7 @@ KnownFacts = Callable[[Node], Facts | None]
 
 
 class Planner:
-    def __init__(self, cluster: Cluster, watch: RunWatch, extra_env: ExtraEnv, facts: KnownFacts) -> None:
+    def __init__(self, cluster: Cluster, watch: RunTracker, extra_env: ExtraEnv, facts: KnownFacts) -> None:
         self._cluster = cluster
         self._extra_env = extra_env
         self._facts = facts

@@ -22,10 +22,10 @@ from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.engine.orphan_runs import OrphanRuns
 from ugro.agent.engine.planner import Planner
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
-from ugro.agent.support.keyed_tasks import Work
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.support.keyed_tasks import KeyedTasks
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement, Share
@@ -55,7 +55,7 @@ class Engine:
     def __init__(
         self,
         jobs: JobStore,
-        watch: RunWatch,
+        watch: RunTracker,
         planner: Planner,
         code: Code,
         scheduler_input: SchedulerInput,
@@ -70,7 +70,7 @@ class Engine:
         self._finish = Finish(jobs, watch, home, self._launch)
         self._orphans = OrphanRuns(jobs, watch, home)
         self._wake = asyncio.Event()
-        self._work = Work(self._wake.set)
+        self._work = KeyedTasks(self._wake.set)
         self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
         self._must_schedule = True
         self._schedule_at = 0.0
@@ -78,7 +78,7 @@ class Engine:
         self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
-        self.changed = Signal()  # some job has moved
+        self.changed = ChangeSignal()  # some job has moved
         self.live = LiveJobs(jobs, self.changed.notify)
 
     def wake(self) -> None:
