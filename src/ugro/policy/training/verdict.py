@@ -1,4 +1,4 @@
-"""What holds a training back, in words, and what to do about it. Pure: its profile in, findings out."""
+"""What slows a training down, and what to do about it. Pure: a profile in, findings out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ugro.core.support.quantity import format_duration, format_size
 from ugro.core.training import AdviceRecord, ModelRecord, PlanRecord
 from ugro.policy.wording import in_words, names
 
-# Shares of the devices' time from which on something is worth a word.
+# The share of the devices' time from which a finding is reported.
 _WAITING = 0.05
 _NETWORK = 0.2
 _INPUT = 0.1
 _SCRIPT = 0.15
 _FIXED = 0.5
 _FEWER = 0.03
-_SMALL_GRADIENTS = 1 << 20  # bytes: below, it is the number of exchanges that costs, not their size
+_SMALL_GRADIENTS = 1 << 20  # bytes; below, the number of exchanges matters, not their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Facts:
     plan: PlanRecord | None = None
     model: ModelRecord | None = None
     advice: AdviceRecord | None = None
-    fixed: tuple[float, ...] = ()  # by rank: of its own time, what does not depend on its share
+    fixed: tuple[float, ...] = ()  # by rank: the part of its own time that does not depend on its share
 
     def of_all(self, part: Callable[[RankProfile], float]) -> float:
         """The mean over the ranks, as a share of a step."""
@@ -36,10 +36,10 @@ class Facts:
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
-    """What costs most first; and never none."""
+    """The most expensive first; at least one."""
     judges = (_fewer_ranks, _slow_rank, _network, _input, _script, _fixed_cost)
     found = [one for judge in judges if (one := judge(facts)) is not None]
-    # Leaving somebody out is the one thing that makes all the others moot.
+    # Leaving a rank out makes all the others moot.
     found.sort(key=lambda one: (one.kind is not FindingKind.FEWER_RANKS, -one.share))
     return tuple(found) or (_balanced(facts),)
 
@@ -55,7 +55,7 @@ def node_of(rank_name: str) -> str:
 
 
 def before_launch(profile: JobProfile, job: int) -> str | None:
-    """What whoever launches the same again should know; None when all of its nodes are worth having."""
+    """A note for launching the same again; None if all nodes are worth having."""
     fewer = next((one for one in profile.findings if one.kind is FindingKind.FEWER_RANKS), None)
     if fewer is None:
         return None
@@ -196,7 +196,7 @@ def _balanced(facts: Facts) -> Finding:
     return Finding(FindingKind.BALANCED, words)
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------
 
 
 def _waiting_of(ranks: Sequence[RankProfile], profile: JobProfile) -> float:

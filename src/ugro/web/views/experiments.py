@@ -16,7 +16,7 @@ from ugro.policy.experiments import columns as experiment_columns
 from ugro.policy.experiments import table as experiment_table
 from ugro.policy.experiments.columns import FACTS, METRICS, PARAMETER, Column
 from ugro.policy.experiments.filter import matching
-from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Order, Page, Place
+from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Page, Position, SortOrder
 
 SIZE = 100
 MOST_COMPARED = 1000
@@ -56,7 +56,7 @@ class Head:
 class Table:
     heads: tuple[Head, ...]
     page: Page
-    order: Order
+    order: SortOrder
     found: int  # experiments that match
     known: int  # experiments at all
     problem: UgroError | None
@@ -73,13 +73,13 @@ def table(wanted: TableQuery, everything: Sequence[Experiment], now: float) -> T
     problem: UgroError | None = None
     try:
         found = matching(candidates, wanted.q, now)
-        order = Order.parse(wanted.sort) if wanted.sort else Order()
+        order = SortOrder.parse(wanted.sort) if wanted.sort else SortOrder()
         columns = [Column.parse(text) for text in wanted.column] or experiment_columns.columns_at_first(found)
         rows = experiment_table.lines(found, wanted.group)
-        page = experiment_table.page(rows, order, now, Place(wanted.after, wanted.before, SIZE))
+        page = experiment_table.page(rows, order, now, Position(wanted.after, wanted.before, SIZE))
     except UgroError as error:
-        problem, found, order, columns = error, [], Order(), [Column("state")]
-        page = experiment_table.page([], order, now, Place())
+        problem, found, order, columns = error, [], SortOrder(), [Column("state")]
+        page = experiment_table.page([], order, now, Position())
     heads = [_head(wanted, column, order, page, now) for column in columns if column.kind not in _IN_FRONT]
     known = experiment_columns.known_columns(candidates)
     return Table(
@@ -105,7 +105,7 @@ def jobs_of(line: Line) -> str:
     return ",".join(str(one.id) for one in line.members[:MOST_COMPARED])
 
 
-def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
+def sort_link(wanted: TableQuery, kind: str, order: SortOrder) -> str:
     """To sort by a column: the other way round when it is sorted by it already; figures begin with the largest."""
     is_here = str(order.column) == kind
     is_falling = not order.is_falling if is_here else kind.partition(":")[0] not in (*_RISING, PARAMETER)
@@ -115,7 +115,7 @@ def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
 _RISING = ("name", "state", "user", "tags", "note", "min", "best")
 
 
-def _head(wanted: TableQuery, column: Column, order: Order, page: Page, now: float) -> Head:
+def _head(wanted: TableQuery, column: Column, order: SortOrder, page: Page, now: float) -> Head:
     name = str(column)
     direction = "none"
     if str(order.column) == name:
