@@ -50,7 +50,7 @@ class _Sign:
 
 _SIGNS = (
     # Before the errors that a jump host may have met on its way to the node.
-    _Sign("administratively prohibited", "jump-failed", "the jump host does not pass the connection on", (
+    _Sign("administratively prohibited", "jump-failed", "the jump host refuses to forward the connection", (
         "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
     )),
     _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", _TRY),
@@ -145,12 +145,12 @@ def from_stage(spec: NodeSpec, said: str) -> Unreachable:
 def python_missing(spec: NodeSpec) -> Unreachable:
     if spec.python:
         return _unreachable(
-            spec, "python-missing", f"there is no {spec.python} on it", "correct python: under {name} in cluster.yaml"
+            spec, "python-missing", f"{spec.python} not found", "correct python: under {name} in cluster.yaml"
         )
     return _unreachable(
         spec,
         "python-missing",
-        "there is no python3 on it",
+        "python3 not found",
         "install python3 (3.9 or newer) there, or name one: python: /path/to/python3 under {name} in cluster.yaml",
     )
 
@@ -178,25 +178,24 @@ def connect_timed_out(spec: NodeSpec, limit_s: float) -> Unreachable:
     )
 
 
-def spoke_nonsense(spec: NodeSpec, detail: str) -> Unreachable:
-    return _unreachable(
-        spec, "protocol", f"it does not speak UGRO's protocol: {detail}", "what do its shell's rc files print or start?"
-    )
+def broke_protocol(spec: NodeSpec, detail: str) -> Unreachable:
+    hint = "check what its shell's rc files print or start"
+    return _unreachable(spec, "protocol", f"it does not speak UGRO's protocol: {detail}", hint)
 
 
 def stopped_answering(spec: NodeSpec, silent_s: float) -> Unreachable:
     message = f"stopped answering {silent_s:.0f} s ago"
-    return _unreachable(spec, "hung", message, "reconnecting by itself; try: ssh {ssh}")
+    return _unreachable(spec, "hung", message, "reconnecting automatically; try: ssh {ssh}")
 
 
-def not_kept(spec: NodeSpec, why: str) -> Unreachable:
-    return _unreachable(spec, "closed", f"its link is not kept open any more: {why}", "try again; see: ugro agent logs")
+def closed(spec: NodeSpec, why: str) -> Unreachable:
+    return _unreachable(spec, "closed", f"its link was closed: {why}", "try again; see: ugro agent logs")
 
 
 def link_broke(spec: NodeSpec, stderr: str) -> Unreachable:
     last = _last_line(stderr)
     return _unreachable(
-        spec, "link-lost", "the link broke" + (f": {last}" if last else ""), "reconnecting by itself"
+        spec, "link-lost", "the link broke" + (f": {last}" if last else ""), "reconnecting automatically"
     )
 
 
@@ -230,7 +229,7 @@ def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
             "make it writable, or set remote_root to a folder that is",
         )
     return _unreachable(
-        spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be made"
+        spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be created"
     )
 
 

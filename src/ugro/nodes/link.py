@@ -134,7 +134,7 @@ class Link(asyncio.Protocol):
         try:
             self._receive(data)
         except wire.ProtocolError as error:
-            self._lose(diagnosis.spoke_nonsense(self.spec, str(error)))
+            self._lose(diagnosis.broke_protocol(self.spec, str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol):
             self._lose(diagnosis.from_ssh(self.spec, exit_code, complaint, self._greeting.last_line))
 
     def _flooded(self) -> None:
-        self._lose(diagnosis.spoke_nonsense(self.spec, f"more than {MAX_STDERR >> 20} MiB came on standard error"))
+        self._lose(diagnosis.broke_protocol(self.spec, f"more than {MAX_STDERR >> 20} MiB on standard error"))
 
     def _lose(self, reason: Unreachable) -> None:
         """The only way a link ends. Idempotent."""

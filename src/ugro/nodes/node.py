@@ -175,10 +175,10 @@ class Node:
         """Releases all waiters when this node is closed, or when a bug ended its task."""
         self._link = None
         if not task.cancelled() and (bug := task.exception()) is not None:
-            log.error("no longer kept open", exc_info=bug, extra={"node": self.spec.name})
-            self.error = diagnosis.not_kept(self.spec, f"{type(bug).__name__}: {bug}")
+            log.error("link task ended by an error", exc_info=bug, extra={"node": self.spec.name})
+            self.error = diagnosis.closed(self.spec, f"{type(bug).__name__}: {bug}")
         elif self.error is None:
-            self.error = diagnosis.not_kept(self.spec, "its entry was changed or removed")
+            self.error = diagnosis.closed(self.spec, "its entry was changed or removed")
         self._settle()
 
     def _settle(self) -> None:
