@@ -85,7 +85,13 @@ class Starting:
                 self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
         else:
             point("start.planned")
-            await asyncio.gather(*(self._start_on(job, node) for node in nodes))
+            await self._start_on_all(job, nodes)
+
+    async def _start_on_all(self, job: Job, nodes: tuple[str, ...]) -> None:
+        """Rank 0's node first: a rank that connects before rank 0 listens is refused, and retries after a pause."""
+        first = [node for node in nodes if job.placement is not None and node == job.placement.nodes[0]]
+        for some in (first, [node for node in nodes if node not in first]):
+            await asyncio.gather(*(self._start_on(job, node) for node in some))
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[Job]:
         """Small ones, each of this node alone. Returns those to be asked for again."""

@@ -107,21 +107,21 @@ def _slow_rank(facts: Facts) -> Finding | None:
 def _remedy_of_slow(facts: Facts, slowest: RankProfile) -> str:
     plan = facts.plan
     if plan is None:
-        return "take the batches from run.loader, so that shares can follow the speeds"
+        return "take the batches from run.loader, so that shares can adapt to the speeds"
     if facts.profile.mode in ("off", "static"):
-        return "let the shares follow the speeds: UGRO_BALANCE=adaptive"
+        return "let the shares adapt to the speeds: UGRO_BALANCE=adaptive"
     if slowest.samples <= 1:
         return f"it has the least share already: launch it without {node_of(slowest.node)}"
     caps = [cap for rank, cap in enumerate(plan.caps) if rank != slowest.rank and cap is not None]
     if caps and len(caps) == len(facts.profile.ranks) - 1:
         return "the others' memory is full: run.step(loss_fn, batch) lets them take more, in parts"
     look = f"ugro health {node_of(slowest.node)}"
-    return f"shares follow within some steps; if it stays so, see what else runs there: {look}"
+    return f"shares adapt within some steps; if it stays slow, check what else runs there: {look}"
 
 
 def _unsteady(profile: JobProfile) -> Finding:
-    words = f"another rank is the slowest in every step: together they wait {_percent(profile.lost_share)} of the time"
-    remedy = "see what else runs on the nodes (ugro health); a larger global batch evens it out"
+    words = f"a different rank is slowest in each step: together they wait {_percent(profile.lost_share)} of the time"
+    remedy = "check what else runs on the nodes (ugro health); a larger global batch evens it out"
     return Finding(FindingKind.UNSTEADY, words, remedy, profile.lost_share)
 
 
@@ -131,7 +131,7 @@ def _network(facts: Facts) -> Finding | None:
     if len(profile.ranks) < 2 or share < _NETWORK:
         return None
     seconds = fmean(rank.communication_s for rank in profile.ranks)
-    words = f"the network holds it back: exchanging gradients takes {_part(seconds, profile.step_s)}"
+    words = f"the network slows it down: exchanging gradients takes {_part(seconds, profile.step_s)}"
     remedies = []
     model = facts.model
     if model is not None and model.gradient_bytes:
@@ -166,9 +166,9 @@ def _script(facts: Facts) -> Finding | None:
     seconds = fmean(rank.other_s for rank in facts.profile.ranks)
     words = (
         f"{_part(seconds, facts.profile.step_s)} is neither data, forward, backward nor optimizer: "
-        "it is what the script does between them"
+        "the script spends it between them"
     )
-    remedy = "do less of it: copies to the device, .item(), printing; ugro profile JOB --trace 5 shows what it is"
+    remedy = "avoid copies to the device, .item() and printing; ugro profile JOB --trace 5 shows what it is"
     return Finding(FindingKind.SCRIPT, words, remedy, share)
 
 
@@ -190,7 +190,7 @@ def _fixed_cost(facts: Facts) -> Finding | None:
 def _balanced(facts: Facts) -> Finding:
     profile = facts.profile
     if len(profile.ranks) == 1:
-        return Finding(FindingKind.BALANCED, f"nothing holds it back: it computes {_percent(profile.use)} of the time")
+        return Finding(FindingKind.BALANCED, f"no bottleneck: it computes {_percent(profile.use)} of the time")
     waits = max(rank.waiting_s for rank in profile.ranks) / max(1e-12, profile.step_s)
     words = f"balanced: none of the {len(profile.ranks)} ranks waits more than {_percent(waits)} of a step"
     return Finding(FindingKind.BALANCED, words)
