@@ -22,9 +22,8 @@ MODULES = {
     "exec": "ugro.remote.process.execute",
     "check": "ugro.remote.checks.check",
     "runs": "ugro.remote.runs.api",
-    "checkpoints": "ugro.remote.files.checkpoints",
+    "files": "ugro.remote.files.api",
     "contents": "ugro.remote.cas.contents",
-    "outputs": "ugro.remote.files.outputs",
 }
 
 
