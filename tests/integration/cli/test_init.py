@@ -16,7 +16,7 @@ import yaml
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_what_a_node_calls_its_gpu_cannot_break_the_file(ugro: Ugro, farm: SshdF
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("pretend GPUs need a C compiler")
     library = build_nvml_stub(tmp_path / "lib")
-    write_gpus(tmp_path / "gpus", [PretendGpu("RTX\x1b[2J\x07 9000")])
+    write_gpus(tmp_path / "gpus", [SimulatedGpu("RTX\x1b[2J\x07 9000")])
     script = farm["n001"].directory / "session"
     before = script.read_text()
     variables = f"UGRO_NVML_LIBRARY={library} UGRO_PRETEND_GPUS={tmp_path / 'gpus'}"
