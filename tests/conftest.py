@@ -33,8 +33,8 @@ def _in_shares(items: list[pytest.Item], workers: int) -> Iterator[pytest.Item]:
 
     So each gets whole files of slow tests first, whose tests share what they start, and unit tests last.
     """
-    quick = [item for item in items if "unit" in item.path.parts]
-    slow = [item for item in items if "unit" not in item.path.parts]
+    quick = [item for item in items if item.nodeid.startswith("tests/unit/")]
+    slow = [item for item in items if not item.nodeid.startswith("tests/unit/")]
     files = [list(group) for _, group in groupby(slow, key=lambda item: item.path)]
     shares: list[list[list[pytest.Item]]] = [[] for _ in range(workers)]
     for file in sorted(files, key=len, reverse=True):
