@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 # Tests start agents and commands by the hundred, and none of them should compile UGRO again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and the commands that they interrupt with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long something takes says more about the machine than about the code.
 settings.register_profile("test", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
