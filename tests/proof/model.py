@@ -18,16 +18,17 @@ from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import Signal
+from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Job, JobState, Share
+from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 
@@ -106,10 +107,7 @@ class ModelRuns:
         self._node = node
         self._known = known
 
-    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
-        return await self._call(lambda: self._start(order))
-
-    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+    async def start(self, orders: Sequence[RunStart]) -> list[RunStatus | RemoteFailure]:
         def start_all() -> list[RunStatus | RemoteFailure]:
             done: list[RunStatus | RemoteFailure] = []
             for order in orders:
@@ -121,7 +119,7 @@ class ModelRuns:
 
         return await self._call(start_all)
 
-    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+    async def remove(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
         def remove_all() -> list[RemoteFailure | None]:
             for key in runs:
                 self._node.remove(key)
@@ -132,13 +130,10 @@ class ModelRuns:
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
 
-    async def remove(self, job: int, attempt: int) -> None:
-        await self._call(lambda: self._node.remove((job, attempt)))
-
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
 
-    def _start(self, order: Order) -> RunStatus:
+    def _start(self, order: RunStart) -> RunStatus:
         return self._node.start(order, [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -272,17 +267,20 @@ class ModelLaunching(NoCode):
         return
 
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        return await self._watch.runs(node).start(await self._order(job, node))
+        [result] = await self._watch.runs(node).start([await self._order(job, node)])
+        if isinstance(result, RemoteFailure):
+            raise result
+        return result
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
-        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
+        return await self._watch.runs(node).start([await self._order(job, node) for job in jobs])
 
-    async def _order(self, job: Job, node: str) -> Order:
+    async def _order(self, job: Job, node: str) -> RunStart:
         recorded = await self.plan(job)
         part = next(part for part in recorded.nodes if part.node == node)
         assert job.placement is not None
         share = job.placement.on(node)
-        return Order(job.id, job.attempt, part, {}, share.boot_id, share.root)
+        return RunStart(job.id, job.attempt, part, {}, share.boot_id, share.root)
 
 
 class ModelMirror:
@@ -324,7 +322,7 @@ class ModelCheckpoints:
     async def newest(self, job: int) -> None:
         return None
 
-    async def forget(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
+    async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
         await asyncio.sleep(0)
         return ()
 
@@ -332,9 +330,8 @@ class ModelCheckpoints:
         return
 
 
-class ModelSnapshots:
-    def __init__(self, jobs: JobStore, watch: ModelWatch, clock: Clock) -> None:
-        self._jobs = jobs
+class ModelInput:
+    def __init__(self, watch: ModelWatch, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
 
@@ -347,26 +344,17 @@ class ModelSnapshots:
     async def close(self) -> None:
         return
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        if holding is None:
-            holding = await self._jobs.in_states(HOLDING_STATES)
+    async def take(self, live: Live) -> ClusterView:
         return ClusterView(
             now=time.time() + self._clock.now_s,
             nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
-            waiting=tuple(_waiting(job) for job in waiting),
-            holding=tuple(_holding(job) for job in holding if job.placement is not None),
+            holding=tuple(_holding(job) for job in live.holding() if job.placement is not None),
         )
 
 
 def _node_view(name: str, is_open: bool) -> NodeView:
     gpus = tuple(GpuView(index, "RTX 4070", 8 * _GIB) for index in range(GPUS_OF_A_NODE))
     return NodeView(name, 8, 32 * _GIB, gpus, unusable=None if is_open else "is unreachable")
-
-
-def _waiting(job: Job) -> Waiting:
-    submitted_at = datetime.fromisoformat(job.submitted_at).timestamp()
-    tries = job.tries
-    return Waiting(job.id, job.user, job.spec, submitted_at, job.state, job.attempt, tries.not_before, tries.avoid)
 
 
 def _holding(job: Job) -> Holding:
@@ -392,8 +380,8 @@ class ModelAgent:
         parts: tuple[Any, ...] = (
             watch,
             ModelLaunching(self.jobs, self.watch),
-            ModelSnapshots(self.jobs, self.watch, clock),
-            Homecoming(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
+            ModelInput(self.watch, clock),
+            Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

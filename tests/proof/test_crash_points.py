@@ -170,7 +170,7 @@ async def _start_stray(place: Place, agent: str, generation: int) -> None:
     spec = NodeSpec("n1", remote_root=str(place.roots[0]), transport="local")
     link = await Link.open(spec, SshOptions(), timeout_s=_REACHED_S, env=dict(os.environ))
     rank = {"rank": 0, "argv": place.ledger.fields(STRAY)["command"], "env": place.ledger.env}
-    params = {"agent": agent, "generation": generation, "job": str(STRAY_JOB), "attempt": 1}
-    await link.call("runs.start", {**params, "spec": {"ranks": [rank], "grace_s": 1}}, timeout_s=_REACHED_S)
+    run = {"job": str(STRAY_JOB), "attempt": 1, "spec": {"ranks": [rank], "grace_s": 1}}
+    await link.call("runs.start", {"agent": agent, "generation": generation, "runs": [run]}, timeout_s=_REACHED_S)
     link.close()
     await link.wait_closed()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.rig.nodeprogram import AGENT, agent_folder
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.core.errors import NotFound
 from ugro.core.job import Checkpoint, Job, JobSpec, JobState
 from ugro.core.node import NodeSpec
@@ -59,7 +59,7 @@ class Rig:
         signal_all(signal.SIGKILL, stop_trees(self.programs(node)))
 
     @asynccontextmanager
-    async def agent(self, *names: str, generation: int = 1) -> AsyncIterator[Checkpoints]:
+    async def agent(self, *names: str, generation: int = 1) -> AsyncIterator[CheckpointSync]:
         nodes = {name: self.node(name) for name in names}
 
         def known(name: str) -> Node:
@@ -67,7 +67,7 @@ class Rig:
                 raise NotFound(f"no node {name}")
             return nodes[name]
 
-        checkpoints = Checkpoints(self.home, known, Identity(AGENT, generation))
+        checkpoints = CheckpointSync(self.home, known, Identity(AGENT, generation))
         try:
             yield checkpoints
         finally:
@@ -114,12 +114,12 @@ def contents(folder: Path | str) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-async def name_at_home(checkpoints: Checkpoints) -> str | None:
+async def name_at_home(checkpoints: CheckpointSync) -> str | None:
     newest = await checkpoints.newest(7)
     return newest.name if newest else None
 
 
-async def is_home(checkpoints: Checkpoints, name: str) -> None:
+async def is_home(checkpoints: CheckpointSync, name: str) -> None:
     async with asyncio.timeout(20):
         while await name_at_home(checkpoints) != name:  # noqa: ASYNC110  # files tell nobody
             await asyncio.sleep(0.05)

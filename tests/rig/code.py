@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.rig.waiting import end_all_with_variable
 from ugro.agent.code.scanner import Choices
-from ugro.agent.code.snapshot_store import CodeHome, Taken, Wish
-from ugro.agent.code.transfer import Sending
+from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.agent.code.transfer import CodeTransfers
 from ugro.core.node import NodeSpec
 from ugro.nodes.node import Dialling, Node
 from ugro.nodes.runs import Identity
@@ -92,11 +92,11 @@ class CodeRig:
         self.folder = folder.resolve()
         self.source = self.folder / "source"
         self.source.mkdir(exist_ok=True)
-        self.home = CodeHome(self.folder / "contents")
+        self.home = SnapshotStore(self.folder / "contents")
         self._outs = 0
 
-    def take(self, **choices: object) -> Taken:
-        return self.home.take(Wish(str(self.source), Choices(**choices), 1 << 40))  # type: ignore[arg-type]
+    def take(self, **choices: object) -> StoredSnapshot:
+        return self.home.take(SnapshotRequest(str(self.source), Choices(**choices), 1 << 40))  # type: ignore[arg-type]
 
     def root(self, node: str) -> Path:
         return self.folder / node
@@ -116,11 +116,11 @@ class CodeRig:
         return found
 
     @asynccontextmanager
-    async def agent(self, *names: str) -> AsyncIterator[Sending]:
+    async def agent(self, *names: str) -> AsyncIterator[CodeTransfers]:
         store = Store(self.folder / "state.db")
         await store.open()
         nodes = {name: self._node(name) for name in names}
-        sending = Sending(self.home, store.code, nodes.__getitem__, Identity(AGENT, 1))
+        sending = CodeTransfers(self.home, store.code, nodes.__getitem__, Identity(AGENT, 1))
         try:
             yield sending
         finally:

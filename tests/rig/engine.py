@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
-from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
+from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.engine.launch import Launching
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.nodes.runs import Identity
 from ugro.store.database import Store
@@ -47,9 +47,9 @@ class Pause:
 
 class EngineRig:
     watch_type = RunWatch
-    snapshots_type = Snapshots
-    results_type = Results
-    checkpoints_type = Checkpoints
+    scheduler_input_type = SchedulerInput
+    results_type = OutputSync
+    checkpoints_type = CheckpointSync
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
@@ -96,13 +96,13 @@ class EngineRig:
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation())
         watch = self.watch = self.watch_type(cluster.inventory, identity)
-        snapshots = self.snapshots_type(store.jobs, cluster, HealthCheck(cluster, store))
+        scheduler_input = self.scheduler_input_type(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
-        home = self.home = Homecoming(store.jobs, watch, mirror, checkpoints, results)
-        engine = Engine(store.jobs, watch, launching, snapshots, home)
+        home = self.home = Collector(store.jobs, watch, mirror, checkpoints, results)
+        engine = Engine(store.jobs, watch, launching, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine

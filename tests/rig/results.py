@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.rig.checkpoints import Rig, nodes_and_home
 from tests.rig.nodeprogram import AGENT, agent_folder
-from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.core.errors import NotFound
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
@@ -42,7 +42,7 @@ class ResultRig:
         return self.home / str(job) / f"attempt_{attempt}"
 
     @asynccontextmanager
-    async def agent(self, *names: str) -> AsyncIterator[Results]:
+    async def agent(self, *names: str) -> AsyncIterator[OutputSync]:
         nodes = {name: self.rig.node(name) for name in names}
 
         def known(name: str) -> Node:
@@ -50,7 +50,7 @@ class ResultRig:
                 raise NotFound(f"no node {name}")
             return nodes[name]
 
-        results = Results(self.home, known, Identity(AGENT, 1))
+        results = OutputSync(self.home, known, Identity(AGENT, 1))
         try:
             yield results
         finally:

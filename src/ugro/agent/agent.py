@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import ugro
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
-from ugro.agent.artifacts.collector import Homecoming, checkpoint_env
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
+from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import Results
+from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
 from ugro.agent.dashboard_address import Front
 from ugro.agent.engine.launch import Launching
@@ -33,7 +33,7 @@ from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
@@ -70,8 +70,8 @@ class Agent:
         await self.store.open()
         self._generation = await self.store.next_generation()
         await self.cluster.start()
-        engine, snapshots = self._make_engine(Identity(await self.store.agent_id(), self._generation))
-        await self.watching.open(engine, snapshots)
+        engine, scheduler_input = self._make_engine(Identity(await self.store.agent_id(), self._generation))
+        await self.watching.open(engine, scheduler_input)
         self.code.listen(self.watching.parts.exposition.observe_sync)
 
     async def close(self) -> None:
@@ -108,25 +108,25 @@ class Agent:
         assert self._engine is not None, "the agent has not started"
         await self._engine.run()
 
-    def _make_engine(self, identity: Identity) -> tuple[Engine, Snapshots]:
+    def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
         watch = RunWatch(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
-        snapshots = Snapshots(jobs, self.cluster, self.health)
-        checkpoints = Checkpoints(self.home.jobs, self.cluster.inventory.get, identity)
+        scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
+        checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
-        launching = Launching(jobs, self.cluster, watch, extra_env, code, snapshots.facts)
-        results = Results(self.home.jobs, self.cluster.inventory.get, identity)
-        home = Homecoming(jobs, watch, mirror, checkpoints, results, environments)
+        launching = Launching(jobs, self.cluster, watch, extra_env, code, scheduler_input.facts)
+        results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        home = Collector(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        engine = self._engine = Engine(jobs, watch, launching, snapshots, home)
-        submitting = Submitting(jobs, snapshots, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(jobs, engine, snapshots, home.small_logs, launching, submitting)
+        engine = self._engine = Engine(jobs, watch, launching, scheduler_input, home)
+        submitting = Submitting(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
+        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, launching, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
-        return engine, snapshots
+        return engine, scheduler_input
 
     def status(self) -> AgentStatus:
         nodes = list(self.cluster.inventory)

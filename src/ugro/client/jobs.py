@@ -33,6 +33,7 @@ Ask = Callable[..., Any]
 T = TypeVar("T")
 
 _MOST_JOBS = 1_000_000
+_PAGE = 500  # asked for at once: the agent has others to answer, too
 _LEAST_PAUSE_S = 0.05
 _TRIES = 8  # that bring nothing, one after the other
 _LATE_S = 30.0
@@ -164,8 +165,17 @@ class Jobs:
 
     def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
         """The newest first; without a limit all of them."""
-        query = [("limit", str(limit or _MOST_JOBS)), *(("state", state.value) for state in states)]
-        return [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
+        wanted, found = [("state", state.value) for state in states], list[Job]()
+        left = _MOST_JOBS if limit is None else limit
+        while left > 0:
+            size = min(left, _PAGE)
+            cursor = [("before", str(found[-1].id))] if found else []
+            query = urlencode([("limit", str(size)), *wanted, *cursor])
+            page = [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?{query}")["jobs"]]
+            found += page
+            # A page may be short because a job in it cannot be read.
+            left = left - len(page) if page and size == _PAGE else 0
+        return found
 
     def get(self, job: str | int) -> Job:
         """By id, by name (the newest of that name), or ``last``."""

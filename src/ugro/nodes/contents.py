@@ -1,7 +1,6 @@
-"""The code on one node, asked over its link: whether it is there, what of it is missing, and that sent.
+"""The code on one node, over its link: whether it is there, what of it is missing, sending that.
 
-Contents go in blocks, as the node takes them, never more of them under way than the window of a call. They are
-compressed when that is measured to be faster.
+Contents are sent in blocks, never more at once than the window of a call, compressed if that is measured to be faster.
 """
 
 from __future__ import annotations
@@ -10,18 +9,13 @@ import base64
 import binascii
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ugro.core.errors import RemoteFailure
 from ugro.core.support.codec import DecodeError, decode
-from ugro.nodes.calls import Stream
-from ugro.nodes.link import Link
-from ugro.nodes.node import Node
-from ugro.nodes.runs import Identity
-from ugro.nodes.streaming import Pouring, Thread
+from ugro.nodes.streaming import NodeCalls, Thread, Upload
 from ugro.remote import trees, wire
 from ugro.remote.cas.contents import WINDOW
 from ugro.remote.cas.packs import ContentStore
@@ -31,9 +25,9 @@ _ANSWER_S = 30.0
 _TIDY_S = 600.0
 _WHAT = "the code"
 _PUT_BYTES, _MOST_PUT = 64 * 1024, 100
-_LEAST_COST = 1 / 100e6  # of a byte: no compressing is faster, in seconds
-_FIRST_BLOCKS = 5  # fill the window, and tell nothing
-_AGAIN_BLOCKS = 32  # then the other way is tried once: what is sent, or the link, may have changed
+_LEAST_COST = 1 / 100e6  # seconds per byte: compressing cannot be faster
+_FIRST_BLOCKS = 5  # only fill the window, and are not measured
+_AGAIN_BLOCKS = 32  # then the other way is tried once: contents, or the link, may have changed
 
 T = TypeVar("T")
 
@@ -58,50 +52,47 @@ class _Received:
 
 @dataclass(slots=True)
 class Sent:
-    """How far a transfer is; ``on_change`` is told of every step."""
+    """How far a transfer is; ``on_change`` is called at every step."""
 
     files: int = 0  # or chunks of large ones
     bytes: int = 0
     wire_bytes: int = 0
-    bad: int = 0  # arrived damaged, and were sent again
+    bad: int = 0  # damaged during the transfer and sent again
     on_change: Callable[[], None] = field(default=lambda: None)
 
 
-@dataclass(slots=True)
-class NodeContents:
-    node: Node
-    identity: Identity
-    connect_s: float
+class NodeContents(NodeCalls):
+    prefix = "contents."
 
     async def has(self, root: str) -> bool:
-        """It counts as used, too: that goes last when room is made."""
+        """Marks it as used, too: garbage collection deletes the least recently used first."""
         return _decoded(_Has, await self._call("has", _ANSWER_S, root=root)).has
 
     async def missing(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Those of the hashes whose contents are not there."""
+        """The hashes whose contents are not on the node."""
         async with self._stream("missing") as (link, stream):
-            pouring = Pouring(link, stream, self.node.spec.name, _WHAT)
+            upload = Upload(link, stream, self.name, _WHAT)
             step = wire.CHUNK // trees.ID_BYTES
             for first in range(0, len(ids), step):
-                await pouring.send(b"".join(ids[first : first + step]))
-            await pouring.end()
+                await upload.send(b"".join(ids[first : first + step]))
+            await upload.end()
             answer = await stream.result()
         return [key for key, is_missing in zip(ids, _bits(answer, len(ids)), strict=True) if is_missing]
 
     async def send(
         self, root: str, ids: Sequence[bytes], store: ContentStore, limit_bytes: int, sent: Sent
     ) -> list[bytes]:
-        """Returns what the node then lacks of the tree; when that is nothing, all of it is there."""
-        sizes = sum(store.place(key).size for key in ids)
+        """Returns what the node still lacks of the tree afterwards."""
+        sizes = sum(store.locate(key).size for key in ids)
         if sizes <= _PUT_BYTES and len(ids) <= _MOST_PUT:
             with contextlib.suppress(_Busy):
                 return await self._put(root, _Blocks(store, ids), limit_bytes, sent)
         async with self._stream("receive", root=root, bytes=sizes, limit_bytes=limit_bytes) as (link, stream):
-            pouring = Pouring(link, stream, self.node.spec.name, _WHAT, WINDOW)
+            upload = Upload(link, stream, self.name, _WHAT, WINDOW)
             thread = Thread("code")
             try:
-                await self._pour(_Blocks(store, ids), pouring, thread, sent)
-                await pouring.end()
+                await self._upload(_Blocks(store, ids), upload, thread, sent)
+                await upload.end()
             finally:
                 thread.close()
             received = _decoded(_Received, await stream.result())
@@ -109,11 +100,11 @@ class NodeContents:
         return [_id(text) for text in received.lacking]
 
     async def _put(self, root: str, blocks: _Blocks, limit_bytes: int, sent: Sent) -> list[bytes]:
-        """In one question: a stream would take the node longer to set up than to hear."""
+        """In one call: setting up a stream would take longer than the transfer."""
         content = blocks.next() or b""
-        told = {"root": root, "bytes": blocks.bytes, "limit_bytes": limit_bytes}
+        about = {"root": root, "bytes": blocks.bytes, "limit_bytes": limit_bytes}
         try:
-            answer = await self._call("put", _ANSWER_S, **told, block=base64.b64encode(content).decode())
+            answer = await self._call("put", _ANSWER_S, **about, block=base64.b64encode(content).decode())
         except RemoteFailure as error:
             if error.cause == "busy":
                 raise _Busy from error
@@ -125,50 +116,37 @@ class NodeContents:
         sent.bad += received.bad
         return [_id(text) for text in received.lacking]
 
-    async def _pour(self, blocks: _Blocks, pouring: Pouring, thread: Thread, sent: Sent) -> None:
+    async def _upload(self, blocks: _Blocks, upload: Upload, thread: Thread, sent: Sent) -> None:
         began = time.monotonic()
-        while pouring.is_open and (content := await thread.do(blocks.next)) is not None:
+        while upload.is_open and (content := await thread.do(blocks.next)) is not None:
             view = memoryview(content)
             for at in range(0, len(view), wire.CHUNK):
-                await pouring.send(bytes(view[at : at + wire.CHUNK]))
+                await upload.send(bytes(view[at : at + wire.CHUNK]))
             sent.files += blocks.files
             sent.bytes += blocks.bytes
             sent.wire_bytes += len(content)
             sent.on_change()
-            blocks.way.note(time.monotonic() - began, blocks.bytes)
+            blocks.compression.note(time.monotonic() - began, blocks.bytes)
             began = time.monotonic()
 
     async def tidy(self, limit_bytes: int) -> Tidied:
         return _decoded(Tidied, await self._call("tidy", _TIDY_S, limit_bytes=limit_bytes))
 
-    async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s)
-        return await link.call(f"contents.{method}", self.identity.params(**params), timeout_s=timeout_s)
-
-    @asynccontextmanager
-    async def _stream(self, method: str, **params: Any) -> AsyncIterator[tuple[Link, Stream]]:
-        link = await self.node.ready(self.connect_s)
-        stream = link.stream(f"contents.{method}", self.identity.params(**params))
-        try:
-            yield link, stream
-        finally:
-            stream.cancel()
-
 
 class _Busy(Exception):
-    """The node would have to wait for something: it is asked the other way."""
+    """The node would have to wait: the contents are sent as a stream instead."""
 
 
 class _Blocks:
-    """What is sent, block by block; made in a thread, one at a time."""
+    """The blocks to send; made in a thread, one at a time."""
 
     def __init__(self, store: ContentStore, ids: Sequence[bytes]) -> None:
-        self.way = Way()
+        self.compression = Compression()
         self.files = 0  # in the last block
         self.bytes = 0
         self._store = store
-        # As they lie on the disk.
-        self._ids = sorted(ids, key=lambda key: store.place(key)[:2], reverse=True)
+        # In the order on the disk.
+        self._ids = sorted(ids, key=lambda key: store.locate(key)[:2], reverse=True)
 
     def next(self) -> bytes | None:
         if not self._ids:
@@ -177,19 +155,19 @@ class _Blocks:
         self.files = self.bytes = 0
         while self._ids and self.bytes < BLOCK:
             key = self._ids.pop()
-            place, content = self._store.place(key), self._store.read(key)
+            place, content = self._store.locate(key), self._store.read(key)
             parts += record(key, place.kind, content)
             self.files += place.kind == trees.CONTENT
             self.bytes += place.size
-        return block(b"".join(parts), compressed=self.way.is_compressed)
+        return block(b"".join(parts), compressed=self.compression.is_compressed)
 
 
-class Way:
-    """Whether compressing pays: what a byte takes either way, from its file to the node, is measured as it goes."""
+class Compression:
+    """Decides whether to compress, by measuring the time per byte both ways during the transfer."""
 
     def __init__(self) -> None:
         self.is_compressed = False
-        self._costs: dict[bool, float] = {}  # seconds for a byte
+        self._costs: dict[bool, float] = {}  # seconds per byte
         self._blocks = 0
 
     def note(self, seconds: float, size: int) -> None:
@@ -198,7 +176,7 @@ class Way:
         self._costs[self.is_compressed] = 0.5 * (old + cost)
         self._blocks += 1
         if len(self._costs) < 2:
-            # Where the link is faster than compressing can ever be, it is not even tried.
+            # Not tried if the link is faster than compressing can be.
             self.is_compressed = cost > _LEAST_COST and self._blocks > _FIRST_BLOCKS
         else:
             better = self._costs[True] < self._costs[False]
@@ -207,23 +185,23 @@ class Way:
 
 def _bits(answer: dict[str, Any], count: int) -> list[bool]:
     try:
-        told = base64.b64decode(str(answer.get("missing")), validate=True)
+        bits = base64.b64decode(str(answer.get("missing")), validate=True)
     except binascii.Error:
-        told = b""
-    if len(told) != -(-count // 8):
-        raise RemoteFailure("what it says of its contents makes no sense", cause="damaged")
-    return [bool(told[at >> 3] >> (at & 7) & 1) for at in range(count)]
+        bits = b""
+    if len(bits) != -(-count // 8):
+        raise RemoteFailure("invalid answer about contents", cause="damaged")
+    return [bool(bits[at >> 3] >> (at & 7) & 1) for at in range(count)]
 
 
 def _id(text: str) -> bytes:
     try:
         return trees.parse_id(text)
     except ValueError as error:
-        raise RemoteFailure(f"what it says of its contents makes no sense: {error}", cause="damaged") from error
+        raise RemoteFailure(f"invalid answer about contents: {error}", cause="damaged") from error
 
 
 def _decoded(cls: type[T], answer: Any) -> T:
     try:
         return decode(cls, answer)
     except DecodeError as error:
-        raise RemoteFailure(f"what it says of its contents makes no sense: {error}", cause="damaged") from error
+        raise RemoteFailure(f"invalid answer about contents: {error}", cause="damaged") from error

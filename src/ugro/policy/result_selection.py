@@ -1,51 +1,39 @@
-"""Which of a run's files come home, and why the others do not. Pure: what was seen in, what to do out.
+"""Which outputs of a run are fetched, and why the others are not. Pure.
 
-A checkpoint is an entry of the folder ``checkpoints``: a file, or a folder with all in it. The newest has the highest
-number at the end of its name; those without a number come before those with one, by when they were last changed.
+Below ``checkpoints`` in the output folder, names are ordered as those of any checkpoint: by the number at the end, and
+those without one, which are older, by the time of their last change.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import ResultRule
 from ugro.core.support.quantity import format_size
+from ugro.remote.files import checkpoint_names
+from ugro.remote.files.listing import RunFile, text
 
 _FOLDER = b"checkpoints"
-_NUMBER = re.compile(rb"([0-9]{1,18})(?:\.[A-Za-z][A-Za-z0-9_]*)*$")
-_UNFINISHED = (b".tmp", b".partial")
-# While a run lives, a large file that changed just now is probably being written, and would have to come again.
+# While a run lives, a large file that changed just now is probably being written, and would be fetched again.
 _LARGE_BYTES = 16 << 20
 _FRESH_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFile:
-    """As a node tells of it. The name is bytes, parted by /."""
-
-    name: bytes
-    size: int
-    changed_ns: int
-    inode: int
-    problem: str | None = None  # why it cannot be sent
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
-    file: OutputFile
+    file: RunFile
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    wanted: tuple[OutputFile, ...]
-    left: tuple[Left, ...]  # those that stay where they are
-    unsendable: tuple[OutputFile, ...]  # links and the like, which are nobody's result
+    wanted: tuple[RunFile, ...]
+    left: tuple[Left, ...]  # those that stay on the node
+    unsendable: tuple[RunFile, ...]  # links, pipes and devices
 
 
-def choose(files: Sequence[OutputFile], rule: ResultRule) -> Choice:
+def choose(files: Sequence[RunFile], rule: ResultRule) -> Choice:
     sound = [file for file in files if file.problem is None]
     dropped = _by_rule(sound, rule.checkpoints)
     left = [Left(file, dropped[entry]) for file in sound if (entry := _entry(file.name)) in dropped]
@@ -60,15 +48,15 @@ def choose(files: Sequence[OutputFile], rule: ResultRule) -> Choice:
     )
 
 
-def is_being_written(file: OutputFile, now_ns: int) -> bool:
+def is_being_written(file: RunFile, now_ns: int) -> bool:
     entry = _entry(file.name)
-    if entry is not None and (entry.startswith(b".") or entry.endswith(_UNFINISHED)):
+    if entry is not None and not checkpoint_names.is_complete(text(entry)):
         return True
     return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
 
 
-def _over(files: Iterable[OutputFile], limit_bytes: int | None) -> list[OutputFile]:
-    """The small ones come first: what is said about a training goes before what it made."""
+def _over(files: Iterable[RunFile], limit_bytes: int | None) -> list[RunFile]:
+    """Small files take precedence: metrics and logs before weights."""
     if limit_bytes is None:
         return []
     over = []
@@ -79,7 +67,7 @@ def _over(files: Iterable[OutputFile], limit_bytes: int | None) -> list[OutputFi
     return over
 
 
-def _by_rule(files: Iterable[OutputFile], rule: str) -> dict[bytes, str]:
+def _by_rule(files: Iterable[RunFile], rule: str) -> dict[bytes, str]:
     """The checkpoints that are not wanted, and why."""
     changed: dict[bytes, int] = {}
     for file in files:
@@ -107,5 +95,5 @@ def _entry(name: bytes) -> bytes | None:
 
 
 def _number(entry: bytes) -> int:
-    found = _NUMBER.search(entry)
-    return int(found[1]) if found else -1
+    found = checkpoint_names.number(text(entry))
+    return -1 if found is None else found

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
     from ugro.remote.program import Method
 
-RUN_METHODS = (
-    "start", "start_many", "stop", "remove", "remove_many", "list", "watch", "follow", "renew", "setup",
-    "reserve_port", "free_port", "control",
-)  # fmt: skip
-CHECKPOINT_METHODS = ("prepare", "list", "send", "receive", "forget")
-CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")
-OUTPUT_METHODS = ("filled", "list", "send", "hashes", "keep", "forget")
+# The module that serves a method, by the first part of its name; see ``messages.METHODS``. Loaded when first asked
+# for: a link opens faster than these modules load.
+MODULES = {
+    "exec": "ugro.remote.process.execute",
+    "check": "ugro.remote.checks.check",
+    "runs": "ugro.remote.runs.api",
+    "files": "ugro.remote.files.api",
+    "contents": "ugro.remote.cas.contents",
+}
 
 
 def main(root: str, nonce: str, silence_s: float, node: str) -> None:
@@ -32,11 +34,8 @@ def main(root: str, nonce: str, silence_s: float, node: str) -> None:
     for fd in range(3):
         os.dup2(null, fd)
     program = Program(link_in, link_out, root, silence_s, node_key(node))
-    program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
-    program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
-    program.methods.update(("checkpoints." + name, _checkpoints(name)) for name in CHECKPOINT_METHODS)
-    program.methods.update(("contents." + name, _contents(name)) for name in CONTENT_METHODS)
-    program.methods.update(("outputs." + name, _outputs(name)) for name in OUTPUT_METHODS)
+    program.methods.update(echo=_echo, probe=_Probing(program).probe)
+    program.find = _find
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -69,52 +68,9 @@ class _Probing:
         self._sampler.read(lambda reading: call.finish({**facts, **reading}), float(params["gpu_timeout_s"]))
 
 
-# Imported when first asked for: a link opens faster than these modules load.
-
-
-def _execute(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.process.execute import execute
-
-    execute(call, params)
-
-
-def _check(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.checks.check import check
-
-    check(call, params)
-
-
-def _runs(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.runs.api import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _checkpoints(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.files.checkpoints import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _outputs(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.files.outputs import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _contents(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.cas.contents import METHODS
-
-        METHODS[name](call, params)
-
-    return method
+def _find(name: str) -> Optional[Method]:
+    group, _, rest = name.partition(".")
+    if group not in MODULES:
+        return None
+    methods: Dict[str, Method] = __import__(MODULES[group], fromlist=["METHODS"]).METHODS
+    return methods.get(rest or group)

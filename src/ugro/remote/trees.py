@@ -1,8 +1,8 @@
-"""A tree: what is in a folder, as one value that is named by its hash. Folders below it are trees of their own.
+"""A tree: the content of a folder as one value, identified by its hash. Folders below it are trees, too.
 
 An entry is a name, a mode and a body: the hashes of a file's chunks, the hash of a folder's tree, or a link's target.
-The same names, modes and contents are the same bytes on every machine; times and owners are not part of it. Both sides
-use this file, and what comes from elsewhere is checked: a name never leads out of its folder.
+The same names, modes and contents are the same bytes on every machine; times and owners are not included. Node and
+agent use this module, and check what they receive: a name never leads out of its folder.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import re
 import struct
 from typing import Any, Iterator, List, NamedTuple
 
-CHUNK = 4 << 20  # a file that is longer is cut: what was appended travels alone
+CHUNK = 4 << 20  # longer files are split, so that only what was appended is sent
 ID_BYTES = 32
 FILE, FOLDER, LINK = 1, 2, 3
 CONTENT, TREE = 1, 2  # what a hash names
 MOST_DEPTH = 200
 _HEAD = struct.Struct(">BHHQI")  # kind, mode, bytes of the name, bytes of the file, bytes of the body
 _ID = re.compile(r"[0-9a-f]{64}")
-# No file's content can be taken for a tree.
+# The content of a file never has the hash of a tree.
 _TREE_MARK = b"ugro tree 1\n"
 
 
 class BadTree(ValueError):
-    """Bytes that are no tree, in words for the user."""
+    """Bytes that are not a tree; the text is for the user."""
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     name: bytes
     kind: int
     mode: int
@@ -42,29 +42,29 @@ class Entry(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def _sha256() -> Any:
-    # When it is first needed: most node programs never hash, and each fork of one would carry OpenSSL along.
+    # Imported when needed: most node programs never hash, and each fork would carry OpenSSL along.
     import hashlib
 
     return hashlib.sha256
 
 
 def identify(kind: int, content: Any) -> bytes:
-    """The hash by which a content, or a tree, is known."""
+    """The hash of a content or of a tree."""
     digest = _sha256()(_TREE_MARK) if kind == TREE else _sha256()()
     digest.update(content)
     found: bytes = digest.digest()
     return found
 
 
-def encode(entries: List[Entry]) -> bytes:
+def encode(entries: List[TreeEntry]) -> bytes:
     parts = []
     for name, kind, mode, size, body in sorted(entries):
         parts += [_HEAD.pack(kind, mode, len(name), size, len(body)), name, body]
     return b"".join(parts)
 
 
-def decode(content: bytes) -> List[Entry]:
-    entries: List[Entry] = []
+def decode(content: bytes) -> List[TreeEntry]:
+    entries: List[TreeEntry] = []
     at, end = 0, len(content)
     while at < end:
         if end - at < _HEAD.size:
@@ -73,14 +73,14 @@ def decode(content: bytes) -> List[Entry]:
         at += _HEAD.size
         name, body = content[at : at + name_bytes], content[at + name_bytes : at + name_bytes + body_bytes]
         at += name_bytes + body_bytes
-        entry = Entry(name, kind, mode, size, body)
-        if at > end or not _is_sound(entry) or (entries and entries[-1].name >= name):
-            raise BadTree("an entry that makes no sense: %.200r" % os.fsdecode(name))
+        entry = TreeEntry(name, kind, mode, size, body)
+        if at > end or not _is_valid(entry) or (entries and entries[-1].name >= name):
+            raise BadTree("invalid entry: %.200r" % os.fsdecode(name))
         entries.append(entry)
     return entries
 
 
-def _is_sound(entry: Entry) -> bool:
+def _is_valid(entry: TreeEntry) -> bool:
     name, kind, mode, size, body = entry
     if not 0 < len(name) < 256 or name in (b".", b"..") or b"/" in name or b"\0" in name or mode > 0o777:
         return False
@@ -93,5 +93,5 @@ def _is_sound(entry: Entry) -> bool:
 
 def parse_id(text: Any) -> bytes:
     if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise ValueError("no hash of a tree: %.80r" % text)
+        raise ValueError("not the hash of a tree: %.80r" % text)
     return bytes.fromhex(text)

@@ -344,7 +344,7 @@ def test_the_agent_can_be_stopped_when_its_cluster_file_is_gone(ugro: Ugro, tmp_
     assert ugro("agent", "start").returncode == 0
     ugro.cluster.unlink()
     assert ugro("agent", "status").returncode == 0
-    assert ugro("agent", "stop").stderr == "the agent has ended\n"
+    assert ugro("agent", "stop").stderr == "the agent has stopped\n"
 
 
 def test_logs_show_the_last_lines_and_follow_also_into_a_new_file(ugro: Ugro) -> None:

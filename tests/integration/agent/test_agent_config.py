@@ -91,7 +91,7 @@ def test_a_broken_edit_is_reported_by_every_command_and_changes_nothing(ugro: Ug
         answer = ugro(*words)
         assert answer.returncode == 0
         assert answer.stderr.count(f"warning: {message}") == 1, answer.stderr
-        assert "the last good configuration stays in force" in answer.stderr
+        assert "the last valid configuration stays in use" in answer.stderr
         assert "hint:  did you mean transport?" in answer.stderr
     assert names(ugro) == ["one", "two"]
     assert status(ugro)["config_error"] == message

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +20,12 @@ from tests.integration.nodes.test_link_fuzz import GREETING, fake
 from tests.rig.checkpoints import Rig, job, name_at_home, nodes_and_home, write
 from tests.rig.nodeprogram import AGENT
 from tests.rig.waiting import wait_until
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.core.errors import RemoteFailure, Unreachable
-from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
+from ugro.nodes.files import Found, NodeFiles, Where
 from ugro.nodes.runs import Identity
 from ugro.remote import wire
+from ugro.remote.files.listing import RunFile, encoded, fingerprint
 
 MIB = 1 << 20
 
@@ -63,6 +65,12 @@ def bytes_arriving(folder: Path) -> int:
     return found
 
 
+def arriving_file(folder: Path) -> int:
+    """The inode of the one file that is incomplete."""
+    [path] = folder.glob(".arriving.*/files.partial/*")
+    return path.stat().st_ino
+
+
 @in_loop
 async def test_a_node_killed_while_it_sends_leaves_nothing_half_and_is_asked_again(rig: Rig) -> None:
     wanted = large(rig.written("n1"), "step_1.pt")
@@ -70,11 +78,14 @@ async def test_a_node_killed_while_it_sends_leaves_nothing_half_and_is_asked_aga
         await checkpoints.place(job(1), "n1")
         collecting = asyncio.create_task(checkpoints.collect(job(1), ["n1"], timeout_s=60))
         await until(lambda: bytes_arriving(rig.kept()) > 5 * MIB, 20, "some of it to arrive")
+        so_far = arriving_file(rig.kept())
         rig.kill_programs("n1")
         assert not collecting.done()
         collected = await collecting
         assert collected.newest is not None, collected.problems
-        assert hash_of(Path(collected.newest.path) / "step_1.pt") == wanted
+        arrived = Path(collected.newest.path) / "step_1.pt"
+        assert hash_of(arrived) == wanted
+        assert arrived.stat().st_ino == so_far, "the transfer went on where it was"
         assert {path.name for path in rig.kept().iterdir()} == {"attempt_1.json", "1"}
 
 
@@ -96,7 +107,7 @@ async def test_a_node_killed_while_it_receives_gets_it_whole_the_next_time(rig: 
         assert [str(path) for path in rig.resumed("n2").iterdir()] == [resume]
 
 
-async def placed_when_back(checkpoints: Checkpoints, node: str) -> str | None:
+async def placed_when_back(checkpoints: CheckpointSync, node: str) -> str | None:
     """As an agent does it: tried again until the node has a link again."""
     deadline = asyncio.get_running_loop().time() + 20
     while True:
@@ -117,11 +128,12 @@ async def test_a_transfer_that_is_given_up_ends_on_the_node_too(rig: Rig) -> Non
         await until(lambda: bytes_arriving(rig.kept()) > 5 * MIB, 20, "some of it to arrive")
         assert len(rig.programs("n1")) == 2
         collected = await checkpoints.collect(job(1), ["n1"], timeout_s=0.01)
-        assert collected.problems == ("its newest checkpoint was not home within 0.01 s",)
+        assert collected.problems == ("the newest checkpoint was not fetched within 0.01 s",)
         await until(lambda: len(rig.programs("n1")) == 1, 20, "the sending process to end")
-        await until(lambda: bytes_arriving(rig.kept()) == 0, 20, "what came of it to be deleted")
+        so_far = arriving_file(rig.kept())
         await checkpoints.collect(job(1), ["n1"])
         assert await name_at_home(checkpoints) == "step_1.pt"
+        assert so_far == next(rig.kept().glob("*/content/step_1.pt")).stat().st_ino, "what had arrived was used"
         placing = asyncio.create_task(checkpoints.place(job(2), "n2"))
         await until(lambda: bytes_arriving(rig.resumed("n2")) > 5 * MIB, 20, "some of it to arrive")
         placing.cancel()
@@ -179,50 +191,60 @@ def test_a_large_checkpoint_passes_in_both_directions_without_filling_memory(rig
 
 # --- a node that lies -------------------------------------------------------------------------------------------
 
-HEADER = struct.Struct(">BHHqQ")
+HEADER, TRAILER = struct.Struct(">IBQQQqQI"), struct.Struct(">BI")
 
 
-def parcel_of(path: bytes, content: bytes) -> bytes:
-    entry = HEADER.pack(2, len(path), 0o644, 0, len(content)) + path + content
-    return entry + HEADER.pack(3, 32, 0, 0, 0) + hashlib.sha256(entry).digest()
+def offered(*files: RunFile, name: str = "step_1", size: int = 4) -> list[bytes]:
+    """The newest checkpoint of a node; then the list of its files, the first of them of this size."""
+    found = {
+        "name": name, "kind": "folder", "bytes": sum(file.size for file in files), "changed_ns": 1, "number": 1,
+        "fingerprint": fingerprint(files),
+    }  # fmt: skip
+    lines = b"".join(encoded([files[0]._replace(size=size), *files[1:]]))
+    listing = wire.frame(wire.OUT, 2, lines) + wire.message(wire.RESULT, 2, {"unlisted": 0, "now_ns": 1})
+    return [wire.message(wire.RESULT, 1, {"found": [found]}), listing]
 
 
-def offered(name: str = "step_1", size: int = 4) -> bytes:
-    found = {"name": name, "kind": "folder", "bytes": size, "changed_ns": 1, "number": 1, "fingerprint": "a" * 32}
-    return wire.message(wire.RESULT, 1, {"found": [found]})
+def listed(name: str, size: int = 4) -> RunFile:
+    return RunFile(name.encode(), size, 1, 1)
 
 
 def sent(content: bytes) -> bytes:
-    return wire.frame(wire.OUT, 2, content) + wire.message(wire.RESULT, 2, {})
+    return wire.frame(wire.OUT, 3, content) + wire.message(wire.RESULT, 3, {})
+
+
+def file(content: bytes) -> bytes:
+    whole = HEADER.pack(0, 1, 0, len(content), len(content), 1, 1, 0o644) + content
+    return whole + TRAILER.pack(0, zlib.crc32(whole + b"\0"))
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ([offered(), sent(parcel_of(b"../../../../evil", b"evil"))], "leads elsewhere"),
-        ([offered(), sent(parcel_of(b"/tmp/evil", b"evil"))], "leads elsewhere"),
-        ([offered(), sent(parcel_of(b"a", b"far more than it said"))], "larger than was said"),
-        ([offered(), sent(parcel_of(b"a", b"evil")[:-1])], "cut short"),
-        ([offered(), sent(parcel_of(b"a", b"evil")[:-1] + b"x")], "damaged"),
-        ([offered(), wire.message(wire.RESULT, 2, {})], "cut short"),
-        ([offered("../../evil_1")], "makes no sense"),
-        ([wire.message(wire.RESULT, 1, {"found": [7]})], "makes no sense"),
+        (offered(listed("../../../../evil")), "not a file below a folder"),
+        (offered(listed("/tmp/evil")), "not a file below a folder"),
+        (offered(listed("evil/../../")), "not a file below a folder"),
+        (offered(listed("a"), size=5), "it changed"),
+        ([*offered(listed("a")), sent(file(b"far more than it said"))], "it changed"),
+        ([*offered(listed("a")), sent(file(b"evil")[:-1])], "cut short"),
+        ([*offered(listed("a")), sent(file(b"evil").replace(b"evil", b"live"))], "damaged"),
+        ([*offered(listed("a")), wire.message(wire.RESULT, 3, {})], "cut short"),
+        (offered(listed("a"), name="../../evil_1"), "invalid answer"),
+        ([wire.message(wire.RESULT, 1, {"found": [7]})], "invalid answer"),
     ],
 )
 @in_loop
 async def test_a_node_that_lies_gets_nothing_out_of_its_folder(rig: Rig, said: list[bytes], problem: str) -> None:
-    target, home = rig.folder / "target", rig.folder / "liar"
-    target.mkdir()
-    home.mkdir()
-    rig.specs["liar"] = fake(home, GREETING, *said)
-    node = rig.node("liar")
-    there = NodeCheckpoints(node, Identity(AGENT, 1), 5)
-    try:
-        with pytest.raises(RemoteFailure, match=problem):
-            await there.fetch(Where(7), (await there.newest(Where(7)))[0], target)
-    finally:
-        await node.close()
-    assert {path.name for path in rig.folder.iterdir()} == {"target", "liar"}
+    liar = rig.root("n1")
+    liar.mkdir()
+    changed = wire.message(wire.RESULT, 4, {"unlisted": 0, "now_ns": 1})
+    rig.specs["n1"] = fake(liar, GREETING, *said, changed)
+    async with rig.agent("n1") as checkpoints:
+        look = await checkpoints._look(job(1), ["n1"])
+        assert await name_at_home(checkpoints) is None
+    assert problem in look.problems[0]
+    assert {path.name for path in rig.folder.iterdir()} <= {"n1", "jobs"}
+    assert {path.name for path in rig.kept().glob("*/content/*")} <= {"a"}
     assert not Path("/tmp/evil").exists()
 
 
@@ -233,9 +255,9 @@ async def test_a_node_that_says_it_took_more_than_it_got_is_not_believed(rig: Ri
     write(content, "step_1", bytes(2 * MIB))
     rig.specs["liar"] = fake(home, GREETING, wire.frame(wire.OUT, 1, wire.AMOUNT.pack(1 << 31)))
     node = rig.node("liar")
-    there = NodeCheckpoints(node, Identity(AGENT, 1), 5)
+    there = NodeFiles(node, Identity(AGENT, 1), 5)
     try:
-        with pytest.raises(RemoteFailure, match="took what was not sent"):
+        with pytest.raises(RemoteFailure, match="acknowledged bytes that were not sent"):
             await there.put(Where(7), Found("step_1", "folder", 2 * MIB, 1, 1, "a" * 32), content)
     finally:
         await node.close()

@@ -19,8 +19,8 @@ from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.core.errors import RemoteFailure
 from ugro.core.node import NodeSpec
 from ugro.core.plan import NodePlan, RankPlan
-from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
-from ugro.nodes.runs import Identity, Order, Runs
+from ugro.nodes.files import Found, NodeFiles, Where
+from ugro.nodes.runs import Identity, Runs, RunStart
 
 MIB = 1 << 20
 
@@ -141,7 +141,7 @@ async def test_a_job_without_checkpoints_begins_anew_and_leaves_nothing_at_home(
     async with rig.agent("n1") as checkpoints:
         assert (await checkpoints.collect(job(1), ["n1"])).newest is None
         assert (await checkpoints.place(job(2), "n1")).resume is None
-        assert await checkpoints.forget(job(2), ["n1"]) == ()
+        assert await checkpoints.drop_on(job(2), ["n1"]) == ()
 
 
 @in_loop
@@ -176,7 +176,7 @@ async def test_a_folder_of_the_users_own_is_used_as_it_is_and_never_deleted(rig:
         resume = (await checkpoints.place(replace(mine, attempt=2), "n1")).resume
         assert resume is not None
         assert contents(resume) == contents(chosen / "step_5")
-        assert await checkpoints.forget(mine, ["n1"]) == ()
+        assert await checkpoints.drop_on(mine, ["n1"]) == ()
         assert {path.name for path in chosen.iterdir()} == {"step_900", "step_5"}
 
 
@@ -206,10 +206,10 @@ async def test_a_relative_folder_is_below_the_jobs_own_or_below_ours(rig: Rig) -
         ours = await checkpoints.place(job(1, directory="out/ckpt"), "n1")
         assert ours.dir == str(rig.written("n1") / "out" / "ckpt")
         for bad in ("../elsewhere", "/data/../etc"):
-            with pytest.raises(RemoteFailure, match="no folder for checkpoints"):
+            with pytest.raises(RemoteFailure, match="not a folder for checkpoints"):
                 await checkpoints.place(job(1, directory=bad), "n1")
         (rig.folder / "file").touch()
-        with pytest.raises(RemoteFailure, match=r"checkpoint\.dir cannot be made"):
+        with pytest.raises(RemoteFailure, match=r"checkpoint\.dir cannot be created"):
             await checkpoints.place(job(1, directory=str(rig.folder / "file" / "x")), "n1")
 
 
@@ -223,12 +223,12 @@ async def test_the_nodes_forget_a_job_but_not_while_it_runs(rig: Rig) -> None:
         runs = Runs(node, Identity(AGENT, 1), 5, 10)
         plan = NodePlan("n2", (RankPlan(0, 0, ("sleep", "7773"), ()),))
         try:
-            await runs.start(Order(7, 2, plan, {}))
-            assert await checkpoints.forget(job(2), ["n1", "n2", "unknown"]) == ("n2",)
+            await runs.start([RunStart(7, 2, plan, {})])
+            assert await checkpoints.drop_on(job(2), ["n1", "n2", "unknown"]) == ("n2",)
             await runs.stop(7, 2, "test", 1)
         finally:
             await node.close()
-        assert await checkpoints.forget(job(2), ["n2"]) == ()
+        assert await checkpoints.drop_on(job(2), ["n2"]) == ()
         for node_name in ("n1", "n2"):
             assert not rig.resumed(node_name).exists()
             agent = agent_folder(rig.root(node_name), node_name)
@@ -249,12 +249,12 @@ async def test_an_agent_that_was_replaced_has_no_say(rig: Rig) -> None:
 async def test_one_that_does_not_fit_or_is_not_what_was_said_is_refused_by_the_node(rig: Rig) -> None:
     write(rig.folder / "content", "step_1", bytes(4 * MIB))
     node = rig.node("n1")
-    there = NodeCheckpoints(node, Identity(AGENT, 1), 5)
+    there = NodeFiles(node, Identity(AGENT, 1), 5)
     found = Found("step_1", "folder", 1 << 49, 1, 1, "a" * 32)
     try:
         with pytest.raises(RemoteFailure, match="does not fit"):
             await there.put(Where(7), found, rig.folder / "content")
-        with pytest.raises(RemoteFailure, match="larger than was said"):
+        with pytest.raises(RemoteFailure, match="larger than announced"):
             await there.put(Where(7), replace(found, bytes=MIB), rig.folder / "content")
         assert list(rig.resumed("n1").iterdir()) == []
     finally:

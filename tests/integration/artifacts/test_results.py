@@ -9,7 +9,8 @@ import random
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,17 +22,22 @@ from tests.rig import disk
 from tests.rig.checkpoints import LONG_AGO, contents
 from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
-from ugro.agent.artifacts import output_store
-from ugro.agent.artifacts.output_store import HomeFull, RunHome
-from ugro.agent.artifacts.output_sync import Results, Run
+from ugro.agent.artifacts import file_store, output_store
+from ugro.agent.artifacts.file_store import DiskFull
+from ugro.agent.artifacts.file_sync import FileTransfer
+from ugro.agent.artifacts.output_store import OutputStore
+from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.core.errors import RemoteFailure
 from ugro.core.job import Job, JobSpec, JobState, ResultRule
+from ugro.nodes.files import Wanted, outputs_of
 from ugro.remote import wire
 from ugro.remote.files import resumable
+from ugro.remote.files.listing import RunFile
 
 MIB = 1 << 20
 RUN = Run(7, 1, "n1")
 HEADER = struct.Struct(">IBQQQqQI")
+TRAILER = struct.Struct(">BI")
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def tree(folder: Path) -> dict[bytes, bytes]:
 
 
 def arrived(rig: ResultRig, node: str = "n1", *, is_first: bool = True) -> output_store.Arrived:
-    found = RunHome(rig.here(), node, is_first=is_first).arrived()
+    found = OutputStore(rig.here(), node, is_first=is_first).arrived()
     assert found is not None
     return found
 
@@ -71,7 +77,7 @@ async def test_whatever_a_run_wrote_comes_home_with_its_names_and_modes(rig: Res
     (output / "run.sh").write_text("#!/bin/sh\n")
     (output / "run.sh").chmod(0o755)
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert tree(rig.here() / "output") == tree(output)
     assert (rig.here() / "output" / "run.sh").stat().st_mode & 0o777 == 0o755
     assert (rig.here() / "output" / "plain").stat().st_mtime_ns == (output / "plain").stat().st_mtime_ns
@@ -86,10 +92,10 @@ async def test_links_pipes_and_devices_are_passed_over_and_told(rig: ResultRig) 
     (output / "folder").symlink_to("/etc")
     os.mkfifo(output / "pipe")
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert tree(rig.here() / "output") == {b"file": b"x"}
     assert {one.name: one.reason for one in arrived(rig).unsendable} == {
-        "link": "a symbolic link", "folder": "a symbolic link", "pipe": "no regular file",
+        "link": "a symbolic link", "folder": "a symbolic link", "pipe": "not a regular file",
     }  # fmt: skip
 
 
@@ -108,7 +114,7 @@ async def test_patterns_bring_what_changed_in_the_working_directory_since_the_ru
     (run / "output" / "results").mkdir()
     (run / "output" / "results" / "a.csv").write_text("the output's own goes first")
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     home = tree(rig.here() / "output")
     assert set(home) == {b"results/a.csv", b"logs/x/y/z.txt", b"plots/p/1.png"}
     assert home[b"results/a.csv"] == b"the output's own goes first"
@@ -129,7 +135,7 @@ async def test_a_growing_file_comes_as_it_grows_and_only_what_it_grew_by(rig: Re
             await until(lambda: home.stat().st_size == metrics.stat().st_size, 20, "what was added to come home")
         assert home.stat().st_ino == inode, "it was added to, not written anew"
         assert (rig.home / "7" / "metrics.jsonl").read_bytes() == metrics.read_bytes(), "the job's folder shows it"
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert home.read_bytes() == metrics.read_bytes()
 
 
@@ -147,7 +153,7 @@ async def test_a_change_in_the_middle_that_no_look_could_see_is_found_when_the_r
             handle.seek(0, os.SEEK_END)
             handle.write(b"grown")
         await until(lambda: home.stat().st_size == file.stat().st_size, 20, "what was added to come home")
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert home.read_bytes() == file.read_bytes()
 
 
@@ -160,9 +166,9 @@ async def test_random_edits_arrive_identical_whatever_was_home_before(rig: Resul
         for _ in range(12):
             for _ in range(4):
                 _edit(output, chance)
-            home = RunHome(rig.here(), "n1", is_first=True)
+            home = OutputStore(rig.here(), "n1", is_first=True)
             await there._look(RUN, home)
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     made = tree(output)
     home_tree = tree(rig.here() / "output")
     assert {name: home_tree.get(name) for name in made} == made, "what was deleted there may still be here"
@@ -198,7 +204,7 @@ async def test_a_transfer_that_was_cut_goes_on_where_it_was(rig: ResultRig) -> N
     big.write_bytes(os.urandom(MIB) * 60)
     partial = rig.here() / ".mirror" / "n1.partial"
     async with rig.agent("n1") as results:
-        bringing = asyncio.create_task(results.bring(RUN))
+        bringing = asyncio.create_task(results.fetch_all(RUN))
         await until(lambda: _size(partial) > MIB, 30, "some of it to be here")
         rig.rig.kill_programs("n1")
         with suppress(Exception):
@@ -207,7 +213,7 @@ async def test_a_transfer_that_was_cut_goes_on_where_it_was(rig: ResultRig) -> N
     assert 0 < so_far < 60 * MIB
     inode = next(partial.iterdir()).stat().st_ino
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     home = rig.here() / "output" / "big"
     assert home.stat().st_ino == inode, "what had come was used"
     assert home.read_bytes() == big.read_bytes()
@@ -226,14 +232,14 @@ async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_
     (output / "b").mkdir()
     (output / "b" / "c").write_text("in a folder")
     async with rig.agent("n1") as results:
-        home = RunHome(rig.here(), "n1", is_first=True)
+        home = OutputStore(rig.here(), "n1", is_first=True)
         await results._look(RUN, home)
         (output / "a").unlink()
         (output / "a").mkdir()
         (output / "a" / "x").write_text("now in a folder")
         shutil.rmtree(output / "b")
         (output / "b").write_text("now a file")
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert tree(rig.here() / "output") == tree(output)
 
 
@@ -248,7 +254,7 @@ async def test_what_the_rule_leaves_stays_on_the_node_when_the_run_goes_and_is_t
         (checkpoints / f"step_{step}" / "weights").write_text(str(step))
     run = Run(7, 1, "n1", rule=ResultRule("last 2"))
     async with rig.agent("n1") as results:
-        await results.bring(run)
+        await results.fetch_all(run)
         assert set(tree(rig.here() / "output")) == {b"checkpoints/step_2/weights", b"checkpoints/step_3/weights"}
         assert [one.name for one in arrived(rig).left] == ["checkpoints/step_1/weights"]
         shutil.rmtree(rig.run("n1"))
@@ -263,12 +269,12 @@ async def test_checkpoints_that_newer_ones_replaced_go_from_here_too(rig: Result
     checkpoints.mkdir()
     run = Run(7, 1, "n1", rule=ResultRule("last 1"))
     async with rig.agent("n1") as results:
-        home = RunHome(rig.here(), "n1", is_first=True)
+        home = OutputStore(rig.here(), "n1", is_first=True)
         for step in (1, 2):
             (checkpoints / f"step_{step}").write_text(str(step))
             await results._look(run, home)
             (checkpoints / "step_1").unlink(missing_ok=True)  # as programs do
-        await results.bring(run)
+        await results.fetch_all(run)
     assert tree(rig.here() / "output") == {b"checkpoints/step_2": b"2"}
     assert arrived(rig).left_count == 0
 
@@ -284,7 +290,7 @@ async def test_other_nodes_files_are_kept_apart_unless_they_are_the_same(
     (rig.output("n2") / "only").write_text("only here")
     async with rig.agent("n1", "n2") as results:
         for node in order:
-            await results.bring(Run(7, 1, node, is_first=node == "n1"))
+            await results.fetch_all(Run(7, 1, node, is_first=node == "n1"))
     assert tree(rig.here() / "output") == {b"same": b"same", b"differs": b"n1"}
     assert tree(rig.here() / "nodes" / "n2") == {b"differs": b"n2", b"only": b"only here"}
     told = arrived(rig, "n2", is_first=False)
@@ -298,7 +304,7 @@ async def test_no_name_of_a_jobs_hides_what_is_ours_in_its_folder(rig: ResultRig
     for name in ("config.json", "checkpoints", "attempt_1", ".mirror", "logs", "nodes", "fine"):
         (output / name).write_text("the job's")
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     shown = {path.name for path in (rig.home / "7").iterdir()}
     assert shown == {"attempt_1", "fine"}
     assert len(tree(rig.here() / "output")) == 7
@@ -314,10 +320,10 @@ async def test_results_of_an_older_attempt_that_come_late_do_not_take_the_newest
         (rig.run("n1", attempt=attempt) / "output" / "model").write_text(f"of attempt {attempt}")
     async with rig.agent("n1") as results:
         if has_results:
-            await results.bring(Run(7, 10, "n1"))
+            await results.fetch_all(Run(7, 10, "n1"))
         job = Job(7, JobSpec("late", ("true",)), "ann", JobState.SUCCEEDED, "", LONG_AGO, 10)
         results.describe(job, None)
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     folder = rig.home / "7"
     assert (rig.here() / "output" / "model").read_text() == "of attempt 1"
     assert os.readlink(folder / "logs") == "attempt_10/logs"
@@ -333,20 +339,20 @@ async def test_results_of_an_older_attempt_that_come_late_do_not_take_the_newest
 async def test_while_the_disk_here_is_full_it_waits_on_the_node_and_goes_on_when_there_is_room(
     rig: ResultRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_store, "SPARE_BYTES", 4 * MIB)
+    monkeypatch.setattr(file_store, "SPARE_BYTES", 4 * MIB)
     small = SmallDisk(rig.home, 16 * MIB)
     small.mount()
     try:
         (rig.output("n1") / "weights").write_bytes(os.urandom(8 * MIB))
         async with rig.agent("n1") as results:
             small.fill()
-            with pytest.raises(HomeFull, match="wait on the node"):
-                await results.bring(RUN)
-            progress = results.progress(7, 1, "n1")
-            assert progress is not None
+            with pytest.raises(DiskFull, match="stay on the node"):
+                await results.fetch_all(RUN)
+            progress = results.known(RUN)
+            assert isinstance(progress, Progress)
             assert "do not fit" in (progress.problem or "")
             small.free()
-            await results.bring(RUN)
+            await results.fetch_all(RUN)
         assert tree(rig.here() / "output") == tree(rig.output("n1"))
     finally:
         small.unmount()
@@ -358,13 +364,17 @@ async def test_a_file_that_goes_away_while_it_is_asked_for_is_told_and_the_other
     for name in ("a", "b"):
         (output / name).write_text(name)
 
-    class Racing(Results):
-        async def _fetch(self, run: Run, home: RunHome, wanted: object, *, is_final: bool) -> None:
+    class Racing(FileTransfer):
+        async def fetch(self, listed: Sequence[RunFile], wanted: Sequence[Wanted], *, is_final: bool) -> None:
             (output / "a").unlink(missing_ok=True)
-            await super()._fetch(run, home, wanted, is_final=is_final)  # type: ignore[arg-type]
+            await super().fetch(listed, wanted, is_final=is_final)
+
+    class RacingOutputs(OutputSync):
+        def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
+            return Racing(self._files(run.node), outputs_of(run.job, run.attempt), store)
 
     async with rig.agent("n1") as results:
-        await Racing(rig.home, results._node, results._identity).bring(RUN)
+        await RacingOutputs(rig.home, results._node, results._identity).fetch_all(RUN)
     assert tree(rig.here() / "output") == {b"b": b"b"}
 
 
@@ -376,7 +386,7 @@ async def test_what_cannot_be_read_stays_on_the_node_and_is_told(rig: ResultRig)
     place.mkdir()
     rig.rig.specs["n1"] = fake(place, GREETING, *said)
     async with rig.agent("n1") as results:
-        await results.bring(RUN)
+        await results.fetch_all(RUN)
     assert [(one.name, one.reason) for one in arrived(rig).left] == [("a", "permission denied")]
 
 
@@ -390,7 +400,7 @@ async def test_runs_that_have_written_nothing_are_asked_for_together_and_seldom(
         (rig.run("n1", job=13) / "output" / "made").write_text("late")
         home = rig.here(13) / "output" / "made"
         await until(home.exists, 20, "what one of them wrote to come home")
-        assert list(results._following) == [(13, 1, "n1")]
+        assert list(results._polling._tasks) == [(13, 1, "n1")]
         assert len(results._scouts) == 1
         for number in range(20):
             results.forget(Run(number, 1, "n1"))
@@ -400,9 +410,9 @@ async def test_runs_that_have_written_nothing_are_asked_for_together_and_seldom(
 # --- a node that lies -------------------------------------------------------------------------------------------
 
 
-def listed(*lines: object, files: object = 1, call: int = 1) -> bytes:
+def listed(*lines: object, unlisted: object = 0, call: int = 1) -> bytes:
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    return wire.frame(wire.OUT, call, content) + wire.message(wire.RESULT, call, {"files": files, "now_ns": 1})
+    return wire.frame(wire.OUT, call, content) + wire.message(wire.RESULT, call, {"unlisted": unlisted, "now_ns": 1})
 
 
 def sent(content: bytes) -> bytes:
@@ -413,29 +423,35 @@ def header(size: int, number: int = 0, offset: int = 0) -> bytes:
     return HEADER.pack(number, 1, offset, size - offset, size, 1, 1, 0o777)
 
 
+def file(content: bytes) -> bytes:
+    whole = header(len(content)) + content
+    return whole + TRAILER.pack(0, zlib.crc32(whole + b"\0"))
+
+
 FINE = listed(["a", 4, 1, 1, None])
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ([listed(["../../../../evil", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["/tmp/evil", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["a/../../evil", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["a//evil", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["evil\0", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["\ud800", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["e" * 256, 4, 1, 1, None])], "makes no sense"),
-        ([listed(["e/" * 200 + "e", 4, 1, 1, None])], "makes no sense"),
-        ([listed(["a", -4, 1, 1, None])], "makes no sense"),
-        ([listed(["a", 1 << 60, 1, 1, None])], "makes no sense"),
-        ([listed(["a", True, 1, 1, None])], "makes no sense"),
-        ([listed({"a": 1})], "makes no sense"),
-        ([listed(["a", 4, 1, 1, None], files="many")], "makes no sense"),
+        ([listed(["../../../../evil", 4, 1, 1, None])], "invalid"),
+        ([listed(["/tmp/evil", 4, 1, 1, None])], "invalid"),
+        ([listed(["a/../../evil", 4, 1, 1, None])], "invalid"),
+        ([listed(["a//evil", 4, 1, 1, None])], "invalid"),
+        ([listed(["evil\0", 4, 1, 1, None])], "invalid"),
+        ([listed(["\ud800", 4, 1, 1, None])], "invalid"),
+        ([listed(["e" * 256, 4, 1, 1, None])], "invalid"),
+        ([listed(["e/" * 200 + "e", 4, 1, 1, None])], "invalid"),
+        ([listed(["a", -4, 1, 1, None])], "invalid"),
+        ([listed(["a", 1 << 60, 1, 1, None])], "invalid"),
+        ([listed(["a", True, 1, 1, None])], "invalid"),
+        ([listed({"a": 1})], "invalid"),
+        ([listed(["a", 4, 1, 1, None], unlisted="many")], "invalid"),
         ([FINE, sent(header(4, number=3) + b"evil\0")], "not asked for"),
-        ([FINE, sent(header(4, offset=2) + b"il\0")], "makes no sense"),
-        ([FINE, sent(header(4) + b"evil\0" + header(4))], "not asked for"),
+        ([FINE, sent(header(4, offset=2) + b"il\0")], "invalid"),
+        ([FINE, sent(file(b"evil") + header(4))], "not asked for"),
         ([FINE, sent(header(4) + b"evi")], "cut short"),
+        ([FINE, sent(file(b"evil").replace(b"evil", b"live"))], "damaged"),
         ([FINE, wire.message(wire.RESULT, 2, {})], "cut short"),
     ],
 )
@@ -448,9 +464,9 @@ async def test_a_node_that_lies_gets_nothing_out_of_its_jobs_folder(
     rig.rig.specs["n1"] = fake(liar, GREETING, *said)
     async with rig.agent("n1") as results:
         with pytest.raises(RemoteFailure, match=problem):
-            await results.bring(RUN)
-        progress = results.progress(7, 1, "n1")
-        assert progress is not None
+            await results.fetch_all(RUN)
+        progress = results.known(RUN)
+        assert isinstance(progress, Progress)
         assert progress.problem
     assert {path.name for path in rig.rig.folder.iterdir()} <= {"liar", "n1", "jobs"}
     assert {path.name for path in rig.home.glob("*/*")} <= {"attempt_1"}
@@ -464,6 +480,6 @@ async def test_an_announced_size_that_no_disk_has_room_for_is_refused_before_a_b
     liar.mkdir()
     rig.rig.specs["n1"] = fake(liar, GREETING, FINE, sent(header(1 << 49) + b"evil"))
     async with rig.agent("n1") as results:
-        with pytest.raises(HomeFull):
-            await results.bring(RUN)
+        with pytest.raises(DiskFull):
+            await results.fetch_all(RUN)
     assert not tree(rig.home)

@@ -130,7 +130,7 @@ def test_a_file_that_is_there_is_not_written_over_unasked(ugro: Ugro) -> None:
     written(ugro).write_text("nodes: [mine\n")
     refused = ugro("init")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "cluster.yaml is there already" in refused.stderr
+    assert "cluster.yaml exists already" in refused.stderr
     assert refused.stderr.endswith("write over it: ugro init --force\n")
     assert written(ugro).read_text() == "nodes: [mine\n"
     assert ugro("init", "--force").returncode == 0, "also when what is there is broken"

@@ -18,7 +18,7 @@ from tests.rig.code import AGENT, CHUNK, MARK, TREES, CodeRig, make, seen
 from tests.rig.disk import SmallDisk
 from tests.rig.waiting import processes_with_variable
 from ugro.agent.code.service import Code
-from ugro.agent.code.transfer import Sending
+from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
 from ugro.core.support.state_dir import StateDir
@@ -43,7 +43,7 @@ def fill(rig: CodeRig, files: int, size: int) -> None:
         (rig.source / f"f{number}").write_bytes(os.urandom(size))
 
 
-async def sent_to(sending: Sending, node: str, tree: str) -> int:
+async def sent_to(sending: CodeTransfers, node: str, tree: str) -> int:
     """However often the link is cut; returns how often it was."""
     cuts = 0
     async with asyncio.timeout(60):
@@ -177,7 +177,7 @@ async def test_contents_that_arrive_damaged_are_not_kept_and_are_named(rig: Code
         link = await there.node.ready(20)
         params = there.identity.params(root=taken.id, bytes=200_000, limit_bytes=1 << 40)
         stream = link.stream("contents.receive", params)
-        parts = [part for key in ids for part in record(key, store.place(key).kind, store.read(key))]
+        parts = [part for key in ids for part in record(key, store.locate(key).kind, store.read(key))]
         damaged = bytearray(b"".join(parts))
         damaged[-1] ^= 1
         link.send(3, stream.number, block(bytes(damaged), compressed=True))
@@ -206,7 +206,7 @@ async def test_what_is_no_stream_of_contents_is_refused_and_changes_nothing(rig:
             link.send(3, stream.number)
             async for _ in stream:
                 pass
-            with pytest.raises(RemoteFailure, match="damaged on its way"):
+            with pytest.raises(RemoteFailure, match="damaged during the transfer"):
                 await stream.result()
         with pytest.raises(RemoteFailure, match="no hash of a tree"):
             await there.has("../../etc")
@@ -304,9 +304,9 @@ async def test_code_is_taken_while_other_code_is_on_its_way_and_room_is_made_lat
     packs, roots = rig.folder / "contents" / "packs", rig.folder / "contents" / "roots"
     try:
         (rig.source / "data").write_bytes(os.urandom(3_000_000))
-        async with code._sending.gate.shared(), asyncio.timeout(20):
+        async with code._transfers.lock.shared(), asyncio.timeout(20):
             old = await code.take(rig.source)
-            async with code._sending.gate.shared():  # others pass meanwhile
+            async with code._transfers.lock.shared():  # others pass meanwhile
                 assert code._making_room is not None
                 assert not code._making_room.done()
         await code._making_room

@@ -91,7 +91,7 @@ def test_a_filter_that_means_nothing_is_said_and_what_finds_nothing_too(dashboar
     page.get_by_role("searchbox").fill("lr>fast")
     expect(page.get_by_role("alert").filter(has_text="fast")).to_contain_text("is not a number", timeout=WAIT_MS)
     page.get_by_role("searchbox").fill("no-such-thing")
-    expect(page.locator("[data-part=table]")).to_contain_text("No experiment is like that", timeout=WAIT_MS)
+    expect(page.locator("[data-part=table]")).to_contain_text("No experiment matches", timeout=WAIT_MS)
     page.goto(dashboard.url + "/experiments?sort=nonsense")
     expect(page.get_by_role("alert").filter(has_text="nonsense")).to_contain_text("no column")
 
@@ -125,9 +125,9 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     one.goto(dashboard.url + "/experiments")
     one.get_by_role("button", name="Write the note of job 4999").click()
     one.get_by_label("Text").fill(text)
-    one.get_by_label("Tags, with spaces").fill("base paper")
+    one.get_by_label("Tags, separated").fill("base paper")
     one.get_by_role("button", name="Save").click()
-    expect(one.get_by_text("The note is saved")).to_be_visible()
+    expect(one.get_by_text("Note saved")).to_be_visible()
     expect(one.get_by_role("button", name="Edit the note of job 4999")).to_be_visible(timeout=WAIT_MS)
     other.bring_to_front()
     expect(other.locator("tr[data-key='4999']")).to_contain_text(text, timeout=WAIT_MS)
@@ -142,7 +142,7 @@ def test_a_note_written_in_one_tab_is_seen_in_another_and_at_the_terminal(
     dashboard.client.jobs.set_note(4999, "second thoughts")
     expect(note).to_contain_text("second thoughts", timeout=WAIT_MS)
     other.locator("a.chip", has_text="mine").click()
-    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d,\d{3} that recorded something$"))
+    expect(other.locator("[data-part=count]")).to_have_text(re.compile(r"^1 of \d{3} with metrics, notes or tags$"))
     assert rows(other) == [4999]
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_tag_is_refused_and_nothing_is_lost(dashboard: Dashboard, pag
     dashboard.client.jobs.set_note(4998, "stays", tags=["kept"])
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("button", name="the note of job 4998").click()
-    page.get_by_label("Tags, with spaces").fill("<b>")
+    page.get_by_label("Tags, separated").fill("<b>")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("alert").filter(has_text="is not a tag")).to_be_visible()
     assert dashboard.client.jobs.note(4998).tags == ("kept",)
@@ -163,8 +163,8 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     page.goto(dashboard.url + "/experiments")
     expect(page.locator("#compare")).to_be_disabled()
     for number in (491, 484):
-        page.get_by_role("checkbox", name=f"Choose job {number}").check()
-    page.get_by_role("button", name="Compare 2 chosen").click()
+        page.get_by_role("checkbox", name=f"Select job {number}").check()
+    page.get_by_role("button", name="Compare 2 selected").click()
     expect(page).to_have_url(re.compile(r"/compare\?jobs=491,484$"))
     chart = drawn(page, least=2)
     sentence = chart.get_by_role("img").get_attribute("aria-label") or ""
@@ -174,10 +174,10 @@ def test_chosen_runs_are_compared_with_their_curves_and_differences_and_no_secre
     rates = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="parameter lr"))
     expect(rates).to_contain_text(parameters(spec_of(484))["lr"])
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_have_count(0)
-    page.get_by_role("link", name="Show what is the same, too").click()
+    page.get_by_role("link", name="Show equal facts too").click()
     expect(page.get_by_role("rowheader", name="parameter epochs")).to_be_visible()
     assert "hush" not in page.content()
-    page.get_by_role("link", name="Leave out job 491").click()
+    page.get_by_role("link", name="Remove job 491").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 1 job")
 
 
@@ -296,8 +296,8 @@ def test_curves_come_with_only_the_columns_and_digits_that_were_asked_for(dashbo
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("/compare?jobs=1,x", "is not the number of a job"), ("/compare?jobs=1,999999", "there is no job 999999"),
-     ("/compare/code?old=1&new=2", "no code was sent along"), ("/experiments?after=x", "there is no page")],
+    [("/compare?jobs=1,x", "is not a job number"), ("/compare?jobs=1,999999", "there is no job 999999"),
+     ("/compare/code?old=1&new=2", "has no stored code"), ("/experiments?after=x", "there is no page")],
 )  # fmt: skip
 def test_a_wrong_address_is_said_in_words(dashboard: Dashboard, page: Page, path: str, words: str) -> None:
     page.goto(dashboard.url + path)

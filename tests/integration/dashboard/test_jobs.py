@@ -157,7 +157,7 @@ def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
     _open(dashboard, page, job)
 
     expect(page.locator("#why")).to_contain_text(f"job {holder.id}")
-    page.locator(".log-status", has_text="nothing written yet").wait_for()
+    page.locator(".log-status", has_text="no output yet").wait_for()
     (tmp_path / "go").touch()
     _wait_for_state(page, "succeeded")
     _wait_for_line(page, "it runs now")
@@ -333,7 +333,7 @@ def test_thousands_of_jobs_are_gone_through_by_pages_and_filtered(dashboard: Das
     expect(page).to_have_url(re.compile("after="))
     expect(ids).to_have_text(wanted[:50])
     page.goto(f"{dashboard.url}/jobs?state=queued&q=nobody")
-    page.get_by_text("No job is like that.").wait_for()
+    page.get_by_text("No job matches the filter.").wait_for()
 
 
 # --- where the time goes ------------------------------------------------------------------------------------------

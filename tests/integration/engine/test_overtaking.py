@@ -11,35 +11,43 @@ import pytest
 
 from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, seen_soon, submitted, until
 from ugro.agent.artifacts.checkpoint_store import Checkpoint as CheckpointAtHome
-from ugro.agent.artifacts.checkpoint_store import CheckpointHome
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints, Offer
-from ugro.agent.artifacts.output_store import RunHome
-from ugro.agent.artifacts.output_sync import Results, Run
+from ugro.agent.artifacts.checkpoint_store import CheckpointStore
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync, Offer
+from ugro.agent.artifacts.file_sync import FileTransfer
+from ugro.agent.artifacts.output_store import OutputStore
+from ugro.agent.artifacts.output_sync import OutputSync, Run
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.results import ResultService
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import Live, SchedulerInput
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
-from ugro.nodes.outputs import Wanted
+from ugro.nodes.files import Wanted
 from ugro.nodes.runs import Runs, RunStatus
 from ugro.policy.scheduling.cluster_view import ClusterView
+from ugro.remote.files.listing import RunFile
 from ugro.store.database import Store
 
 
-class SlowResults(Results):
+class SlowTransfer(FileTransfer):
+    pause: ClassVar[Pause]
+
+    async def fetch(self, listed: Sequence[RunFile], wanted: Sequence[Wanted], *, is_final: bool) -> None:
+        await self.pause()
+        await super().fetch(listed, wanted, is_final=is_final)
+
+
+class SlowOutputs(OutputSync):
+    def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
+        transfer = super()._transfer(run, store)
+        return SlowTransfer(transfer.files, transfer.source, transfer.store, transfer.noted)
+
+
+class SlowCheckpoints(CheckpointSync):
     pause: Pause
 
-    async def _fetch(self, run: Run, home: RunHome, wanted: Sequence[Wanted], *, is_final: bool) -> None:
+    async def _fetch(self, job: Job, offer: Offer, store: CheckpointStore) -> CheckpointAtHome:
         await self.pause()
-        await super()._fetch(run, home, wanted, is_final=is_final)
-
-
-class SlowCheckpoints(Checkpoints):
-    pause: Pause
-
-    async def _fetch(self, job: Job, offer: Offer, home: CheckpointHome) -> CheckpointAtHome:
-        await self.pause()
-        return await super()._fetch(job, offer, home)
+        return await super()._fetch(job, offer, store)
 
 
 class SlowRuns(Runs):
@@ -57,16 +65,16 @@ class SlowWatch(RunWatch):
         return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)
 
 
-class SlowSnapshots(Snapshots):
+class SlowInput(SchedulerInput):
     pause: Pause
     passes = 0
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        SlowSnapshots.passes += 1
-        snapshot = await super().take(waiting, holding)
-        if all(node.unusable is None for node in snapshot.nodes):
+    async def take(self, live: Live) -> ClusterView:
+        SlowInput.passes += 1
+        view = await super().take(live)
+        if all(node.unusable is None for node in view.nodes):
             await self.pause()
-        return snapshot
+        return view
 
 
 @pytest.fixture
@@ -90,8 +98,8 @@ def test_outputs_removed_while_they_come_home_do_not_stay_here_or_there(place: E
     spec = JobSpec("training", ("sh", "-c", script), results=ResultRule("none"))
 
     async def work() -> None:
-        pause = SlowResults.pause = Pause()
-        place.results_type = SlowResults
+        pause = SlowTransfer.pause = Pause()
+        place.results_type = SlowOutputs
         async with place.agent() as (store, engine):
             job = await removed_on_its_way(place, store, engine, spec, pause)
             await seen_soon(lambda: not place.run_folders("n1"), "the run to be removed")
@@ -144,15 +152,15 @@ def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_brin
 @pytest.mark.proof
 def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
     async def work() -> None:
-        pause = SlowSnapshots.pause = Pause()
-        place.snapshots_type = SlowSnapshots
+        pause = SlowInput.pause = Pause()
+        place.scheduler_input_type = SlowInput
         async with place.agent() as (store, engine):
             job = await submitted(store, engine, command("true"))
             await pause.reached()
-            passes = SlowSnapshots.passes
+            passes = SlowInput.passes
             await store.drain("n1", "new fans")
             pause.is_over.set()
-            await seen_soon(lambda: SlowSnapshots.passes > passes, "it to be placed anew")
+            await seen_soon(lambda: SlowInput.passes > passes, "it to be placed anew")
             assert (await store.jobs.get(job.id)).state is JobState.QUEUED
             await store.resume("n1")
             assert (await until(store, job, is_final)).state is JobState.SUCCEEDED

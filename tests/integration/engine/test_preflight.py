@@ -28,8 +28,8 @@ from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.nodes.runs import Identity
-from ugro.policy.nodes.connectivity import Apart, Connections, Endpoint, Meeting, meet
-from ugro.remote.main import RUN_METHODS
+from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, meet
+from ugro.remote.messages import Connections
 from ugro.store.database import Store
 
 IDENTITY = Identity("agent-1", 1)
@@ -221,15 +221,11 @@ async def test_a_mended_mismatch_that_was_remembered_does_not_refuse(tmp_path: P
 
 # --- setup ------------------------------------------------------------------------------------------------------
 
-needs_setup = pytest.mark.skipif("setup" not in RUN_METHODS, reason="the node program has no runs.setup yet")
-
-
 def with_setup(where: Placement, script: str, number: int = 1) -> Job:
     plain = job(where, number)
     return replace(plain, spec=replace(plain.spec, setup=script))
 
 
-@needs_setup
 @in_loop
 async def test_a_setup_runs_once_per_node_and_content(tmp_path: Path) -> None:
     where = placement("n1", "n2")
@@ -243,7 +239,6 @@ async def test_a_setup_runs_once_per_node_and_content(tmp_path: Path) -> None:
         assert (tmp_path / "ledger-n1").read_text().count("n1") == 2
 
 
-@needs_setup
 @in_loop
 async def test_a_setup_that_fails_refuses_the_start_with_its_last_words(tmp_path: Path) -> None:
     where = placement("n1", "n2")

@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
 from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
@@ -33,10 +34,13 @@ _SILENT = "{transport: [sh, -c, 'exec sleep 60', sh]}"
 class World:
     store: Store
     cluster: Cluster
-    snapshots: Snapshots
+    scheduler_input: SchedulerInput
 
     async def take(self) -> ClusterView:
-        return await self.snapshots.take(await self.store.jobs.in_states({JobState.QUEUED}))
+        live = LiveJobs(self.store.jobs, lambda: None)
+        await live.read()
+        view = await self.scheduler_input.take(live)
+        return replace(view, waiting=tuple(live.queue), ended=live.queue.outcomes)
 
     async def view(self, name: str) -> NodeView:
         return next(node for node in (await self.take()).nodes if node.name == name)
@@ -66,11 +70,11 @@ async def world(folder: Path, nodes: str, *, connect_timeout: float = 10) -> Asy
     await store.open()
     cluster = Cluster(file)
     await cluster.start()
-    snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
+    scheduler_input = SchedulerInput(store.jobs, cluster, HealthCheck(cluster, store))
     try:
-        yield World(store, cluster, snapshots)
+        yield World(store, cluster, scheduler_input)
     finally:
-        await snapshots.close()
+        await scheduler_input.close()
         await cluster.inventory.close()
         await store.close()
 
@@ -116,12 +120,12 @@ def test_what_fits_no_known_node_is_refused_only_when_none_is_unknown(tmp_path: 
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "n1") + local(tmp_path, "n2")) as here:
-            misfit = await here.snapshots.misfit(large)
+            misfit = await here.scheduler_input.misfit(large)
             assert misfit is not None, "it waited for their first answers"
             assert misfit.reason.startswith("no node has 90000 cores")
-            assert await here.snapshots.misfit(small) is None
+            assert await here.scheduler_input.misfit(small) is None
         async with world(tmp_path, local(tmp_path, "n1") + f"  silent: {_SILENT}\n", connect_timeout=0.5) as here:
-            assert await here.snapshots.misfit(large) is None
+            assert await here.scheduler_input.misfit(large) is None
 
     run(work())
 
@@ -151,7 +155,7 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "cpu") + local(tmp_path, "gpu", busy)) as here:
-            await here.snapshots.first_answers()
+            await here.scheduler_input.first_answers()
             gpus = (await here.view("gpu")).gpus
             assert [gpu.is_foreign for gpu in gpus] == [False, True]
             await here.submit(Resources(gpus_per_node=ANY_GPUS))
@@ -169,7 +173,7 @@ def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Pat
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "gpu", env)) as here:
-            await here.snapshots.first_answers()
+            await here.scheduler_input.first_answers()
             job = await here.submit(Resources(gpus_per_node=1))
             placement = Placement((Share("gpu", (0,), cpus=1),))
             job = await here.store.jobs.start(job, placement, "free")

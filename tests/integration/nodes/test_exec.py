@@ -201,12 +201,12 @@ def test_it_begins_in_the_home_folder_with_the_nodes_own_environment(ugro: Ugro,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("@all", "true"), "say where the command begins with --"),
-        ((), "say where the command begins with --"),
+        (("@all", "true"), "put -- before the command"),
+        ((), "put -- before the command"),
         (("--", "true"), "say on which nodes"),
         (("n001", "--"), "there is no command after the --"),
-        (("n001", "--env", "COLOUR", "--", "true"), "--env COLOUR: expected KEY=VALUE"),
-        (("n001", "--env", "=red", "--", "true"), "--env =red: expected KEY=VALUE"),
+        (("n001", "--env", "COLOUR", "--", "true"), "--env COLOUR: expected NAME=VALUE"),
+        (("n001", "--env", "=red", "--", "true"), "--env =red: expected NAME=VALUE"),
         (("n001", "--colour", "--", "true"), "--colour"),
     ],
 )

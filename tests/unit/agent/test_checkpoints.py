@@ -1,11 +1,11 @@
-"""Checkpoints without a node: which is the newest, what a parcel lets through, what a killed agent leaves at home."""
+"""Checkpoints without a node: which is the newest, what a stream lets through, what a killed agent leaves."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointHome
+from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
 from ugro.agent.artifacts.checkpoint_sync import Offer, choose
 from ugro.core.errors import NotFound, RemoteFailure, UgroError
-from ugro.nodes.checkpoints import Found, decode_found
-from ugro.remote.files import archive, checkpoints
-from ugro.remote.files.archive import ParcelError, Unpacker, pack
+from ugro.nodes.files import Found, decode_found
+from ugro.remote.files import checkpoint_names, checkpoints, listing
+from ugro.remote.files.listing import Unsendable
+from ugro.remote.files.received import Folder, Writer, receive_whole, send_whole
+from ugro.remote.files.resumable import CHUNK, Reader, StreamError
 
-HEADER = struct.Struct(">BHHqQ")
-FOLDER, FILE, END = 1, 2, 3
+HEADER, TRAILER = struct.Struct(">IBQQQqQI"), struct.Struct(">BI")
 
 
 # --- which is the newest ----------------------------------------------------------------------------------------
@@ -48,19 +49,19 @@ FOLDER, FILE, END = 1, 2, 3
     ],
 )
 def test_the_number_is_the_one_at_the_end_of_the_name(name: str, number: int | None) -> None:
-    assert checkpoints.number(name) == number
+    assert checkpoint_names.number(name) == number
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".x", "a.tmp", "a.partial", "a/b", "a\nb", "a\x1b", "\udc80", "é" * 128]
 )
 def test_what_is_being_written_or_cannot_be_named_is_not_complete(name: str) -> None:
-    assert not checkpoints.is_complete(name)
+    assert not checkpoint_names.is_complete(name)
 
 
 @pytest.mark.parametrize("name", ["step_1", "last.pt", "my model 3", "a.tmp.3", "é" * 127])
 def test_any_other_name_is_complete(name: str) -> None:
-    assert checkpoints.is_complete(name)
+    assert checkpoint_names.is_complete(name)
 
 
 def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(tmp_path: Path) -> None:
@@ -71,16 +72,17 @@ def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(t
     os.mkfifo(tmp_path / "pipe_99")
     (tmp_path / "step_8").mkdir()
     os.utime(tmp_path / "step_8", (80, 80))
-    found = checkpoints.entries(str(tmp_path), 0)
+    found = checkpoints.complete_in(str(tmp_path), 0)
     assert [entry.name for entry in found] == ["step_10", "step_9", "step_8", "last.pt", "best.pt"]
-    assert [entry.name for entry in checkpoints.entries(str(tmp_path), 45 * 10**9)] == ["step_9", "step_8", "last.pt"]
+    found = checkpoints.complete_in(str(tmp_path), 45 * 10**9)
+    assert [entry.name for entry in found] == ["step_9", "step_8", "last.pt"]
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["step_1", "step_02", "a", "b.pt", "e-7.pt"]), st.integers(0, 9)), min_size=1)
 )
 def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[tuple[str, int]]) -> None:
-    entries = [checkpoints.Entry(name, "file", time_ns) for name, time_ns in seen]
+    entries = [checkpoints.Found(name, "file", time_ns) for name, time_ns in seen]
     newest = max(entries, key=lambda entry: entry.order)
     assert newest.order == max(reversed(entries), key=lambda entry: entry.order).order
     numbers = [entry.number for entry in entries if entry.number is not None]
@@ -88,7 +90,7 @@ def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[
 
 
 def found(name: str, changed_ns: int = 1, fingerprint: str = "0" * 32, size: int = 3) -> Found:
-    return Found(name, "folder", size, changed_ns, checkpoints.number(name), fingerprint)
+    return Found(name, "folder", size, changed_ns, checkpoint_names.number(name), fingerprint)
 
 
 def at_home(offer: Found, node: str = "n1") -> Checkpoint:
@@ -117,7 +119,7 @@ SOUND: dict[str, Any] = {
 
 
 def test_a_sound_answer_is_understood() -> None:
-    assert decode_found({"found": [SOUND]}) == [Found("step_5", "file", 3, 1, 5, "a" * 32)]
+    assert decode_found({"found": [SOUND]}, "n1") == [Found("step_5", "file", 3, 1, 5, "a" * 32)]
 
 
 @pytest.mark.parametrize(
@@ -139,18 +141,18 @@ def test_a_sound_answer_is_understood() -> None:
         {"fingerprint": None},
     ],
 )
-def test_an_answer_that_makes_no_sense_is_refused(lie: dict[str, Any]) -> None:
-    with pytest.raises(RemoteFailure, match="makes no sense"):
-        decode_found({"found": [{**SOUND, **lie}]})
+def test_an_invalid_answer_is_refused(lie: dict[str, Any]) -> None:
+    with pytest.raises(RemoteFailure, match="invalid answer"):
+        decode_found({"found": [{**SOUND, **lie}]}, "n1")
 
 
 @pytest.mark.parametrize("answer", [{"found": ["x"]}, {"found": [None]}, {"found": [{}]}])
 def test_an_answer_that_is_none_is_refused(answer: dict[str, Any]) -> None:
-    with pytest.raises(RemoteFailure, match="makes no sense"):
-        decode_found(answer)
+    with pytest.raises(RemoteFailure, match="invalid answer"):
+        decode_found(answer, "n1")
 
 
-# --- parcels ----------------------------------------------------------------------------------------------------
+# --- whole folders ----------------------------------------------------------------------------------------------
 
 
 def fill(folder: Path) -> None:
@@ -168,46 +170,45 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}
 
 
-def unpack(stream: bytes, folder: Path, most_bytes: int = 1 << 30, step: int = 1 << 20) -> None:
-    folder.mkdir(exist_ok=True)
-    unpacker = Unpacker(str(folder), most_bytes, most_entries=10)
-    try:
-        for start in range(0, len(stream), step):
-            unpacker.feed(stream[start : start + step])
-        unpacker.finish()
-    finally:
-        unpacker.close()
+def receive(stream: bytes, folder: Path, most_bytes: int = 1 << 30, step: int = 1 << 20) -> Path:
+    folder.mkdir()
+    pieces = (stream[start : start + step] for start in range(0, len(stream), step))
+    return Path(receive_whole(str(folder), most_bytes, pieces))
+
+
+def fingerprint(path: Path) -> str:
+    return listing.fingerprint(listing.files_of(str(path)))
 
 
 def test_a_folder_arrives_as_it_was_and_is_known_as_the_same(tmp_path: Path) -> None:
     fill(tmp_path / "a")
-    stream = b"".join(pack(str(tmp_path / "a")))
-    assert max(map(len, pack(str(tmp_path / "a")))) <= archive.CHUNK
-    unpack(stream, tmp_path / "b", step=1000)
-    assert contents(tmp_path / "b") == contents(tmp_path / "a")
-    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(tmp_path / "a"))
-    assert stat.S_IMODE((tmp_path / "b" / "run.sh").stat().st_mode) == 0o755
+    stream = b"".join(send_whole(str(tmp_path / "a")))
+    assert max(map(len, send_whole(str(tmp_path / "a")))) <= CHUNK
+    root = receive(stream, tmp_path / "b", step=1000)
+    assert contents(root) == contents(tmp_path / "a")
+    assert fingerprint(root) == fingerprint(tmp_path / "a")
+    assert stat.S_IMODE((root / "run.sh").stat().st_mode) == 0o755
 
 
-def test_a_file_arrives_in_a_folder_of_its_own_and_is_known_as_the_same(tmp_path: Path) -> None:
-    file = tmp_path / "last.pt"
-    file.write_bytes(b"weights")
-    unpack(b"".join(pack(str(file))), tmp_path / "b")
-    assert contents(tmp_path / "b") == {"last.pt": b"weights"}
-    assert archive.fingerprint(str(tmp_path / "b")) == archive.fingerprint(str(file))
+def test_a_file_is_known_as_the_same_as_a_folder_that_contains_just_this_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "last.pt").write_bytes(b"weights")
+    root = receive(b"".join(send_whole(str(tmp_path / "a"))), tmp_path / "b")
+    assert contents(root) == {"last.pt": b"weights"}
+    assert fingerprint(root) == fingerprint(tmp_path / "a" / "last.pt")
 
 
 def test_a_change_of_anything_is_seen_in_the_fingerprint(tmp_path: Path) -> None:
     fill(tmp_path / "a")
-    seen = {archive.fingerprint(str(tmp_path / "a"))}
+    seen = {fingerprint(tmp_path / "a")}
     (tmp_path / "a" / "run.sh").write_text("#!/bin/sh\n# longer\n")
-    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    seen.add(fingerprint(tmp_path / "a"))
     os.utime(tmp_path / "a" / "nothing", ns=(5, 6))
-    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    seen.add(fingerprint(tmp_path / "a"))
     (tmp_path / "a" / "nothing").rename(tmp_path / "a" / "something")
-    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    seen.add(fingerprint(tmp_path / "a"))
     (tmp_path / "a" / "sub" / "empty").rmdir()
-    seen.add(archive.fingerprint(str(tmp_path / "a")))
+    seen.add(fingerprint(tmp_path / "a"))
     assert len(seen) == 5
 
 
@@ -215,123 +216,139 @@ def test_a_change_of_anything_is_seen_in_the_fingerprint(tmp_path: Path) -> None
 def test_a_link_or_a_pipe_is_refused_by_name(tmp_path: Path, make: Any) -> None:
     fill(tmp_path / "a")
     make(tmp_path / "a" / "sub" / "strange")
-    with pytest.raises(ParcelError, match="sub/strange"):
-        list(pack(str(tmp_path / "a")))
-    with pytest.raises(ParcelError, match="sub/strange"):
-        archive.fingerprint(str(tmp_path / "a"))
+    with pytest.raises(Unsendable, match="sub/strange"):
+        list(send_whole(str(tmp_path / "a")))
 
 
 def test_a_link_to_a_folder_is_no_folder(tmp_path: Path) -> None:
     fill(tmp_path / "a")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(ParcelError, match="symbolic link"):
-        list(pack(str(tmp_path / "b")))
+    with pytest.raises(Unsendable, match="symbolic link"):
+        list(send_whole(str(tmp_path / "b")))
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_sent(tmp_path: Path) -> None:
-    file = tmp_path / "a"
+def test_a_folder_that_is_too_deep_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "/".join(["x"] * listing.MOST_DEPTH)
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    assert listing.files_of(str(tmp_path / "a"))[-1].name.endswith(b"/x/file")
+    (deep / "x").mkdir()
+    with pytest.raises(Unsendable, match="too deep"):
+        listing.files_of(str(tmp_path / "a"))
+    with pytest.raises(FileNotFoundError):
+        listing.files_of(str(tmp_path / "none"))
+
+
+def test_a_file_that_changes_while_it_is_sent_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "file"
     file.write_bytes(bytes(300_000))
-    pieces = pack(str(file))
-    next(pieces)
+    pieces = send_whole(str(tmp_path / "a"))
+    first = next(pieces)
     file.write_bytes(b"short")
-    with pytest.raises(ParcelError, match="changed while it was read"):
-        list(pieces)
+    with pytest.raises(StreamError, match="changed while it was read"):
+        receive(b"".join([first, *pieces]), tmp_path / "b")
 
 
 @given(st.data())
-def test_a_parcel_that_was_cut_or_changed_is_never_taken_for_whole(
+def test_a_stream_that_was_cut_or_changed_is_never_taken_for_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.mktemp("parcel")
+    folder = tmp_path_factory.mktemp("stream")
     (folder / "a" / "sub").mkdir(parents=True)
     (folder / "a" / "sub" / "file").write_bytes(b"some weights")
-    stream = bytearray(b"".join(pack(str(folder / "a"))))
-    place = data.draw(st.integers(0, len(stream) - 1))
+    stream = bytearray(b"".join(send_whole(str(folder / "a"))))
+    place = data.draw(st.integers(stream.index(b"\n\n") + 2, len(stream) - 1))
     if data.draw(st.booleans()):
         del stream[place:]
     else:
         stream[place] ^= data.draw(st.integers(1, 255))
-    with pytest.raises((ParcelError, OSError)):
-        unpack(bytes(stream), folder / "b")
+    with pytest.raises(StreamError):
+        receive(bytes(stream), folder / "b")
     assert {path.name for path in folder.iterdir()} <= {"a", "b"}
 
 
-def entry(kind: int, path: bytes, content: bytes = b"", *, size: int | None = None, changed_ns: int = 0) -> bytes:
-    mode = 0 if kind == END else 0o644
-    return HEADER.pack(kind, len(path), mode, changed_ns, len(content) if size is None else size) + path + content
+def listed(*files: tuple[bytes, int]) -> bytes:
+    return b"".join(listing.encoded(listing.RunFile(name, size, 1, 1) for name, size in files)) + b"\n"
 
 
-def whole(*entries: bytes) -> bytes:
-    stream = b"".join(entries)
-    return stream + entry(END, hashlib.sha256(stream).digest())
+def sent(number: int, content: bytes) -> bytes:
+    whole = HEADER.pack(number, 1, 0, len(content), len(content), 1, 1, 0o644) + content
+    return whole + TRAILER.pack(0, zlib.crc32(whole + b"\0"))
 
 
-def test_a_parcel_made_by_hand_is_taken(tmp_path: Path) -> None:
-    unpack(whole(entry(FOLDER, b"a"), entry(FILE, b"a/b", b"x" * 100)), tmp_path / "b", most_bytes=100)
-    assert contents(tmp_path / "b") == {"a": None, "a/b": b"x" * 100}
+def test_a_stream_made_by_hand_is_taken(tmp_path: Path) -> None:
+    stream = listed((b"a/", 0), (b"a/b", 100)) + sent(0, b"x" * 100)
+    assert contents(receive(stream, tmp_path / "b", most_bytes=100)) == {"a": None, "a/b": b"x" * 100}
 
 
 @pytest.mark.parametrize(
     "hostile",
     [
-        whole(entry(FILE, b"../evil", b"x")),
-        whole(entry(FOLDER, b"a"), entry(FILE, b"a/../../evil", b"x")),
-        whole(entry(FOLDER, b"..")),
-        whole(entry(FOLDER, b".")),
-        whole(entry(FILE, b"/tmp/evil", b"x")),
-        whole(entry(FILE, b"a//b", b"x")),
-        whole(entry(FILE, b"a\0b", b"x")),
-        whole(entry(FILE, b"", b"x")),
-        whole(entry(FILE, b"a/b", b"x")),
-        whole(entry(FILE, b"a", b"x"), entry(FILE, b"a", b"y")),
-        whole(entry(FILE, b"a", b"x"), entry(FOLDER, b"a")),
-        whole(entry(FOLDER, b"a", b"x")),
-        whole(entry(9, b"a", b"x")),
-        whole(entry(FILE, b"a" * 5000, b"x")),
-        whole(entry(FILE, b"/".join([b"a"] * 200), b"x")),
-        whole(entry(FILE, b"a", b"x" * 101)),
-        whole(entry(FILE, b"a", b"x", size=1 << 63)),
-        whole(*(entry(FOLDER, b"%d" % number) for number in range(11))),
-        whole(entry(FILE, b"a", b"x")) + b"more",
+        listed((b"../evil", 1)) + sent(0, b"x"),
+        listed((b"a/", 0), (b"a/../../evil", 1)) + sent(0, b"x"),
+        listed((b"../", 0)),
+        listed((b"./", 0)),
+        listed((b"/tmp/evil", 1)) + sent(0, b"x"),
+        listed((b"a//b", 1)) + sent(0, b"x"),
+        listed((b"a\0b", 1)) + sent(0, b"x"),
+        listed((b"", 1)) + sent(0, b"x"),
+        listed((b"/", 0)),
+        listed((b"a/b", 1)) + sent(0, b"x"),
+        listed((b"a", 1), (b"a", 1)) + sent(0, b"x") + sent(1, b"y"),
+        listed((b"a", 1), (b"a/", 0)) + sent(0, b"x"),
+        listed((b"a" * 5000, 1)) + sent(0, b"x"),
+        listed((b"/".join([b"a"] * 200), 1)) + sent(0, b"x"),
+        listed((b"a", 101)) + sent(0, b"x" * 101),
+        listed((b"a", 1)) + sent(0, b"xy"),
+        listed((b"a", 1 << 63)) + sent(0, b"x"),
+        listed((b"a", 1)) + sent(0, b"x") + b"more",
+        listed((b"a", 1)),
+        b'["a", 1, 1, 1, null]',
         b"",
         b"\xff" * 100,
+        b"\xff" * 100_000,
     ],
 )
-def test_a_hostile_parcel_is_refused_and_leaves_its_folder_alone(tmp_path: Path, hostile: bytes) -> None:
-    with pytest.raises((ParcelError, OSError)):
-        unpack(hostile, tmp_path / "b", most_bytes=100)
+def test_a_hostile_stream_is_refused_and_leaves_its_folder_alone(tmp_path: Path, hostile: bytes) -> None:
+    with pytest.raises((StreamError, OSError)):
+        receive(hostile, tmp_path / "b", most_bytes=100)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
     assert not (Path("/tmp") / "evil").exists()
 
 
-def test_nothing_is_written_through_a_link_that_is_already_there(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "a").symlink_to(tmp_path / "outside" / "file")
-    with pytest.raises(OSError, match="exists"):
-        unpack(whole(entry(FILE, b"a", b"x")), tmp_path / "b")
-    assert list((tmp_path / "outside").iterdir()) == []
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    outside, root, partial = tmp_path / "outside", tmp_path / "root", tmp_path / "partial"
+    for folder in (outside, root, partial):
+        folder.mkdir()
+    (root / "a").symlink_to(outside)
+    (root / "b").symlink_to(outside / "file")
+    names = [b"a/file", b"b"]
+    writer = Writer(Folder(str(root), str(partial)), names, lambda size: None, lambda name, head, state: None)
+    Reader([0, 0], writer).feed(sent(0, b"x") + sent(1, b"y"))
+    assert list(outside.iterdir()) == []
+    assert contents(root) == {"a": None, "a/file": b"x", "b": b"y"}
 
 
 # --- at home ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> CheckpointHome:
-    return CheckpointHome(tmp_path / "checkpoints")
+def home(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
 
 
-def bring(home: CheckpointHome, name: str, attempt: int = 1) -> Checkpoint:
-    folder = home.arriving(found(name))
-    (folder / "weights").write_text(name)
-    return home.settle(folder, found(name), "n1", attempt)
+def bring(home: CheckpointStore, name: str, attempt: int = 1) -> Checkpoint:
+    root = home.arriving(found(name)).root
+    (root / "weights").write_text(name)
+    return home.settle(listing.files_of(str(root)), found(name), "n1", attempt)
 
 
 def names(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "checkpoints").iterdir()}
 
 
-def test_only_the_newest_is_kept_at_home(home: CheckpointHome, tmp_path: Path) -> None:
+def test_only_the_newest_is_kept_at_home(home: CheckpointStore, tmp_path: Path) -> None:
     assert home.newest() is None
     bring(home, "step_1")
     second = bring(home, "step_2")
@@ -341,20 +358,20 @@ def test_only_the_newest_is_kept_at_home(home: CheckpointHome, tmp_path: Path) -
     assert names(tmp_path) == {"2"}
 
 
-def test_what_a_killed_agent_left_half_done_is_not_taken_and_deleted(home: CheckpointHome, tmp_path: Path) -> None:
+def test_what_a_killed_agent_left_half_done_is_not_taken_and_deleted(home: CheckpointStore, tmp_path: Path) -> None:
     first = bring(home, "step_1")
-    half = home.arriving(found("step_2"))
+    half = home.arriving(found("step_2", fingerprint="1" * 32)).root
     (half / "weights").write_text("ha")
     damaged = tmp_path / "checkpoints" / "7" / "content"
     damaged.mkdir(parents=True)
-    again = CheckpointHome(tmp_path / "checkpoints")
+    again = CheckpointStore(tmp_path / "checkpoints")
     assert again.newest() == first
     second = bring(again, "step_3")
     assert again.newest() == second
     assert names(tmp_path) == {str(second.serial)}
 
 
-def test_one_that_was_changed_at_home_is_not_resumed_from(home: CheckpointHome, tmp_path: Path) -> None:
+def test_one_that_was_changed_at_home_is_not_resumed_from(home: CheckpointStore, tmp_path: Path) -> None:
     bring(home, "step_1")
     assert home.begin(1) is not None
     (tmp_path / "checkpoints" / "1" / "content" / "weights").unlink()
@@ -364,7 +381,7 @@ def test_one_that_was_changed_at_home_is_not_resumed_from(home: CheckpointHome, 
     assert home.begin(2) is None
 
 
-def test_every_node_of_an_attempt_gets_what_it_began_from(home: CheckpointHome, tmp_path: Path) -> None:
+def test_every_node_of_an_attempt_gets_what_it_began_from(home: CheckpointStore, tmp_path: Path) -> None:
     assert home.begin(1) is None
     first = bring(home, "step_1")
     assert home.begin(1) is None
@@ -376,12 +393,12 @@ def test_every_node_of_an_attempt_gets_what_it_began_from(home: CheckpointHome, 
     assert home.begin(2) == first
     assert home.has_progressed(2)
     assert names(tmp_path) == {"1", "3", "attempt_2.json"}
-    assert CheckpointHome(tmp_path / "checkpoints").begin(3) == third
+    assert CheckpointStore(tmp_path / "checkpoints").begin(3) == third
     assert names(tmp_path) == {"3", "attempt_3.json"}
 
 
-def test_one_that_does_not_fit_is_refused_before_it_comes(home: CheckpointHome, tmp_path: Path) -> None:
-    with pytest.raises(UgroError, match="does not fit") as refused:
+def test_one_that_does_not_fit_is_refused_before_it_comes(home: CheckpointStore, tmp_path: Path) -> None:
+    with pytest.raises(UgroError, match="do not fit") as refused:
         home.arriving(replace(found("step_1"), bytes=1 << 49))
     assert str(tmp_path) in str(refused.value.hint)
-    assert names(tmp_path) == set()
+    assert home.newest() is None

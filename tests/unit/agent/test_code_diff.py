@@ -41,7 +41,7 @@ def test_files_that_came_went_and_changed_are_told_line_by_line(rig: CodeRig) ->
     }
     lines = by_name["pkg/train.py"].lines
     assert [line for line in lines if line[0] in "+-"] == ["-lr = 1", "+lr = 2"]
-    assert by_name["weights.bin"] == FileDiff("weights.bin", "changed", 200, 200, (), "too large, or no text")
+    assert by_name["weights.bin"] == FileDiff("weights.bin", "changed", 200, 200, (), "too large, or not text")
     assert found.same == 0
     assert code_diff(rig.home.store, new, new).files == ()
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from tests.rig.code import CHUNK, TREES, CodeRig, make, seen
 from ugro.agent.code.scanner import Choices, Links
-from ugro.agent.code.snapshot_store import Wish
+from ugro.agent.code.snapshot_store import SnapshotRequest
 from ugro.core.errors import UgroError, UsageError
 from ugro.remote import trees
 from ugro.remote.cas import gc
@@ -79,7 +79,7 @@ def test_a_change_that_leaves_size_and_time_of_writing_alone_is_seen(rig: CodeRi
     file.write_text("lr=2")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert rig.take().id != first.id
-    trusting = Wish(str(rig.source), Choices(), 1 << 40, trusts_times=True)
+    trusting = SnapshotRequest(str(rig.source), Choices(), 1 << 40, trusts_times=True)
     file.write_text("lr=3")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert rig.home.take(trusting).new_files == 0, "who trusts times alone sees nothing"
@@ -133,7 +133,7 @@ def test_what_is_too_large_is_not_taken_and_the_largest_are_named(rig: CodeRig) 
         (rig.source / folder).mkdir(parents=True)
         for number in range(3):
             (rig.source / folder / f"f{number}").write_bytes(bytes(size))
-    wish = Wish(str(rig.source), Choices(), 1000)
+    wish = SnapshotRequest(str(rig.source), Choices(), 1000)
     with pytest.raises(UsageError) as raised:
         rig.home.take(wish)
     lines = raised.value.message.splitlines()
@@ -143,7 +143,7 @@ def test_what_is_too_large_is_not_taken_and_the_largest_are_named(rig: CodeRig) 
     (rig.source / ".ugroignore").write_text("/data/\n.venv\n")
     assert rig.home.take(wish).files == 4
     (rig.source / ".ugroignore").unlink()
-    assert rig.home.take(Wish(str(rig.source), Choices(), 1000, is_forced=True)).files == 9
+    assert rig.home.take(SnapshotRequest(str(rig.source), Choices(), 1000, is_forced=True)).files == 9
 
 
 def test_links_go_along_as_their_policy_says(rig: CodeRig) -> None:
@@ -247,7 +247,7 @@ def test_many_small_packs_become_few(rig: CodeRig) -> None:
 def test_a_tree_of_which_something_is_missing_is_not_taken_for_whole(rig: CodeRig) -> None:
     store = rig.home.store
     content = trees.identify(trees.CONTENT, b"never sent")
-    tree = trees.encode([trees.Entry(b"file", trees.FILE, 0o644, 10, content)])
+    tree = trees.encode([trees.TreeEntry(b"file", trees.FILE, 0o644, 10, content)])
     root = trees.identify(trees.TREE, tree)
     with store.using():
         writer = PackWriter(store)
@@ -264,22 +264,23 @@ def test_a_tree_of_which_something_is_missing_is_not_taken_for_whole(rig: CodeRi
 @pytest.mark.parametrize(
     "entry",
     [
-        trees.Entry(b"..", trees.FOLDER, 0o755, 0, bytes(32)),
-        trees.Entry(b"a/b", trees.FILE, 0o644, 0, b""),
-        trees.Entry(b"", trees.FILE, 0o644, 0, b""),
-        trees.Entry(b"a\0", trees.FILE, 0o644, 0, b""),
-        trees.Entry(b"x", trees.FILE, 0o4755, 0, b""),
-        trees.Entry(b"x", trees.FILE, 0o644, 5, b""),
-        trees.Entry(b"x", 7, 0o644, 0, b""),
+        trees.TreeEntry(b"..", trees.FOLDER, 0o755, 0, bytes(32)),
+        trees.TreeEntry(b"a/b", trees.FILE, 0o644, 0, b""),
+        trees.TreeEntry(b"", trees.FILE, 0o644, 0, b""),
+        trees.TreeEntry(b"a\0", trees.FILE, 0o644, 0, b""),
+        trees.TreeEntry(b"x", trees.FILE, 0o4755, 0, b""),
+        trees.TreeEntry(b"x", trees.FILE, 0o644, 5, b""),
+        trees.TreeEntry(b"x", 7, 0o644, 0, b""),
     ],
 )
-def test_a_tree_that_leads_elsewhere_is_none(entry: trees.Entry) -> None:
+def test_a_tree_that_leads_elsewhere_is_none(entry: trees.TreeEntry) -> None:
     with pytest.raises(trees.BadTree):
         trees.decode(trees.encode([entry]))
 
 
 def test_two_entries_of_one_name_are_no_tree() -> None:
-    entries = [trees.Entry(b"x", trees.LINK, 0, 0, b"/etc"), trees.Entry(b"x", trees.FOLDER, 0o755, 0, bytes(32))]
+    link = trees.TreeEntry(b"x", trees.LINK, 0, 0, b"/etc")
+    entries = [link, trees.TreeEntry(b"x", trees.FOLDER, 0o755, 0, bytes(32))]
     with pytest.raises(trees.BadTree):
         trees.decode(trees.encode(entries))
 

@@ -9,16 +9,17 @@ import pytest
 from tests.rig.training import Pretend
 from ugro.core.job import ResultRule
 from ugro.core.metrics import summarise
-from ugro.policy.result_selection import OutputFile, choose, is_being_written
+from ugro.policy.result_selection import choose, is_being_written
+from ugro.remote.files.listing import RunFile
 
 MIB = 1 << 20
 
 
-def file(name: str, size: int = 1, changed_ns: int = 0, problem: str | None = None) -> OutputFile:
-    return OutputFile(name.encode(), size, changed_ns, 1, problem)
+def file(name: str, size: int = 1, changed_ns: int = 0, problem: str | None = None) -> RunFile:
+    return RunFile(name.encode(), size, changed_ns, 1, problem)
 
 
-def names(files: tuple[OutputFile, ...]) -> list[str]:
+def names(files: tuple[RunFile, ...]) -> list[str]:
     return [one.name.decode() for one in files]
 
 

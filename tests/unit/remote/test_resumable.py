@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.remote.files import resumable
-from ugro.remote.files.resumable import BLOCK, Head, PiecesError, Reader
+from ugro.remote.files.resumable import BLOCK, Head, Reader, StreamError
 
 HEADER = struct.Struct(">IBQQQqQI")
+TRAILER = struct.Struct(">BI")
 
 
 @contextmanager
@@ -32,14 +34,17 @@ class Taken:
         self.heads: list[Head] = []
         self.contents: list[bytes] = []
         self.ends: list[int] = []
-        self.reader = Reader(list(offsets), self._begin, self._write, self.ends.append)
+        self.reader = Reader(list(offsets), self)
 
-    def _begin(self, head: Head) -> None:
+    def begin(self, head: Head) -> None:
         self.heads.append(head)
         self.contents.append(b"")
 
-    def _write(self, piece: bytes) -> None:
+    def write(self, piece: bytes) -> None:
         self.contents[-1] += piece
+
+    def end(self, state: int) -> None:
+        self.ends.append(state)
 
 
 def stream(content: bytes, have: bytes) -> bytes:
@@ -113,17 +118,25 @@ def header(number: int = 0, kind: int = 1, offset: int = 0, length: int = 3, siz
     return HEADER.pack(number, kind, offset, length, size, 1, 1, 0o644)
 
 
+def file(content: bytes = b"abc", state: int = 0) -> bytes:
+    sent = header() + content
+    return sent + TRAILER.pack(state, zlib.crc32(sent + bytes([state])))
+
+
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
         (header(number=1), "not asked for"),
-        (header() + b"abc\0" + header(), "not asked for"),
-        (header(kind=3), "no sense"),
-        (header(kind=2, length=1 << 30), "no sense"),
-        (header(offset=2, length=1), "no sense"),
-        (header(length=2), "no sense"),
-        (header(length=1 << 60, size=1 << 60), "no sense"),
-        (header() + b"abc\x09", "no sense"),
+        (file() + header(), "not asked for"),
+        (header(kind=3), "invalid header"),
+        (header(kind=2, length=1 << 30), "invalid header"),
+        (header(offset=2, length=1), "invalid header"),
+        (header(length=2), "invalid header"),
+        (header(length=1 << 60, size=1 << 60), "invalid header"),
+        (file(state=9), "damaged"),
+        (file()[:-1] + b"x", "damaged"),
+        (file().replace(b"abc", b"abd"), "damaged"),
+        (file()[:-1], "cut short"),
         (header()[:10], "cut short"),
         (header() + b"ab", "cut short"),
         (header() + b"abc", "cut short"),
@@ -137,5 +150,5 @@ def test_what_cannot_have_been_sent_is_refused(sent: bytes, problem: str) -> Non
         taken.reader.feed(sent)
         taken.reader.finish()
 
-    with pytest.raises(PiecesError, match=problem):
+    with pytest.raises(StreamError, match=problem):
         read()

@@ -1,9 +1,9 @@
-"""What came home of a job's checkpoints, and what each attempt began from: files only, whole or not there.
+"""The fetched checkpoints of a job, and the one that each attempt began from: complete, or not there.
 
-``<home>/jobs/<id>/checkpoints/`` holds a folder for each that came, numbered as they came: the highest is the newest.
-In it are ``content`` (a folder's content, or the one file) and ``record.json``. What has another name is on its way,
-or left by an agent that was killed. ``attempt_N.json`` says what attempt N began from: written once, so that every
-node of it gets the same one, also when a newer one comes home while they start.
+``jobs/<id>/checkpoints/`` has a folder for each, numbered in the order of arrival: the highest is the newest. In it are
+``content`` (the content of a folder, or the one file) and ``record.json``. ``.arriving.<fingerprint>`` is incomplete;
+the next transfer of the same checkpoint continues it. ``attempt_N.json`` says what attempt N began from: it is written
+once, so that all nodes of the attempt get the same checkpoint even if a newer one arrives while they start.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ugro.core.errors import NotFound, UgroError
+from ugro.agent.artifacts.file_store import FileStore, expect_room
+from ugro.core.errors import NotFound
 from ugro.core.support.codec import DecodeError, decode
-from ugro.nodes.checkpoints import Found
+from ugro.nodes.files import Found
 from ugro.remote import durable
-from ugro.remote.files import archive
+from ugro.remote.files import listing, received
+from ugro.remote.files.listing import RunFile, Unsendable
 
 _ARRIVING = ".arriving."
 _REMOVING = ".removing."
-# Left free on our disk: the database of all jobs is on it, too.
-_SPARE_BYTES = 256 << 20
+_FILES = "files"  # the name of its journal
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is home."""
+    """One that was fetched."""
 
     serial: int
     found: Found
     node: str  # where it was written
-    attempt: int  # in which it came home
-    kept: str  # its fingerprint as it is here: some file systems know times less exactly than others
+    attempt: int  # in which it was fetched
+    kept: str  # its fingerprint here: some file systems store times less exactly than others
     path: str  # of its content
 
     @property
@@ -53,11 +55,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    serial: int | None  # None: it began anew
+    serial: int | None  # None: it began from scratch
 
 
-class CheckpointHome:
-    """Of one job. Not async: whoever is asks from a thread."""
+class CheckpointStore:
+    """Of one job. Not async: call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,34 +70,34 @@ class CheckpointHome:
                 return found
         return None
 
-    def arriving(self, found: Found) -> Path:
-        """A new and empty folder for one that is to come; what another transfer left is deleted."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._remove_all(_ARRIVING, _REMOVING)
-        free = shutil.disk_usage(self._folder).free
-        if found.bytes + _SPARE_BYTES > free:
-            raise UgroError(
-                f"checkpoint {found.name} of {found.bytes >> 20} MB does not fit: {free >> 20} MB are free",
-                hint=f"make room on the disk of {self._folder}",
-            )
-        folder = self._folder / (_ARRIVING + secrets.token_hex(4)) / "content"
-        folder.mkdir(mode=0o700, parents=True)
-        return folder
+    def arriving(self, found: Found) -> FileStore:
+        """For the files of one that is fetched, with those already here. Other incomplete ones are deleted."""
+        folder = self._arriving(found)
+        self._remove_all(_ARRIVING, _REMOVING, but=folder.name)
+        (folder / "content").mkdir(mode=0o700, parents=True, exist_ok=True)
+        expect_room(self._folder, found.bytes - _size(folder))
+        return FileStore(folder / "content", folder, _FILES)
 
-    def settle(self, content: Path, found: Found, node: str, attempt: int) -> Checkpoint:
-        """It is whole and on the disk: from now on it is the newest. Only then an older one goes."""
+    def settle(self, files: Sequence[RunFile], found: Found, node: str, attempt: int) -> Checkpoint:
+        """All files are here: from now on it is the newest. Only then older ones are deleted."""
+        folder = self._arriving(found)
+        received.expect_same(str(folder / "content"), files)
+        received.sync_tree(str(folder / "content"))
         serial = max(self._serials(), default=0) + 1
         place = self._folder / str(serial)
-        kept, _ = archive.fingerprint(str(content))
-        settled = Checkpoint(serial, found, node, attempt, kept, str(place / "content"))
-        durable.write_json(str(content.parent / "record.json"), asdict(settled))
-        content.parent.rename(place)
+        settled = Checkpoint(serial, found, node, attempt, _fingerprint(folder / "content"), str(place / "content"))
+        FileStore(folder / "content", folder, _FILES).drop_state()
+        durable.write_json(str(folder / "record.json"), asdict(settled))
+        folder.rename(place)
         durable.sync_folder(str(self._folder))
         self._prune()
         return settled
 
+    def drop_incomplete(self) -> None:
+        self._remove_all(_ARRIVING)
+
     def begin(self, attempt: int) -> Checkpoint | None:
-        """What the attempt resumes from; None when it begins anew. Decided when it is first asked."""
+        """What the attempt resumes from; None if it begins from scratch. Decided by the first call."""
         begun = self._begun(attempt)
         if begun is None:
             newest = self.newest()
@@ -111,14 +113,14 @@ class CheckpointHome:
         return checkpoint
 
     def has_progressed(self, attempt: int) -> bool:
-        """Whether one came home that is newer than what the attempt began from."""
+        """Whether one arrived that is newer than what the attempt began from."""
         begun, newest = self._begun(attempt), self.newest()
         return newest is not None and begun is not None and newest.serial > (begun.serial or 0)
 
-    def discard(self, arriving: Path) -> None:
-        shutil.rmtree(arriving.parent, ignore_errors=True)
-
     # --- files -------------------------------------------------------------------------------------------------
+
+    def _arriving(self, found: Found) -> Path:
+        return self._folder / (_ARRIVING + found.fingerprint)
 
     def _serials(self) -> list[int]:
         return [int(name) for name in self._names() if name.isascii() and name.isdigit()]
@@ -130,14 +132,13 @@ class CheckpointHome:
             return []
 
     def _read(self, serial: int) -> Checkpoint | None:
-        """None when it is not what came."""
+        """None when it is not what was fetched."""
         content = self._folder / str(serial) / "content"
         try:
             found = decode(Checkpoint, durable.read_json(str(content.parent / "record.json")))
-            is_same = archive.fingerprint(str(content))[0] == found.kept
-        except (DecodeError, OSError, archive.ParcelError):
+            return found if _fingerprint(content) == found.kept else None
+        except (DecodeError, OSError, Unsendable):
             return None
-        return found if is_same else None
 
     def _attempt_file(self, attempt: int) -> Path:
         return self._folder / f"attempt_{attempt}.json"
@@ -149,7 +150,7 @@ class CheckpointHome:
             return None
 
     def _prune(self) -> None:
-        """All but the newest, and what the latest attempt began from: some of its nodes may still need it."""
+        """Keeps the newest, and what the latest attempt began from: some of its nodes may still need it."""
         attempts = [int(name[8:-5]) for name in self._names() if name.startswith("attempt_") and name[8:-5].isdigit()]
         begun = self._begun(max(attempts)) if attempts else None
         newest = self.newest()
@@ -161,7 +162,15 @@ class CheckpointHome:
                 self._attempt_file(attempt).unlink(missing_ok=True)
         self._remove_all(_REMOVING)
 
-    def _remove_all(self, *marks: str) -> None:
+    def _remove_all(self, *marks: str, but: str = "") -> None:
         for name in self._names():
-            if name.startswith(marks):
+            if name.startswith(marks) and name != but:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _fingerprint(content: Path) -> str:
+    return listing.fingerprint(listing.files_of(str(content)))
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,29 +1,31 @@
-"""Checkpoints come home while a job runs, and go to the nodes of its next attempt: also when who wrote them is lost.
+"""Fetches checkpoints while a job runs, and puts them on the nodes of its next attempt.
 
-The newest complete one of each job is kept at home, whichever of its nodes wrote it. One that several nodes write
-together, a part each, is not put together: let one rank write it, or use a folder that the nodes share.
+The newest complete checkpoint of each job is kept here, whichever of its nodes wrote it: the next attempt resumes even
+if that node is lost. Parts that several nodes write of one checkpoint are not assembled: let one rank write it, or use
+a folder that the nodes share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointHome
+from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
+from ugro.agent.artifacts.file_sync import FileTransfer, Polling
 from ugro.agent.artifacts.job_folder import delete_results
 from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
 from ugro.core.support.moment import unix_seconds
-from ugro.nodes.checkpoints import Found, NodeCheckpoints, Where
+from ugro.nodes.files import Found, Listing, NodeFiles, Where, checkpoint_of
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
+from ugro.remote.files.listing import RunFile, fingerprint
+from ugro.remote.files.resumable import StreamError
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +36,10 @@ _COLLECT_S = 300.0
 _LOOKS = 3
 _AGAIN_S = 1.5
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a node has."""
+    """A checkpoint that a node has."""
 
     node: str
     found: Found
@@ -48,12 +48,12 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Collected:
     newest: Checkpoint | None
-    problems: tuple[str, ...]  # what could not be had, one sentence each
+    problems: tuple[str, ...]  # what could not be fetched, one sentence each
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where an attempt writes and resumes on a node."""
+    """Where an attempt writes checkpoints on a node, and what it resumes from."""
 
     dir: str
     resume: str | None
@@ -75,127 +75,112 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at all nodes could not do."""
+    """At all nodes of a job."""
 
     problems: tuple[str, ...]
-    has_failed: bool  # a transfer, and not only a question
+    has_failed: bool  # a transfer failed, and not only a question
     has_silent: bool  # a node could not be asked
 
 
-@dataclass(frozen=True, slots=True)
-class _Following:
-    attempt: int
-    task: asyncio.Task[None]
-
-
-class Checkpoints:
+class CheckpointSync:
     def __init__(self, folder: Path, node: Callable[[str], Node], identity: Identity) -> None:
-        """``folder`` holds one for each job; ``node`` raises NotFound for one that is no longer known."""
+        """``folder`` has one for each job; ``node`` raises NotFound for one that is no longer known."""
         self._folder = folder
         self._node = node
         self._identity = identity
-        self._following: dict[int, _Following] = {}
-        self._transfers: dict[int, asyncio.Lock] = {}  # one at a time for each job
-        self._told: dict[int, set[str]] = {}
+        self._polling: Polling[int] = Polling()
+        self._reported: dict[int, set[str]] = {}
 
     def follow(self, job: Job, nodes: Sequence[str]) -> None:
-        """Begins to bring new ones home, or goes on: once per attempt, until it is collected or forgotten."""
-        current = self._following.get(job.id)
-        if current is not None and current.attempt == job.attempt:
-            return
-        self._unfollow(job.id)
-        name = f"checkpoints of job {job.id}, attempt {job.attempt}"
-        task = asyncio.create_task(self._keep_bringing(job, tuple(nodes)), name=name)
-        task.add_done_callback(_report)
-        self._following[job.id] = _Following(job.attempt, task)
+        """Starts to fetch new ones, once per attempt, until they are collected or dropped."""
+        pause_s = _LOOK_S
+
+        async def look() -> float:
+            nonlocal pause_s
+            seen = await self._look(job, nodes)
+            self._report(job, seen.problems)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2) if seen.has_failed else _LOOK_S
+            return pause_s
+
+        self._polling.start(job.id, f"checkpoints of job {job.id}, attempt {job.attempt}", look)
 
     async def collect(self, job: Job, nodes: Sequence[str], *, timeout_s: float = _COLLECT_S) -> Collected:
-        """The newest that the reachable ones of these nodes have is home, or it is said why not. Ends the following."""
+        """Fetches the newest that the reachable ones of these nodes have, or says why not. Ends the following."""
         problems: list[str] = []
         try:
             async with asyncio.timeout(timeout_s):
-                # Behind what is being transferred now, and not instead of it: most of that may be here already.
-                async with self._transfer(job.id):
-                    self._unfollow(job.id)
-                    await self._bring_newest(job, nodes, problems)
+                # After the transfer that is under way, and not instead of it: it may be almost complete.
+                async with self._polling.lock(job.id):
+                    self._polling.stop(job.id)
+                    await self._fetch_newest(job, nodes, problems)
         except TimeoutError:
-            problems.append(f"its newest checkpoint was not home within {timeout_s:g} s")
+            problems.append(f"the newest checkpoint was not fetched within {timeout_s:g} s")
         finally:
-            self._unfollow(job.id)
-        self._tell(job, problems)
+            self._polling.stop(job.id)
+        self._report(job, problems)
         return Collected(await self.newest(job.id), tuple(problems))
 
     async def newest(self, job: int) -> Checkpoint | None:
-        return await asyncio.to_thread(self._home(job).newest)
+        return await asyncio.to_thread(self.newest_here, job)
+
+    def newest_here(self, job: int) -> Checkpoint | None:
+        """Blocks."""
+        return self._store(job).newest()
 
     async def has_progressed(self, job: Job) -> bool:
-        """Whether a newer one came home than its current attempt began from."""
-        return await asyncio.to_thread(self._home(job.id).has_progressed, job.attempt)
+        """Whether a newer one was fetched than its current attempt began from."""
+        return await asyncio.to_thread(self._store(job.id).has_progressed, job.attempt)
 
     async def place(self, job: Job, node: str) -> Placed:
-        """Before the attempt starts there. Asked again for the same attempt, every node gets the same checkpoint."""
-        async with self._transfer(job.id):
-            checkpoint = await asyncio.to_thread(self._home(job.id).begin, job.attempt)
-        there, where = self._there(node), _where(job)
-        prepared = await there.prepare(where, checkpoint.found if checkpoint else None)
+        """Before the attempt starts there. However often it is called, all nodes of an attempt get the same one."""
+        async with self._polling.lock(job.id):
+            checkpoint = await asyncio.to_thread(self._store(job.id).begin, job.attempt)
+        files, where = self._files(node), _where(job)
+        prepared = await files.prepare(where, checkpoint.found if checkpoint else None)
         if checkpoint is None or prepared.resume is not None:
             return Placed(prepared.dir, prepared.resume)
-        return Placed(prepared.dir, await there.put(where, checkpoint.found, Path(checkpoint.path)))
+        return Placed(prepared.dir, await files.put(where, checkpoint.found, Path(checkpoint.path)))
 
-    async def forget(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Deletes the job's folders on the nodes; what is home stays. Returns the nodes that could not be asked."""
-        self._unfollow(job.id)
-        self._told.pop(job.id, None)
-        left = await asyncio.gather(*(self._forget_on(job, node) for node in nodes))
-        self._transfers.pop(job.id, None)
+    async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Deletes the job's folders on the nodes; what is here stays. Returns the nodes that could not be asked."""
+        self._polling.stop(job.id)
+        self._reported.pop(job.id, None)
+        left = await asyncio.gather(*(self._drop_on(job, node) for node in nodes))
+        await to_the_end(self._store(job.id).drop_incomplete)
+        self._polling.forget(job.id)
         return tuple(node for node in left if node is not None)
 
     async def drop(self, job: int) -> None:
-        """Nothing more of it comes, and what is home goes."""
-        self._unfollow(job)
-        async with self._transfer(job):
+        """Fetches nothing more, and deletes what is here."""
+        self._polling.stop(job)
+        async with self._polling.lock(job):
             await to_the_end(partial(delete_results, self._folder / str(job)))
 
     async def close(self) -> None:
-        tasks = [following.task for following in self._following.values()]
-        for job in list(self._following):
-            self._unfollow(job)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._polling.close()
 
-    # --- bringing them home ------------------------------------------------------------------------------------
+    # --- fetching ----------------------------------------------------------------------------------------------
 
-    async def _keep_bringing(self, job: Job, nodes: tuple[str, ...]) -> None:
-        pause_s = _LOOK_S
-        while True:
-            began = asyncio.get_running_loop().time()
-            async with self._transfer(job.id):
-                look = await self._bring(job, nodes)
-            self._tell(job, look.problems)
-            took_s = asyncio.get_running_loop().time() - began
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2) if look.has_failed else _LOOK_S
-            # As long as the transfer took: the network is there for the training, too.
-            await asyncio.sleep(max(pause_s * random.uniform(0.75, 1.25), took_s))
-
-    async def _bring_newest(self, job: Job, nodes: Sequence[str], problems: list[str]) -> None:
-        """``problems`` holds those of the last look, also when this is cut short."""
+    async def _fetch_newest(self, job: Job, nodes: Sequence[str], problems: list[str]) -> None:
+        """``problems`` has those of the last look, also when this is cancelled."""
         for is_last in (*[False] * (_LOOKS - 1), True):
-            look = await self._bring(job, nodes)
+            look = await self._look(job, nodes)
             problems[:] = look.problems
             if is_last or not (look.has_failed or look.has_silent):
                 return
-            await asyncio.sleep(_AGAIN_S)  # a link that broke is dialled again by then
+            await asyncio.sleep(_AGAIN_S)  # a broken link is dialled again meanwhile
 
-    async def _bring(self, job: Job, nodes: Sequence[str]) -> _Look:
-        """One look at all nodes. Should the best of them fail on the way, the next best is taken."""
-        home = self._home(job.id)
+    async def _look(self, job: Job, nodes: Sequence[str]) -> _Look:
+        """Fetches the newest of all nodes; if that fails, the next best."""
+        store = self._store(job.id)
         answers = await asyncio.gather(*(self._ask(job, node) for node in nodes))
         offers = [offer for answer in answers for offer in answer.offers]
         problems = [problem for answer in answers for problem in answer.problems]
         has_failed = False
-        newest = await asyncio.to_thread(home.newest)
+        newest = await asyncio.to_thread(store.newest)
         while (offer := choose(offers, newest)) is not None:
             try:
-                newest = await self._fetch(job, offer, home)
+                newest = await self._fetch(job, offer, store)
             except (UgroError, OSError) as error:
                 has_failed = True
                 problems.append(str(error))
@@ -204,77 +189,78 @@ class Checkpoints:
 
     async def _ask(self, job: Job, node: str) -> _Answer:
         try:
-            found = await self._there(node).newest(_where(job))
+            found = await self._files(node).newest(_where(job))
         except (Unreachable, TimedOut) as error:
             return _Answer(problems=(str(error),), is_silent=True)
         except (RemoteFailure, NotFound) as error:
             return _Answer(problems=(str(error),))
         offers = tuple(Offer(node, one) for one in found if one.problem is None)
-        return _Answer(offers, tuple(_sentence(node, one) for one in found if one.problem is not None))
+        problems = (f"{node}: checkpoint {one.name}: {one.problem:.300}" for one in found if one.problem is not None)
+        return _Answer(offers, tuple(problems))
 
-    async def _fetch(self, job: Job, offer: Offer, home: CheckpointHome) -> Checkpoint:
-        folder = await to_the_end(partial(home.arriving, offer.found))
-        is_whole = False
+    async def _fetch(self, job: Job, offer: Offer, store: CheckpointStore) -> Checkpoint:
+        found = offer.found
+        arriving = await to_the_end(partial(store.arriving, found))
+        listed: list[RunFile] = []
+
+        def unchanged(listing: Listing) -> Sequence[RunFile]:
+            listed[:] = listing.files
+            if fingerprint(listed) != found.fingerprint:
+                raise _failure(offer, "it changed; give a checkpoint its name when it is complete", "changed")
+            return listed
+
+        await FileTransfer(self._files(offer.node), checkpoint_of(_where(job), found), arriving).fetch_all(unchanged)
+        if arriving.problems:
+            raise _failure(offer, next(iter(arriving.problems.values())), "changed")
         try:
-            await self._there(offer.node).fetch(_where(job), offer.found, folder)
-            is_whole = True
-        finally:
-            if not is_whole:
-                await to_the_end(partial(home.discard, folder))
-        settled = await to_the_end(partial(home.settle, folder, offer.found, offer.node, job.attempt))
-        extra = {"job": job.id, "node": offer.node, "bytes": offer.found.bytes}
-        log.info("checkpoint %s is home", offer.found.name, extra=extra)
+            settled = await to_the_end(partial(store.settle, listed, found, offer.node, job.attempt))
+        except StreamError as error:
+            raise _failure(offer, str(error), "damaged") from error
+        extra = {"job": job.id, "node": offer.node, "bytes": found.bytes}
+        log.info("fetched checkpoint %s", found.name, extra=extra)
         return settled
 
     # --- helpers -----------------------------------------------------------------------------------------------
 
-    async def _forget_on(self, job: Job, node: str) -> str | None:
+    async def _drop_on(self, job: Job, node: str) -> str | None:
         try:
-            await self._there(node).forget(_where(job))
+            await self._files(node).drop_checkpoints(_where(job))
         except NotFound:
             return None
         except (Unreachable, TimedOut, RemoteFailure) as error:
-            log.info("its checkpoints stay for now: %s", error, extra={"job": job.id, "node": node})
+            log.info("checkpoints stay on the node for now: %s", error, extra={"job": job.id, "node": node})
             return node
         return None
 
-    def _there(self, node: str) -> NodeCheckpoints:
-        return NodeCheckpoints(self._node(node), self._identity, _CONNECT_S)
+    def _files(self, node: str) -> NodeFiles:
+        return NodeFiles(self._node(node), self._identity, _CONNECT_S)
 
-    def _home(self, job: int) -> CheckpointHome:
-        return CheckpointHome(self._folder / str(job) / "checkpoints")
+    def _store(self, job: int) -> CheckpointStore:
+        return CheckpointStore(self._folder / str(job) / "checkpoints")
 
-    def _transfer(self, job: int) -> asyncio.Lock:
-        return self._transfers.setdefault(job, asyncio.Lock())
-
-    def _unfollow(self, job: int) -> None:
-        following = self._following.pop(job, None)
-        if following is not None:
-            following.task.cancel()
-
-    def _tell(self, job: Job, problems: Sequence[str]) -> None:
+    def _report(self, job: Job, problems: Sequence[str]) -> None:
         """Each once for a job: it is looked at every few seconds."""
-        told = self._told.setdefault(job.id, set())
+        reported = self._reported.setdefault(job.id, set())
         for problem in problems:
-            if problem not in told:
-                told.add(problem)
-                log.warning("a checkpoint stays behind: %.500s", problem, extra={"job": job.id})
+            if problem not in reported:
+                reported.add(problem)
+                log.warning("a checkpoint was not fetched: %.500s", problem, extra={"job": job.id})
 
 
-def choose(offers: Sequence[Offer], home: Checkpoint | None) -> Offer | None:
-    """The newest that is newer than what is home; of equal ones the first node's."""
-    newer = [offer for offer in offers if home is None or is_newer(offer, home)]
+def choose(offers: Sequence[Offer], newest: Checkpoint | None) -> Offer | None:
+    """The newest that is newer than what is here; of equal ones that of the first node."""
+    newer = [offer for offer in offers if newest is None or is_newer(offer, newest)]
     return max(newer, key=lambda offer: _order(offer.found), default=None)
 
 
-def is_newer(offer: Offer, home: Checkpoint) -> bool:
-    """The same number from another node is the same step once more, not news; from the same, it was written again."""
+def is_newer(offer: Offer, newest: Checkpoint) -> bool:
+    """The same number from another node is a copy of the same step; from the same node, it was written again."""
     found = offer.found
-    if found.fingerprint == home.found.fingerprint and found.name == home.name:
+    if found.fingerprint == newest.found.fingerprint and found.name == newest.name:
         return False
-    if found.number is not None and found.number == home.number and offer.node != home.node:
+    if found.number is not None and found.number == newest.number and offer.node != newest.node:
         return False
-    return _order(found) > _order(home.found)
+    return _order(found) > _order(newest.found)
 
 
 def _order(found: Found) -> tuple[int, int]:
@@ -282,14 +268,8 @@ def _order(found: Found) -> tuple[int, int]:
 
 
 def _where(job: Job) -> Where:
-    since = unix_seconds(job.submitted_at)
-    return Where(job.id, job.spec.checkpoint.dir, job.spec.cwd, since)
+    return Where(job.id, job.spec.checkpoint.dir, job.spec.cwd, unix_seconds(job.submitted_at))
 
 
-def _sentence(node: str, found: Found) -> str:
-    return f"{node}: checkpoint {found.name}: {found.problem:.300}"
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (bug := task.exception()) is not None:
-        log.error("%s are no longer brought home", task.get_name(), exc_info=bug)
+def _failure(offer: Offer, text: str, cause: str) -> RemoteFailure:
+    return RemoteFailure(f"checkpoint {offer.found.name}: {text}", subject=offer.node, cause=cause)

@@ -1,4 +1,7 @@
-"""What comes home of an attempt: the ranks' logs and its outputs as they are written, a training's checkpoints."""
+"""Collects what an attempt produces: logs and outputs as they are written, the checkpoints of trainings.
+
+The rest of the agent uses this class only, and none of its parts.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from ugro.agent.artifacts.checkpoint_sync import Checkpoints
+from ugro.agent.artifacts.checkpoint_store import Checkpoint
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.environments import Environments, ExtraEnv
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import Results, Run
+from ugro.agent.artifacts.output_store import Arrived
+from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.errors import NotFound, UgroError
@@ -24,84 +29,93 @@ log = logging.getLogger(__name__)
 
 _LOGS_S = 30.0
 _SILENT_S = 1.0
-# A node that is away for longer than this keeps a job's checkpoints.
-_FORGETTINGS = 60
-_FORGET_AGAIN_S = 1.0
-_LONGEST_FORGET_S = 60.0
+# A node that is unreachable for longer than all of these keeps the checkpoints of a job.
+_DROPS = 60
+_DROP_AGAIN_S = 1.0
+_LONGEST_DROP_S = 60.0
 
 
-def checkpoint_env(checkpoints: Checkpoints) -> ExtraEnv:
-    """What ranks are told of checkpoints: where to write them, and what to resume from, which is there by then."""
+def checkpoint_env(checkpoints: CheckpointSync) -> ExtraEnv:
+    """The variables that tell ranks where to write checkpoints and what to resume from, which is then on the node."""
 
-    async def told(job: Job, node: str) -> Mapping[str, str]:
+    async def variables(job: Job, node: str) -> Mapping[str, str]:
         return (await checkpoints.place(job, node)).env if job.spec.has_checkpoints else {}
 
-    return told
+    return variables
 
 
-class Homecoming:
+class Collector:
     def __init__(
         self,
         jobs: JobStore,
         watch: RunWatch,
         logs: LogMirror,
-        checkpoints: Checkpoints,
-        results: Results,
+        checkpoints: CheckpointSync,
+        outputs: OutputSync,
         environments: Environments | None = None,
     ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._logs = logs
         self.small_logs = SmallLogs(jobs, logs)
-        self.checkpoints = checkpoints
-        self.results = results
+        self._checkpoints = checkpoints
+        self._outputs = outputs
         self._environments = environments
-        self._complete: set[tuple[str, int, int]] = set()  # node, job, attempt: whose logs are here to the last byte
+        self._complete: set[tuple[str, int, int]] = set()  # node, job, attempt: all of their logs are here
 
     def follow(self, job: Job) -> None:
-        """Begins, or goes on; once for whatever there is."""
+        """Starts to collect what a running job writes; does nothing if that has started."""
         nodes = job.placement.nodes if job.placement else ()
         for node in nodes:
             status = self._watch.status(node, job.id, job.attempt)
             for rank in status.started_ranks if status else ():
                 self._logs.follow(node, job.id, job.attempt, rank)
         if job.state is JobState.RUNNING:
-            self._follow_results(job, nodes)
+            self._follow_outputs(job, nodes)
             if job.spec.has_checkpoints:
-                self.checkpoints.follow(job, nodes)
-
-    def _follow_results(self, job: Job, nodes: Sequence[str]) -> None:
-        for node in nodes:
-            is_first, has_patterns = node == nodes[0], bool(job.spec.outputs)
-            run = Run(job.id, job.attempt, node, is_first, job.spec.results, has_patterns)
-            self.results.follow(run, partial(self.describe, job.id))
+                self._checkpoints.follow(job, nodes)
 
     async def describe(self, number: int) -> None:
-        """Writes down what the job is and runs with; that this cannot be done is no failure of the job's."""
+        """Writes what the job is and what it runs with into its folder. If that fails, the job does not."""
         job = await self._jobs.get(number)
         if self._environments is not None:
             await self._environments.record(job)
         plan = await self._jobs.plan(job)
         try:
-            await to_the_end(partial(self.results.describe, job, plan))
+            await to_the_end(partial(self._outputs.describe, job, plan))
         except OSError as error:
-            log.warning("what it is cannot be written down: %s", error, extra={"job": number})
+            log.warning("the job's description cannot be written: %s", error, extra={"job": number})
+
+    async def close(self) -> None:
+        await self._logs.close()
+        await self._checkpoints.close()
+        await self._outputs.close()
+
+    # --- outputs -----------------------------------------------------------------------------------------------
 
     async def bring_results(self, node: str, status: RunStatus) -> None:
-        """All outputs of a run that is over, or an error that says why not; none if they were removed for good."""
+        """Fetches all outputs of a run that has ended, or raises; nothing if the job's results were removed."""
         if not status.has_outputs:
             return
         run = await self._output_run(node, status)
         if not await self._is_removed(run.job):
-            await self.results.bring(run)
-        if await self._is_removed(run.job):  # perhaps while they came
-            await self.results.drop(run)
+            await self._outputs.fetch_all(run)
+        if await self._is_removed(run.job):  # perhaps meanwhile
+            await self._outputs.drop(run)
 
-    async def _is_removed(self, job: int) -> bool:
-        try:
-            return (await self._jobs.get(job)).results_removed_at is not None
-        except NotFound:
-            return False
+    def outputs(self, job: int, attempt: int, node: str, *, is_first: bool) -> Arrived | Progress | None:
+        """What is here of a run's outputs, or how far fetching them is. Blocks."""
+        return self._outputs.known(Run(job, attempt, node, is_first))
+
+    async def drop_kept(self, job: int, node: str) -> None:
+        """Deletes the outputs of all attempts that were left on the node."""
+        await self._outputs.drop_kept(job, node)
+
+    def _follow_outputs(self, job: Job, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            is_first, has_patterns = node == nodes[0], bool(job.spec.outputs)
+            run = Run(job.id, job.attempt, node, is_first, job.spec.results, has_patterns)
+            self._outputs.follow(run, partial(self.describe, job.id))
 
     async def _output_run(self, node: str, status: RunStatus) -> Run:
         number, attempt = int(status.job), status.attempt
@@ -113,28 +127,36 @@ class Homecoming:
         nodes = next((one.placement.nodes for one in tries if one.number == attempt), (node,))
         return Run(number, attempt, node, node == nodes[0], job.spec.results)
 
+    async def _is_removed(self, job: int) -> bool:
+        try:
+            return (await self._jobs.get(job)).results_removed_at is not None
+        except NotFound:
+            return False
+
+    # --- logs --------------------------------------------------------------------------------------------------
+
     async def bring_logs(self, job: Job) -> None:
-        """All logs of an attempt that has ended, as far as its nodes can be asked; the sweep gets the rest later."""
+        """Fetches the logs of an attempt that has ended, from nodes that answer; the orphan sweep fetches the rest."""
         nodes = job.placement.nodes if job.placement else ()
-        told = {node: self._watch.status(node, job.id, job.attempt) for node in nodes}
+        runs = {node: self._watch.status(node, job.id, job.attempt) for node in nodes}
         await asyncio.gather(
             *(
                 self.bring_logs_of({node: status}, _SILENT_S if self._watch.silent_s(node) else _LOGS_S)
-                for node, status in told.items()
+                for node, status in runs.items()
                 if status is not None
             )
         )
 
-    async def bring_logs_of(self, told: Mapping[str, RunStatus], timeout_s: float) -> bool:
-        """The logs of one attempt's runs that are over; False when some could not be had in time."""
+    async def bring_logs_of(self, runs: Mapping[str, RunStatus], timeout_s: float) -> bool:
+        """Fetches the logs of one attempt's runs that have ended; False if some could not be fetched in time."""
         missing = {
             (node, int(status.job), status.attempt): status
-            for node, status in told.items()
+            for node, status in runs.items()
             if (node, int(status.job), status.attempt) not in self._complete
         }
         done = await asyncio.gather(*(self._bring(node, status, timeout_s) for (node, _, _), status in missing.items()))
-        home = zip(missing.items(), done, strict=True)
-        self._complete |= {key for (key, status), is_home in home if is_home and status.has_ended}
+        fetched = zip(missing.items(), done, strict=True)
+        self._complete |= {key for (key, status), is_done in fetched if is_done and status.has_ended}
         return all(done)
 
     async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
@@ -145,54 +167,62 @@ class Homecoming:
         return await self._logs.finish(job, attempt, ranks, timeout_s)
 
     async def _planned_ranks(self, node: str, status: RunStatus) -> tuple[int, ...]:
-        """Of a run whose supervisor died before it could say which it had started."""
+        """Of a run whose supervisor died before it recorded which ranks it had started."""
         plan = await self._jobs.planned(int(status.job), status.attempt) if status.is_claimed else None
-        if plan is None:  # nothing was started there, or a plain command, which has but one
+        if plan is None:  # nothing was started there, or a plain command, which has one rank
             return (0,) if status.is_claimed else ()
         return tuple(rank.rank for part in plan.nodes if part.node == node for rank in part.ranks)
 
     async def show_logs(self, job: int) -> None:
-        """What a small command wrote becomes a file; that this cannot be done is no reason to tell nothing else."""
+        """Writes the recorded log of a small command to its file. If that fails, the rest is still shown."""
         try:
             await self.small_logs.show(job)
         except UgroError as error:
             log.warning("%s", error, extra={"job": job})
 
     async def let_go(self, logs: Iterable[SmallLog]) -> None:
-        """All that these commands wrote is known: nobody has to fetch it."""
+        """These logs are complete: nothing is fetched for them any more."""
         await self._logs.let_go((log.job, log.attempt, rank) for log in logs for rank, _ in log.ranks)
 
     def forget_logs(self, node: str, job: int, attempt: int) -> None:
-        """The run is removed there: nobody will ask any more."""
+        """The run was removed from the node: there is nothing left to fetch."""
         self._complete.discard((node, job, attempt))
-        self.results.forget(Run(job, attempt, node))
+        self._outputs.forget(Run(job, attempt, node))
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
 
     async def bring_checkpoints(self, job: Job) -> None:
         if job.spec.has_checkpoints and job.placement is not None:
-            await self.checkpoints.collect(job, job.placement.nodes)
+            await self._checkpoints.collect(job, job.placement.nodes)
 
     async def gather(self, job: Job, nodes: Sequence[str]) -> None:
-        """Before it is tried again: a node that was away when the last attempt ended may have the newest checkpoint."""
+        """Before a retry: a node that was away when the last attempt ended may have the newest checkpoint."""
         if job.attempt > 1 and job.spec.has_checkpoints:
-            await self.checkpoints.collect(job, nodes)
+            await self._checkpoints.collect(job, nodes)
 
     async def keep_what_it_made(self, job: Job, nodes: Sequence[str]) -> None:
-        """The job is over: its last checkpoint comes home, and then what the nodes keep for it goes."""
+        """The job has ended: fetches its last checkpoint, then deletes what the nodes keep for it."""
         if not job.spec.has_checkpoints:
             return
         if not await self._is_removed(job.id):
-            await self.checkpoints.collect(job, nodes)
+            await self._checkpoints.collect(job, nodes)
         if await self._is_removed(job.id):
-            await self.checkpoints.drop(job.id)
-        pause_s = _FORGET_AGAIN_S
-        for _ in range(_FORGETTINGS):
-            nodes = await self.checkpoints.forget(job, nodes)
+            await self._checkpoints.drop(job.id)
+        pause_s = _DROP_AGAIN_S
+        for _ in range(_DROPS):
+            nodes = await self._checkpoints.drop_on(job, nodes)
             if not nodes:
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_FORGET_S, 2 * pause_s)
+            pause_s = min(_LONGEST_DROP_S, 2 * pause_s)
 
-    async def close(self) -> None:
-        await self._logs.close()
-        await self.checkpoints.close()
-        await self.results.close()
+    async def has_progressed(self, job: Job) -> bool:
+        """Whether a newer checkpoint is here than the current attempt began from."""
+        return await self._checkpoints.has_progressed(job)
+
+    async def has_checkpoint(self, job: int) -> bool:
+        return await self._checkpoints.newest(job) is not None
+
+    def checkpoint(self, job: int) -> Checkpoint | None:
+        """The newest that is here. Blocks."""
+        return self._checkpoints.newest_here(job)

@@ -1,4 +1,4 @@
-"""What is installed where a job runs, asked of its nodes and written down with the attempt."""
+"""What is installed on the nodes of a job, recorded with its attempt."""
 
 from __future__ import annotations
 
@@ -15,24 +15,15 @@ from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.nodes.link import Link
+from ugro.remote import messages
 from ugro.store.environments import EnvironmentStore
 
 log = logging.getLogger(__name__)
 
-# Environment variables that a job's ranks on a node get beside their own, such as the folder to resume from.
+# Environment variables that the ranks of a job get on a node beside their own, such as the folder to resume from.
 ExtraEnv = Callable[[Job, str], Awaitable[Mapping[str, str]]]
 _ANSWER_S = 30.0
 _AGE_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Installed:
-    """As the node words it."""
-
-    python: str
-    packages: tuple[tuple[str, str], ...] = ()
-    torch_cuda: str | None = None
-    gpu_driver: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class Environments:
             await self._store.record(job.id, job.attempt, found)
 
     def recording(self, ask: ExtraEnv) -> ExtraEnv:
-        """What is asked before an attempt starts on a node, and for a job that may stand for others this first."""
+        """As ``ask``; records the environment first if the result of the job may be reused."""
 
         async def asked(job: Job, node: str) -> Mapping[str, str]:
             if job.spec.is_cached:
@@ -72,10 +63,10 @@ class Environments:
         return await self._store.of(job.id, job.attempt)
 
     async def now(self, nodes: Iterable[str], *, is_fresh: bool) -> dict[str, Environment]:
-        """Of those that can be asked. ``is_fresh``: as it is now, and not as it was some minutes ago."""
+        """Of nodes that answer. ``is_fresh``: asked now, and not some minutes ago."""
         names = list(nodes)
-        told = await together(self._ask(node, is_fresh) for node in names)
-        return {node: one for node, one in zip(names, told, strict=True) if one is not None}
+        found = await together(self._ask(node, is_fresh) for node in names)
+        return {node: one for node, one in zip(names, found, strict=True) if one is not None}
 
     async def _ask(self, node: str, is_fresh: bool) -> Environment | None:
         try:
@@ -86,7 +77,7 @@ class Environments:
             if known is None or not is_known or is_fresh:
                 known = self._known[node] = _Known(link, await _asked(link), time.monotonic())
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
-            log.info("what is installed there is not known: %s", error, extra={"node": node})
+            log.info("the environment of the node is unknown: %s", error, extra={"node": node})
             return None
         return known.environment
 
@@ -94,9 +85,9 @@ class Environments:
 async def _asked(link: Link) -> Environment:
     answer = await link.call("check", {"what": "environment", "timeout_s": 0.9 * _ANSWER_S}, timeout_s=_ANSWER_S)
     try:
-        found = decode(_Installed, answer)
+        found = decode(messages.Environment, answer)
     except DecodeError as error:
-        raise RemoteFailure(f"what it says of its packages makes no sense: {error}", subject=link.spec.name) from error
+        raise RemoteFailure(f"invalid answer about packages: {error}", subject=link.spec.name) from error
     assert link.machine is not None  # the link is open
     return Environment(
         found.python,

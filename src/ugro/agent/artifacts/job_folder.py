@@ -1,7 +1,7 @@
-"""A job's folder at home: ``jobs/<id>/``, with all that is known and was made of it.
+"""The folder of a job: ``jobs/<id>/``, with its description, logs, outputs and checkpoints.
 
-Each attempt has its own, ``attempt_N/``; the folder itself shows the newest of them by relative links: ``logs``,
-``nodes``, and whatever the job wrote. ``config.json`` and ``checkpoints`` are ours, and no name of a job's hides them.
+Each attempt has its own, ``attempt_N/``; the job's folder has relative links to the newest: ``logs``, ``nodes``, and
+everything that the job wrote. ``config.json`` and ``checkpoints`` are ours: no output of a job replaces them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rank_log(folder: Path, attempt: int, rank: int) -> Path:
 
 
 def link_view(folder: Path, attempt: int) -> None:
-    """Shows this attempt, unless there is a newer one: results of an older may come late. Blocks."""
+    """Links to this attempt, unless there is a newer one: results of an older one may arrive late. Blocks."""
     if _has_newer(folder, attempt):
         return
     newest = attempt_folder(folder, attempt)
@@ -45,7 +45,7 @@ def link_view(folder: Path, attempt: int) -> None:
 
 
 def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
-    """The job's spec and its newest attempt's plan; what looks secret is not in it. Blocks."""
+    """The spec of the job and the plan of its newest attempt, without secrets. Blocks."""
     spec = asdict(replace(job.spec, env=()))
     document: dict[str, Any] = {
         "id": job.id,
@@ -87,7 +87,7 @@ def _link(folder: Path, name: bytes, target: bytes) -> None:
             return
     except FileNotFoundError:
         pass
-    except OSError:  # something else has the name, and keeps it
+    except OSError:  # another file has the name, and keeps it
         return
     if not os.path.lexists(os.path.join(os.fsencode(folder), target)):
         return
@@ -97,7 +97,7 @@ def _link(folder: Path, name: bytes, target: bytes) -> None:
 
 
 def delete_results(folder: Path) -> None:
-    """Outputs and checkpoints of all attempts, with what showed them; logs stay. Blocks."""
+    """Deletes outputs and checkpoints of all attempts, and the links to them; logs stay. Blocks."""
     _unlink_view(folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for attempt in folder.glob("attempt_*"):

@@ -1,8 +1,8 @@
-"""What a log's own bytes do not say: when they came home, and which of them never did. A small text file beside it.
+"""A small text file beside a log that says when its bytes arrived, and which of them never did.
 
-``time SECONDS OFFSET``: what stands from there on came at this time or within a second after it, up to the next such
-line. ``gap FROM TO``: the node had dropped these bytes before they could be fetched; the log has a hole there.
-A log that came whole has no such file: it came when it was written.
+``time SECONDS OFFSET``: the bytes from this offset on arrived at this time or within a second after it, up to the next
+such line. ``gap FROM TO``: the node dropped these bytes before they could be fetched; the log has a hole there. A log
+that arrived as a whole has no such file: it arrived when the file was written.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _BLOCK = 64 * 1024
 
 
 class LogIndexWriter:
-    """For one log, while it comes home. Made again after a restart, it only adds."""
+    """For one log, while it is fetched. Created again after a restart, it only appends."""
 
     def __init__(self, log: Path) -> None:
         self._path = index_path(log)
         self._noted_at = float("-inf")
 
-    def note(self, size: int, offset: int, came_unix_s: float | None = None) -> None:
-        """Before bytes are written at ``offset`` of a log that has ``size`` so far; they came now, or then."""
+    def note(self, size: int, offset: int, arrived_unix_s: float | None = None) -> None:
+        """Before bytes are written at ``offset`` of a log that has ``size`` so far; they arrived now, or then."""
         lines = f"gap {size} {offset}\n" if offset > size else ""
         if time.monotonic() - self._noted_at >= EVERY_S:
             self._noted_at = time.monotonic()
-            lines += f"time {came_unix_s or time.time():.3f} {offset}\n"
+            lines += f"time {arrived_unix_s or time.time():.3f} {offset}\n"
         if lines:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -37,7 +37,7 @@ class LogIndexWriter:
 
 
 class LogIndex:
-    """Read while it grows: ``refresh`` takes up what was added since."""
+    """Read while it grows: ``refresh`` reads what was added since."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -59,11 +59,11 @@ class LogIndex:
                 case ["time", seconds, offset]:
                     self._times.append((float(seconds), int(offset)))
                 case ["gap", start, stop]:
-                    # Noted again, and larger, when an agent died before it could write behind it.
+                    # Noted again, and larger, if an agent died before it wrote behind the gap.
                     self._gaps[int(start)] = int(stop)
 
     def offset_at(self, since_unix_s: float, size: int) -> int:
-        """From where on a log of ``size`` bytes came home at that time or later; up to a second too early."""
+        """The offset from which a log of ``size`` bytes arrived at that time or later; up to a second too early."""
         times = self._times or [(written_at(self._log) or 0.0, 0)]
         return next((offset for seconds, offset in times if seconds + EVERY_S > since_unix_s), size)
 
@@ -75,12 +75,12 @@ class LogIndex:
         return min((start for start in self._gaps if start > offset), default=None)
 
     def begin_after(self, offset: int) -> int:
-        """The end of the last gap before ``offset``, or 0: how far back bytes stand together."""
+        """The end of the last gap before ``offset``, or 0: how far back the bytes are contiguous."""
         return max((end for end in self._gaps.values() if end <= offset), default=0)
 
 
 def written_at(log: Path) -> float | None:
-    """When a log came that has no index."""
+    """When a log without an index arrived."""
     try:
         return log.stat().st_mtime
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def written_at(log: Path) -> float | None:
 
 
 def line_begin(log: Path, offset: int, least: int) -> int:
-    """Where the line begins that has the byte before ``offset``; not before ``least``, and not far."""
+    """Where the line with the byte before ``offset`` begins; not before ``least``, and not far back."""
     least = max(least, offset - _BLOCK)
     with log.open("rb") as file:
         file.seek(least)

@@ -1,6 +1,6 @@
-"""The ranks' logs, brought home while they are written: by byte offset, so that a cut link loses and repeats nothing.
+"""Fetches the logs of ranks while they are written, by byte offset: a broken link loses and repeats nothing.
 
-A file's own size is the cursor: whatever has arrived is on disk, and the next byte asked for is the one after it.
+The size of a file here is the cursor: the next byte to fetch is the one after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AGAIN_S = 1.0
 
 class LogMirror:
     def __init__(self, folder: Path, watch: RunWatch) -> None:
-        self.changed = Signal()  # some bytes of some log came home
+        self.changed = Signal()  # bytes of a log arrived
         self._folder = folder
         self._watch = watch
         self._tasks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
@@ -36,14 +36,14 @@ class LogMirror:
         return rank_log(self._folder / str(job), attempt, rank)
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
-        """Begins, or goes on after a restart; once per rank."""
+        """Starts, or continues after a restart; once per rank."""
         key = (job, attempt, rank)
         if key not in self._tasks:
             name = f"log of job {job}, attempt {attempt}, rank {rank}"
             self._tasks[key] = asyncio.create_task(self._mirror(node, *key), name=name)
 
     async def finish(self, job: int, attempt: int, ranks: Iterable[int], timeout_s: float) -> bool:
-        """Waits until the logs of ranks that have ended are complete; False when some could not be brought home."""
+        """Waits until the logs of ranks that have ended are complete; False if some could not be fetched."""
         keys = [(job, attempt, rank) for rank in ranks if (job, attempt, rank) in self._tasks]
         tasks = [self._tasks[key] for key in keys]
         if tasks:
@@ -54,14 +54,14 @@ class LogMirror:
         return all(_has_all(task) for task in tasks)
 
     async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
-        """Follows these no longer: all that they said is at hand."""
+        """Follows these no longer: all of their output is known."""
         tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]], ended_unix_s: float) -> None:
-        """Whole logs of a run that ended then, as they came with the news of it. Blocks."""
+        """Writes the whole logs of a run that ended then, which arrived with its exit record. Blocks."""
         for rank, content in logs:
             path = self.path(job, attempt, rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class LogMirror:
                 there = os.pread(descriptor, len(content) + 1, 0)
                 if there == content and content:
                     continue
-                if not there:  # it came at once, when the file says so: there is nothing to note beside it
+                if not there:  # it arrived as a whole, at the time of the file: it needs no index
                     _write(descriptor, content, 0)
                     os.utime(descriptor, (ended_unix_s, ended_unix_s))
                 elif content.startswith(there):
@@ -88,7 +88,7 @@ class LogMirror:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _mirror(self, node: str, job: int, attempt: int, rank: int) -> bool:
-        """True when all of it came home."""
+        """True when all of it has arrived."""
         while True:
             try:
                 await self._copy(node, job, attempt, rank)
@@ -96,9 +96,9 @@ class LogMirror:
             except (Unreachable, TimedOut):
                 await asyncio.sleep(_AGAIN_S)
             except (RemoteFailure, NotFound) as error:
-                log.warning("a log stays behind: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+                log.warning("a log was not fetched: %s", error, extra={"job": job, "node": node, "attempt": attempt})
                 return False
-            except OSError as error:  # a full disk here may be emptied; what is on the node waits
+            except OSError as error:  # a full disk may be cleaned up; meanwhile the log stays on the node
                 log.error("a log cannot be written: %s", error, extra={"job": job, "node": node, "attempt": attempt})
                 await asyncio.sleep(_AGAIN_S)
 
@@ -112,7 +112,7 @@ class LogMirror:
             async for piece in runs.follow(job, attempt, f"logs/rank_{rank}.log", writer.size):
                 await to_the_end(partial(writer.write, piece))
                 self.changed.notify()
-            # Before anybody takes it for complete: the node is told to delete its own then.
+            # Before it counts as complete: then the node deletes its copy.
             await to_the_end(partial(os.fsync, descriptor))
         finally:
             os.close(descriptor)
@@ -130,7 +130,7 @@ class _Writer:
 
     def write(self, piece: Piece) -> None:
         self._index.note(self.size, piece.offset)
-        # At its own offset: where the head of a log was cut on the node, there is a hole here, which the index tells.
+        # At its own offset: where the head of a log was cut on the node, there is a hole here, which the index records.
         _write(self._descriptor, piece.content, piece.offset)
         self.size = piece.offset + len(piece.content)
 

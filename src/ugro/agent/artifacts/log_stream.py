@@ -1,7 +1,7 @@
-"""The logs of a job as a stream of frames, from what has come home; with ``follow`` until the job has ended.
+"""The logs of a job as a stream of frames, from what has been fetched; with ``follow`` until the job has ended.
 
 A CALL frame says what the OUT frames of its number are: a rank of an attempt, and the offset of the next byte. With the
-positions it has seen, a client whose agent died goes on where it was: no byte is lost and none comes twice.
+positions it has seen, a client whose agent died continues where it was: no byte is lost or repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ugro.store.jobs import JobStore
 Look = Callable[[int], Awaitable[Job]]
 
 _LOOK_S = 0.5  # without a signal
-_AT_ONCE = wire.CHUNK  # of one rank, before the others have their turn
+_AT_ONCE = wire.CHUNK  # of one rank, before it is another's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Selection:
     ranks: tuple[int, ...] = ()  # none: all
     nodes: tuple[str, ...] = ()
     attempt: int | None = None
-    from_attempt: int | None = None  # without both: the newest, and with ``follow`` those that come
+    from_attempt: int | None = None  # without both: the newest, and with ``follow`` later ones
     since_unix_s: float | None = None
     tail: int | None = None
     follow: bool = False
-    with_moves: bool = False  # the job itself, too, each time it has moved
-    positions: Mapping[tuple[int, int], int] = field(default_factory=dict)  # where to go on, by attempt and rank
+    with_moves: bool = False  # also the job, each time its state changes
+    positions: Mapping[tuple[int, int], int] = field(default_factory=dict)  # where to continue, by attempt and rank
 
     def has(self, rank: int, node: str) -> bool:
         return (not self.ranks or rank in self.ranks) and (not self.nodes or node in self.nodes)
@@ -75,7 +75,7 @@ class JobLogs:
         is_shown = False
         while not self.is_ending:
             seen = {self._mirror.changed: self._mirror.changed.count, self._moved: self._moved.count}
-            # Looked at before the logs: what was written until its end is then surely read.
+            # Looked at before the logs: everything written until its end is then read.
             if reading.is_due(self._moved):
                 reading.job = await self._look(number)
             if reading.job.is_final and not is_shown:
@@ -91,7 +91,7 @@ class JobLogs:
             if frames:
                 yield b"".join(frames)
             elif (reading.job.is_final or not wanted.follow) and not has_opened:
-                yield b"".join(reading.last_word())
+                yield b"".join(reading.state_frames())
                 return
             elif not has_opened:
                 await wait_for_any(seen, _LOOK_S)
@@ -99,7 +99,7 @@ class JobLogs:
 
 
 async def ranks_of(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
-    """The node of each; none before it is decided what runs where."""
+    """The node of each rank; empty before the job is placed."""
     tried = replace(job, attempt=attempt)
     if job.spec.launcher is Launcher.COMMAND:
         return rank_nodes(tried, await jobs.attempts(job.id), None)
@@ -107,26 +107,27 @@ async def ranks_of(jobs: JobStore, job: Job, attempt: int) -> dict[int, str]:
 
 
 def rank_nodes(job: Job, attempts: Iterable[Attempt], plan: Plan | None) -> dict[int, str]:
-    """As ``ranks_of``, of what was read already."""
-    if job.spec.launcher is Launcher.COMMAND:  # one process, whose plan is nowhere written down
+    """As ``ranks_of``, from records that were read already."""
+    if job.spec.launcher is Launcher.COMMAND:  # one process, without a recorded plan
         return next(({0: one.placement.nodes[0]} for one in attempts if one.number == job.attempt), {})
     return {rank.rank: node.node for node in plan.nodes for rank in node.ranks} if plan else {}
 
 
 def agent_stops() -> Unreachable:
-    """Other than a broken connection this is somebody's wish: no client starts another agent because of it."""
-    return Unreachable("the agent was stopped", cause="stopped", hint="jobs go on; the next command starts it again")
+    """Unlike a broken connection this is intended: no client starts another agent because of it."""
+    hint = "jobs keep running; the next command starts it again"
+    return Unreachable("the agent was stopped", cause="stopped", hint=hint)
 
 
 class _Reading:
-    """One client's way through the logs of a job."""
+    """The position of one client in the logs of a job."""
 
     def __init__(self, jobs: JobStore, mirror: LogMirror, job: Job, wanted: Selection) -> None:
         self.from_attempt = wanted.attempt or wanted.from_attempt or max(1, job.attempt)
         self._jobs = jobs
         self._mirror = mirror
         self._wanted = wanted
-        self._said: tuple[Any, ...] | None = None
+        self._sent_state: tuple[Any, ...] | None = None
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._opened: set[int] = set()  # attempts
         self._has_begun = False
@@ -143,29 +144,29 @@ class _Reading:
         self._looked_at = time.monotonic()
 
     def is_due(self, moved: Signal) -> bool:
-        """Whether to look at the job: it may have moved, or wait for something else by now."""
+        """Whether to read the job again: its state or its reason may have changed."""
         has_moved, self._moves_seen = moved.count != self._moves_seen, moved.count
         return not self._job.is_final and (has_moved or time.monotonic() - self._looked_at >= _LOOK_S)
 
     def moves(self, *, is_drained: bool) -> list[bytes]:
-        """What an attempt wrote comes before the word that there is another one."""
-        is_another = self._said is not None and self._said[1] != self._job.attempt
-        return [] if self._job.is_final or (is_another and not is_drained) else self.last_word()
+        """The output of an attempt comes before the news of the next one."""
+        is_another = self._sent_state is not None and self._sent_state[1] != self._job.attempt
+        return [] if self._job.is_final or (is_another and not is_drained) else self.state_frames()
 
-    def last_word(self) -> list[bytes]:
+    def state_frames(self) -> list[bytes]:
         job = self._job
-        word = (job.state, job.attempt, job.reason)
-        if not self._wanted.with_moves or word == self._said:
+        state = (job.state, job.attempt, job.reason)
+        if not self._wanted.with_moves or state == self._sent_state:
             return []
-        self._said = word
+        self._sent_state = state
         return [wire.frame(wire.RESULT, 0, dumps(job).encode())]
 
     def read(self) -> list[bytes]:
-        """Some of every rank's: nobody waits for one that writes without end."""
+        """Some bytes of every rank: none has to wait for one that writes without end."""
         return [frame for stream in self._streams.values() for frame in stream.read()]
 
     async def open_streams(self) -> bool:
-        """True when there are new ones."""
+        """True if there are new ones."""
         known = len(self._opened)
         last = self._wanted.attempt or self._job.attempt
         for attempt in range(self.from_attempt, last + 1):
@@ -220,7 +221,7 @@ class _Stream:
     def read(self) -> list[bytes]:
         """Frames; none when there is nothing new."""
         content = self._content()
-        # Read first: bytes behind a gap are written after the gap was noted.
+        # Read before the index: bytes behind a gap are written after the gap was noted.
         self._index.refresh()
         frames = [] if self._is_announced else [self._announce(0)]
         self._is_announced = True

@@ -1,10 +1,9 @@
-"""What differs between two trees of code: which files, and of texts which lines. Bounded: it is for reading."""
+"""The difference of two code snapshots: files, and lines of text files. Its size is bounded: people read it."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ugro.core.errors import NotFound
@@ -13,7 +12,7 @@ from ugro.remote.cas.packs import ContentStore
 
 _MOST_FILES = 300
 _MOST_BYTES = 200_000  # of one file whose lines are compared
-_MOST_LINES = 400  # that are told of one file
+_MOST_LINES = 400  # shown of one file
 _MOST_ALL_LINES = 4000
 _CONTEXT = 3
 
@@ -24,21 +23,21 @@ class FileDiff:
     change: str  # added, removed, changed, mode
     old_bytes: int
     new_bytes: int
-    lines: tuple[str, ...] = ()  # as a unified diff has them, without its head
+    lines: tuple[str, ...] = ()  # of a unified diff, without its header
     remark: str = ""  # why there are no lines, or not all
 
 
 @dataclass(frozen=True, slots=True)
 class CodeDiff:
     files: tuple[FileDiff, ...]
-    more: int  # files that differ and are not told of
+    more: int  # files that differ and are not listed
     same: int
 
 
 def code_diff(store: ContentStore, old: str, new: str) -> CodeDiff:
     """Blocks."""
     with store.using():
-        before, after = (dict(_files(store, _known(store, root))) for root in (old, new))
+        before, after = (dict(store.walk(_known(store, root))) for root in (old, new))
         names = [name for name in sorted(before | after) if _value(before.get(name)) != _value(after.get(name))]
         same = len(before | after) - len(names)
         found: list[FileDiff] = []
@@ -52,27 +51,16 @@ def code_diff(store: ContentStore, old: str, new: str) -> CodeDiff:
 def _known(store: ContentStore, root: str) -> bytes:
     key = trees.parse_id(root)
     if not store.has_root(key):
-        raise NotFound(f"the code {root[:12]} is no longer kept here", hint="only that it differs is known")
+        raise NotFound(f"the code {root[:12]} is no longer kept here", hint="it is only known that it differs")
     return key
 
 
-def _files(store: ContentStore, root: bytes) -> Iterator[tuple[bytes, trees.Entry]]:
-    todo = [(b"", root)]
-    while todo:
-        path, tree = todo.pop()
-        for entry in store.entries(tree):
-            if entry.kind == trees.FOLDER:
-                todo.append((path + entry.name + b"/", entry.body))
-            else:
-                yield path + entry.name, entry
-
-
-def _value(entry: trees.Entry | None) -> object:
+def _value(entry: trees.TreeEntry | None) -> object:
     return entry and (entry.kind, entry.mode, entry.body)
 
 
 def _file(
-    store: ContentStore, name: bytes, old: trees.Entry | None, new: trees.Entry | None, room: int
+    store: ContentStore, name: bytes, old: trees.TreeEntry | None, new: trees.TreeEntry | None, room: int
 ) -> FileDiff:
     path = os.fsdecode(name).encode("utf-8", "backslashreplace").decode()
     sizes = (old.size if old else 0, new.size if new else 0)
@@ -84,15 +72,15 @@ def _file(
         return FileDiff(path, change, *sizes, remark=f"mode {old.mode:o} → {new.mode:o}" if old and new else "")
     texts = [_text(store, entry) for entry in (old, new)]
     if texts[0] is None or texts[1] is None:
-        return FileDiff(path, change, *sizes, remark="too large, or no text")
-    # The first two lines name the files, which stand above it already.
+        return FileDiff(path, change, *sizes, remark="too large, or not text")
+    # Without the first two lines, which name the files.
     lines = list(difflib.unified_diff(texts[0], texts[1], n=_CONTEXT, lineterm=""))[2:]
     most = max(0, min(_MOST_LINES, room))
     remark = f"{len(lines) - most} more lines" if len(lines) > most else ""
     return FileDiff(path, change, *sizes, tuple(lines[:most]), remark)
 
 
-def _text(store: ContentStore, entry: trees.Entry | None) -> list[str] | None:
+def _text(store: ContentStore, entry: trees.TreeEntry | None) -> list[str] | None:
     if entry is None:
         return []
     if entry.kind == trees.LINK:

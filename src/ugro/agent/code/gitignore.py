@@ -1,8 +1,8 @@
-"""Which files stay at home: patterns as in ``.gitignore``, of the configuration, of ``.gitignore`` and ``.ugroignore``.
+"""Which files are not sent: patterns as in ``.gitignore``, of the configuration, ``.gitignore`` and ``.ugroignore``.
 
-The last pattern that fits decides. A file's patterns count for its folder and all below it, before those above. What a
-``.ugroignore`` says goes over the configuration, and that over every ``.gitignore``: there, ``!*/`` is common, and
-nobody means ``.git`` with it. What is in a folder that stays at home stays with it.
+The last matching pattern decides. The patterns of a file apply to its folder and everything below it, before those of
+folders above. A ``.ugroignore`` overrides the configuration, which overrides every ``.gitignore``: ``!*/`` is common
+there and is not meant to include ``.git``. Everything in an ignored folder is ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class _Rule:
     fits: re.Pattern[bytes]  # a path below the folder of its file
     is_for_folders: bool
     is_kept: bool  # the pattern began with a !
-    name: bytes = b""  # all that it fits is called that
-    ending: bytes = b""  # all that it fits ends so
+    name: bytes = b""  # everything it matches has this name
+    ending: bytes = b""  # everything it matches ends with this
 
 
 class _RuleFile:
-    """The rules of one file, with a quick answer for the many names that none of them fits."""
+    """The rules of one file, with a fast check for the many names that match none of them."""
 
     def __init__(self, depth: int, rules: tuple[_Rule, ...]) -> None:
         self.depth = depth  # bytes of the path of its folder
@@ -45,27 +45,27 @@ class _RuleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignoring:
-    """What counts in one folder."""
+class IgnoreRules:
+    """The rules that apply in one folder."""
 
-    # In each, those that count most come first.
+    # In each, those that take precedence come first.
     own: tuple[_RuleFile, ...] = ()
     configured: tuple[_RuleFile, ...] = ()
     gits: tuple[_RuleFile, ...] = ()
 
     @classmethod
-    def of(cls, patterns: Iterable[str], folder: bytes) -> Ignoring:
+    def of(cls, patterns: Iterable[str], folder: bytes) -> IgnoreRules:
         return cls(configured=(_rule_file(os.fsencode("\n".join(patterns)), len(folder)),))
 
-    def with_rules(self, name: bytes, text: bytes, folder: bytes) -> Ignoring:
-        """``folder``: where the rules are; empty, or with a slash at its end. All paths are seen from one place."""
+    def with_rules(self, name: bytes, text: bytes, folder: bytes) -> IgnoreRules:
+        """``folder``: where the rules are; empty, or with a slash at its end. All paths are relative to one root."""
         if not text:
             return self
         rules = _rule_file(text, len(folder))
         return replace(self, own=(rules, *self.own)) if name == _OWN else replace(self, gits=(rules, *self.gits))
 
     def ignores(self, folder: bytes, name: bytes, *, is_folder: bool) -> bool:
-        """Nothing above it is ignored."""
+        """No folder above it is ignored."""
         path = folder + name
         for file in (*self.own, *self.configured, *self.gits):
             if file.may_fit(path, name):
@@ -76,7 +76,7 @@ class Ignoring:
 
 
 def read_rules(name: bytes, folder: int) -> bytes:
-    """Of a file in a folder that is open; nothing where there is none that can be read."""
+    """Of a file in an open folder; empty if it cannot be read."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -117,7 +117,7 @@ def _rule_file(text: bytes, depth: int) -> _RuleFile:
 
 
 def _rule(line: bytes) -> _Rule | None:
-    line = _without_trailing_blanks(line.removesuffix(b"\r"))
+    line = _without_trailing_spaces(line.removesuffix(b"\r"))
     if not line or line.startswith(b"#"):
         return None
     is_kept = line.startswith(b"!")
@@ -137,7 +137,7 @@ def _rule(line: bytes) -> _Rule | None:
     return _Rule(fits, is_for_folders, is_kept, name if name != b"*" else b"", ending)
 
 
-def _without_trailing_blanks(line: bytes) -> bytes:
+def _without_trailing_spaces(line: bytes) -> bytes:
     stripped = line.rstrip(b" \t")
     has_escape = (len(stripped) - len(stripped.rstrip(b"\\"))) % 2 == 1
     return stripped + line[len(stripped) :][:1] if has_escape else stripped
@@ -177,7 +177,7 @@ def _of_name(part: bytes) -> bytes:
 
 
 def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
-    """A set of letters such as [a-z]; None where it does not end."""
+    """A character class such as [a-z]; None if it is not closed."""
     first = at + (part[at : at + 1] in (b"!", b"^"))
     end = part.find(b"]", first + 1)
     if end < 0:
@@ -186,8 +186,8 @@ def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
     return (b"(?!/)[" + (b"^" if first > at else b"") + inside.replace(b"|", b"\\|") + b"]", end + 1)
 
 
-def folder_rules(names: Container[str], folder: int, ignoring: Ignoring, path: bytes) -> Ignoring:
-    """With those of the folder itself."""
+def folder_rules(names: Container[str], folder: int, ignoring: IgnoreRules, path: bytes) -> IgnoreRules:
+    """Adds the rules of the folder itself."""
     for name in FILES:
         if os.fsdecode(name) in names:
             ignoring = ignoring.with_rules(name, read_rules(name, folder), path)

@@ -1,4 +1,4 @@
-"""A look at a folder: what of it goes along, as it is now, without reading a file. Names are bytes, as on the disk."""
+"""Finds the files of a folder that are sent, without reading them. Names are bytes, as on the disk."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ugro.agent.code.gitignore import Ignoring, above, folder_rules
+from ugro.agent.code.gitignore import IgnoreRules, above, folder_rules
 from ugro.core.errors import UgroError, UsageError
 from ugro.remote import trees
 
-_OUR_OWN = b".ugro"  # what UGRO keeps on a node; it may be this very machine
+_OUR_OWN = b".ugro"  # what UGRO keeps on a node, which may be this machine
 _MOST_ENTRIES = 1_000_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Links(StrEnum):
-    """What becomes of a symbolic link that leads out of the folder."""
+    """What to do with a symbolic link that leads out of the folder."""
 
     KEEP = "keep"
     FOLLOW = "follow"
@@ -31,7 +31,7 @@ class Choices:
     exclude: tuple[str, ...] = ()
     follows_links: bool = False
     links_out: Links = Links.KEEP
-    skip: frozenset[tuple[int, int]] = frozenset()  # device and inode of folders that never go along
+    skip: frozenset[tuple[int, int]] = frozenset()  # device and inode of folders that are never sent
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class FoundFile:
     status: os.stat_result
     is_link: bool = False  # followed: read through a link
     body: bytes = b""
-    is_sure: bool = False  # were it changed, that would be seen
+    is_sure: bool = False  # a change would be noticed
 
 
 @dataclass(slots=True)
@@ -52,13 +52,13 @@ class FoundFolder:
     links: list[tuple[bytes, bytes]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  # one sentence each
     own_bytes: int = 0  # of its files
-    # How it looked, and what came of it, to be used again as long as it looks so.
+    # What it looked like, and the resulting tree, which is reused as long as it looks the same.
     look: object = None
     tree: bytes | None = None
     subtrees: list[bytes] = field(default_factory=list)
 
     def all_files(self) -> Iterator[FoundFile]:
-        """Those of folders that look as before are known."""
+        """Without those of unchanged folders, which are known."""
         todo = [self]
         while todo:
             folder = todo.pop()
@@ -85,25 +85,25 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A folder that is being looked at."""
+class _OpenFolder:
+    """A folder that is being scanned."""
 
     folder: FoundFolder
     fd: int
-    rules: Ignoring
+    rules: IgnoreRules
     within: tuple[tuple[int, int], ...]  # the folders that lead here
 
 
 def scan(
     folder: str, choices: Choices, before: Remembered | None = None, check: Callable[[], None] = lambda: None
 ) -> Scan:
-    """``before``: the folders of the last scan. ``check`` is called now and then, and raises what is to end it."""
+    """``before``: the folders of the last scan. ``check`` is called now and then, and raises to end the scan."""
     try:
         fd = os.open(folder, _FOLDER)
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such directory" if is_missing else (error.strerror or str(error)).lower()
-        raise UsageError(f"{folder}: {why}", hint="--workdir names where its code is") from error
+        raise UsageError(f"{folder}: {why}", hint="--workdir names the folder of its code") from error
     return _Scanner(os.path.realpath(folder), choices, before or {}, check).scan(fd)
 
 
@@ -115,9 +115,9 @@ class _Scanner:
         self._before = before
         rules = above(root)
         top = rules[0][2] if rules else root
-        # The root, seen from where the rules above it begin.
+        # The root, relative to the folder of the topmost rules.
         self._base = os.fsencode(os.path.relpath(root, top)) + b"/" if rules else b""
-        self._ignoring = Ignoring.of(choices.exclude, self._base)
+        self._ignoring = IgnoreRules.of(choices.exclude, self._base)
         for name, text, place in rules:
             below = os.fsencode(os.path.relpath(place, top))
             self._ignoring = self._ignoring.with_rules(name, text, b"" if below == b"." else below + b"/")
@@ -127,7 +127,7 @@ class _Scanner:
         self._result.root = self._look(b"", fd, self._ignoring, ())
         return self._result
 
-    def _look(self, path: bytes, fd: int, rules: Ignoring, within: tuple[tuple[int, int], ...]) -> FoundFolder:
+    def _look(self, path: bytes, fd: int, rules: IgnoreRules, within: tuple[tuple[int, int], ...]) -> FoundFolder:
         """Closes the descriptor."""
         try:
             self._check()
@@ -146,7 +146,7 @@ class _Scanner:
             folder = self._same(here, look)
             if folder is None:
                 folder = FoundFolder(path, status.st_mode & 0o777, look=look)
-                self._fill(_Place(folder, fd, rules, (*within, here)), entries)
+                self._fill(_OpenFolder(folder, fd, rules, (*within, here)), entries)
             else:
                 for number, (name, inner) in enumerate(folder.folders):
                     below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
@@ -163,7 +163,7 @@ class _Scanner:
         known = self._before.get(here)
         return known if known is not None and known.can_be_used_again and known.look == look else None
 
-    def _fill(self, place: _Place, entries: dict[str, os.stat_result]) -> None:
+    def _fill(self, place: _OpenFolder, entries: dict[str, os.stat_result]) -> None:
         folder = place.folder
         base = self._base + folder.path
         for text, status in entries.items():
@@ -185,7 +185,7 @@ class _Scanner:
         folder.files.append((name, file))
         folder.own_bytes += file.status.st_size
 
-    def _folder(self, place: _Place, name: bytes, flags: int) -> None:
+    def _folder(self, place: _OpenFolder, name: bytes, flags: int) -> None:
         fd = os.open(name, _FOLDER | flags, dir_fd=place.fd)
         inner = self._look(place.folder.path + name + b"/", fd, place.rules, place.within)
         place.folder.folders.append((name, inner))
@@ -203,7 +203,7 @@ class _Scanner:
 
     # --- links -------------------------------------------------------------------------------------------------
 
-    def _link(self, place: _Place, name: bytes) -> None:
+    def _link(self, place: _OpenFolder, name: bytes) -> None:
         path = place.folder.path
         target = os.readlink(name, dir_fd=place.fd)
         inside = self._inside(path, target)
@@ -221,15 +221,15 @@ class _Scanner:
             )
 
     def _inside(self, folder: bytes, target: bytes) -> bytes | None:
-        """The target as a path that holds wherever the tree is; None when it leads out of it."""
+        """The target as a path that works wherever the tree is; None if it leads out of it."""
         place = os.path.join(self._root, folder)
         whole = os.path.normpath(os.path.join(place, target))
         if whole != self._root and not whole.startswith(self._root + b"/"):
             return None
         return os.path.relpath(whole, place) if os.path.isabs(target) else target
 
-    def _follow(self, place: _Place, name: bytes) -> None:
-        place.folder.look = None  # what is behind a link changes unseen
+    def _follow(self, place: _OpenFolder, name: bytes) -> None:
+        place.folder.look = None  # the target of a link changes unnoticed
         try:
             status = os.stat(name, dir_fd=place.fd)
         except OSError:
@@ -242,14 +242,14 @@ class _Scanner:
 
 
 class Changed(Exception):
-    """Something went away while we looked: it is to be looked at again."""
+    """Something was deleted during the scan, which is to be repeated."""
 
 
 # --- what is large ---------------------------------------------------------------------------------------------
 
 
 def largest(scan: Scan, count: int) -> list[tuple[str, int]]:
-    """Paths and their bytes: folders as a whole, unless one thing in them is most of it."""
+    """Paths and their bytes: whole folders, unless one part makes up most of a folder."""
     found: list[tuple[bytes, int]] = []
     todo = [scan.root]
     sizes = _sizes(scan.root)
@@ -278,7 +278,7 @@ def _sizes(root: FoundFolder) -> dict[bytes, int]:
 
 
 def shown(path: bytes) -> str:
-    """On one line, whatever is in it."""
+    """On one line, whatever characters it has."""
     text = os.fsdecode(path)
     return text if text.isprintable() else repr(text)
 

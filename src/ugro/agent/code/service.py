@@ -1,4 +1,4 @@
-"""The code of jobs: taken from a folder when a job is submitted, and on its nodes before it starts there."""
+"""The code of jobs: a snapshot of a folder when a job is submitted, sent to its nodes before it starts there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
 from ugro.agent.code.scanner import Choices, Links
-from ugro.agent.code.snapshot_store import CodeHome, Taken, Wish
-from ugro.agent.code.transfer import Sending
-from ugro.agent.code.transfer_preview import travels
+from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.agent.code.transfer import CodeTransfers
+from ugro.agent.code.transfer_preview import preview
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import NotFound, UgroError, Unreachable
@@ -36,35 +36,35 @@ class Code:
         self._state = state
         self._store = store
         self._cluster = cluster
-        self._home = CodeHome(state.contents)
-        self._sending = Sending(self._home, store.code, cluster.inventory.get, identity)
+        self._snapshots = SnapshotStore(state.contents)
+        self._transfers = CodeTransfers(self._snapshots, store.code, cluster.inventory.get, identity)
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
 
     async def take(self, folder: Path, *, force: bool = False, is_lasting: bool = True) -> Snapshot:
-        """The folder as it is now; it is kept from now on, after a power cut too where that is wanted."""
-        taken = await asyncio.to_thread(self._take, self._wish(folder, force), is_lasting)
+        """Stores the folder as it is now; ``is_lasting``: so that it survives a power cut."""
+        taken = await asyncio.to_thread(self._take, self._request(folder, force), is_lasting)
         self._count(taken)
         if taken.new_bytes:
             self._make_room_soon()
-        self._sending.note_folder(taken.id, taken.folder)
+        self._transfers.note_folder(taken.id, taken.folder)
         return Snapshot(taken.id, taken.folder, taken.files, taken.bytes, taken.skipped)
 
-    def _take(self, wish: Wish, is_lasting: bool) -> Taken:
-        taken = self._home.take(wish)
+    def _take(self, request: SnapshotRequest, is_lasting: bool) -> StoredSnapshot:
+        taken = self._snapshots.take(request)
         if is_lasting:
-            self._home.settle()
+            self._snapshots.settle()
         return taken
 
     def is_left_alone(self, folder: Path) -> bool:
-        """A home, or all of the machine: nobody who runs a command there means to send it all."""
+        """A home directory or the root: nobody who runs a command there means to send all of it."""
         try:
             return any(os.path.samefile(folder, place) for place in ("/", Path.home(), self._state.path))
         except OSError:
             return False
 
-    def _wish(self, folder: Path, force: bool) -> Wish:
+    def _request(self, folder: Path, force: bool) -> SnapshotRequest:
         sync = self._cluster.config.sync
         own = os.stat(self._state.path)
         choices = Choices(
@@ -73,11 +73,11 @@ class Code:
             Links(sync.outside_links),
             frozenset({(own.st_dev, own.st_ino)}),
         )
-        return Wish(str(folder), choices, sync.max_size, force, trusts_times=not sync.use_checksums)
+        return SnapshotRequest(str(folder), choices, sync.max_size, force, trusts_times=not sync.use_checksums)
 
-    def _count(self, taken: Taken) -> None:
-        old = self._sending.totals
-        self._sending.totals = replace(
+    def _count(self, taken: StoredSnapshot) -> None:
+        old = self._transfers.totals
+        self._transfers.totals = replace(
             old,
             snapshots=old.snapshots + 1,
             snapshot_seconds=old.snapshot_seconds + taken.seconds,
@@ -85,44 +85,44 @@ class Code:
         )
 
     def _make_room_soon(self) -> None:
-        """Nobody who hands in a job waits for it: what is on its way to nodes has to get there first."""
+        """In the background, after transfers that are under way: submitting a job does not wait for it."""
         if self._making_room is None or self._making_room.done():
             self._making_room = asyncio.create_task(self._make_room(), name="make room for code")
 
     async def _make_room(self) -> None:
         limit = self._cluster.config.sync.store_limit
         try:
-            if await asyncio.to_thread(self._home.size_bytes) > limit:
+            if await asyncio.to_thread(self._snapshots.size_bytes) > limit:
                 await self._tidy_home(limit, is_patient=True)
         except (UgroError, Refused, OSError) as error:
-            log.warning("no room can be made for code: %s", error)
+            log.warning("the code store cannot be cleaned up: %s", error)
 
     async def _tidy_home(self, limit: int, *, is_patient: bool = False) -> Tidied:
-        """What was taken lately stays, so also the code of jobs that are being handed in."""
-        async with self._sending.gate.alone(is_patient=is_patient):
+        """Recent snapshots stay, and with them the code of jobs that are being submitted."""
+        async with self._transfers.lock.exclusive(is_patient=is_patient):
             live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
-            done = await asyncio.to_thread(self._home.tidy, limit, live)
+            done = await asyncio.to_thread(self._snapshots.tidy, limit, live)
         return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
 
     # --- sending -----------------------------------------------------------------------------------------------
 
     def has(self, snapshot: str) -> bool:
-        """Whether a job with this code could be started anew."""
-        return self._home.has(snapshot)
+        """Whether a job with this code could be started again."""
+        return self._snapshots.has(snapshot)
 
     def holds(self, snapshot: str, path: str) -> bool:
         """Whether a file is in it. Blocks."""
-        return self._home.holds(snapshot, path)
+        return self._snapshots.holds(snapshot, path)
 
     async def difference(self, old: str, new: str) -> CodeDiff:
-        return await asyncio.to_thread(code_diff, self._home.store, old, new)
+        return await asyncio.to_thread(code_diff, self._snapshots.store, old, new)
 
     async def bring(self, snapshot: str | None, nodes: Iterable[str]) -> None:
         if snapshot is None:
             return
         self._allow()
         outcomes = await asyncio.gather(
-            *(self._sending.ensure(node, snapshot) for node in nodes), return_exceptions=True
+            *(self._transfers.ensure(node, snapshot) for node in nodes), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -130,64 +130,65 @@ class Code:
 
     def _allow(self) -> None:
         sync = self._cluster.config.sync
-        self._sending.allow(sync.max_parallel_transfers, sync.store_limit)
+        self._transfers.allow(sync.max_parallel_transfers, sync.store_limit)
 
     def forget(self, snapshot: str | None, node: str) -> None:
         if snapshot is not None:
-            self._sending.forget(node, snapshot)
+            self._transfers.forget(node, snapshot)
 
     def moved_at(self, job: Job) -> float:
-        """When its code last went on to some node, by the monotonic clock; 0 when it is not on its way."""
-        return max((self._sending.moved.get((node, job.spec.snapshot or ""), 0.0) for node in _nodes(job)), default=0.0)
+        """When the transfer of its code last made progress, by the monotonic clock; 0 if there is none."""
+        snapshot = job.spec.snapshot or ""
+        return max((self._transfers.moved.get((node, snapshot), 0.0) for node in _nodes(job)), default=0.0)
 
     def progress(self, job: Job) -> str | None:
-        """In words, while its code is on its way."""
+        """A sentence, while its code is being sent."""
         for node in _nodes(job):
-            transfer = self._sending.transfer(node, job.spec.snapshot or "")
+            transfer = self._transfers.transfer(node, job.spec.snapshot or "")
             if transfer is not None and transfer.bytes:
                 sent = transfer.sent
                 amounts = f"{format_size(sent.bytes)} of {format_size(transfer.bytes)}"
-                return f"code goes to {node}: {amounts}, {sent.files:,} of {transfer.files:,} files"
+                return f"sending code to {node}: {amounts}, {sent.files:,} of {transfer.files:,} files"
         return None
 
     def listen(self, tell: Callable[[float], None]) -> None:
-        """Told how many seconds it took, whenever code was brought to a node."""
-        self._sending.on_sync = tell
+        """Calls ``tell`` with the duration of each transfer, in seconds."""
+        self._transfers.on_sync = tell
 
     @property
     def totals(self) -> SyncTotals:
-        return self._sending.totals
+        return self._transfers.totals
 
     def end(self) -> None:
-        """Nothing more is taken."""
-        self._home.end()
+        """Takes no more snapshots."""
+        self._snapshots.end()
 
     async def close(self) -> None:
         if self._making_room is not None:
             self._making_room.cancel()
             await asyncio.gather(self._making_room, return_exceptions=True)
-        await self._sending.close()
+        await self._transfers.close()
 
     # --- by hand -----------------------------------------------------------------------------------------------
 
     async def sync(
         self, snapshot: Snapshot, nodes: Sequence[str], *, dry_run: bool
     ) -> AsyncGenerator[list[SyncReport]]:
-        """What becomes of each node, again and again until all are done."""
+        """Reports on each node, repeatedly until all are done."""
         work = self._would if dry_run else self._bring_one
         tasks = {node: asyncio.create_task(work(snapshot, node), name=f"sync {node}") for node in nodes}
-        told: set[str] = set()
+        reported: set[str] = set()
         try:
-            while len(told) < len(tasks):
+            while len(reported) < len(tasks):
                 await asyncio.wait(
                     [task for task in tasks.values() if not task.done()] or tasks.values(),
                     timeout=_LOOK_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                done = [node for node, task in tasks.items() if task.done() and node not in told]
-                told.update(done)
-                under_way = [self._sending.transfer(node, snapshot.id) for node in tasks if node not in told]
-                going = zip([node for node in tasks if node not in told], under_way, strict=True)
+                done = [node for node, task in tasks.items() if task.done() and node not in reported]
+                reported.update(done)
+                under_way = [self._transfers.transfer(node, snapshot.id) for node in tasks if node not in reported]
+                going = zip([node for node in tasks if node not in reported], under_way, strict=True)
                 yield [tasks[node].result() for node in done] + [one.report(node) for node, one in going if one]
         finally:
             for task in tasks.values():
@@ -197,31 +198,31 @@ class Code:
     async def _bring_one(self, snapshot: Snapshot, node: str) -> SyncReport:
         self._allow()
         try:
-            await self._sending.look_again(node, snapshot.id)
-            return await self._sending.ensure(node, snapshot.id)
+            await self._transfers.look_again(node, snapshot.id)
+            return await self._transfers.ensure(node, snapshot.id)
         except UgroError as error:
             return SyncReport(node, "failed", error=error.message, hint=error.hint)
 
     async def _would(self, snapshot: Snapshot, node: str) -> SyncReport:
         try:
-            async with self._sending.gate.shared():
-                ids, why = await self._sending.lacking(node, snapshot.id)
-                base = await self._sending.last(node, snapshot.folder)
+            async with self._transfers.lock.shared():
+                ids, why = await self._transfers.lacking(node, snapshot.id)
+                base = await self._transfers.last(node, snapshot.folder)
                 found, count, size = await asyncio.to_thread(
-                    travels, self._home.store, trees.parse_id(snapshot.id), base, frozenset(ids)
+                    preview, self._snapshots.store, trees.parse_id(snapshot.id), base, frozenset(ids)
                 )
         except UgroError as error:
             return SyncReport(node, "failed", error=error.message, hint=error.hint)
         return SyncReport(node, "would", why, count, size, travels=found)
 
     async def tidy(self, nodes: Sequence[str], *, everything: bool) -> list[Tidied]:
-        """The nodes, and this machine."""
+        """On the nodes and on this machine."""
         limit = 0 if everything else self._cluster.config.sync.store_limit
         return [*await asyncio.gather(*(self._tidy(node, limit) for node in nodes)), await self._tidy_home(limit)]
 
     async def _tidy(self, node: str, limit: int) -> Tidied:
         try:
-            done = await self._sending.contents(node).tidy(limit)
+            done = await self._transfers.contents(node).tidy(limit)
         except (Unreachable, NotFound, UgroError) as error:
             return Tidied(node, error=error.message)
         return Tidied(node, done.freed_bytes, done.kept_bytes, done.trees)

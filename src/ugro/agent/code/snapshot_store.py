@@ -1,7 +1,7 @@
-"""A folder of code becomes a tree: read once, hashed by several threads, kept here for every job that runs it.
+"""Stores snapshots of code folders: read once, hashed by several threads, kept for every job that runs them.
 
-What a job will run in is what was there when it was submitted, whatever is edited later: contents are copied. Memory is
-bounded: no file is held whole that is larger than a chunk.
+A job runs the code as it was when it was submitted, whatever is edited later: contents are copied. Memory is bounded:
+no file larger than a chunk is read as a whole.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from ugro.agent.code.scanner import Changed, Choices, FoundFile, FoundFolder, Remembered, Scan, largest, scan, shown
-from ugro.agent.code.stat_cache import Memo, now_ns
+from ugro.agent.code.stat_cache import StatCache, now_ns
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.support.quantity import format_size
 from ugro.remote import trees
 from ugro.remote.cas import fsync, gc
 from ugro.remote.cas.packs import ContentStore, Lacking, PackWriter
 
-_TRIES = 3  # at a tree that changes while it is read
+_TRIES = 3  # if the folder changes while it is read
 _BATCH_BYTES = 2 << 20
 _BATCH_FILES = 128
 _THREADS = min(8, (os.cpu_count() or 1) + 1)
@@ -33,12 +33,12 @@ _MOST_REMEMBERED = 200_000  # files and folders of one tree
 _FOLDERS_REMEMBERED = 4
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
-Contents = list[tuple[bytes, bytes]]  # hash and content, of what is not kept yet
+Contents = list[tuple[bytes, bytes]]  # hash and content, of what is not stored yet
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How a folder is to be taken."""
+class SnapshotRequest:
+    """Which folder to store, and how."""
 
     folder: str
     choices: Choices
@@ -48,15 +48,15 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A tree that is kept here."""
+class StoredSnapshot:
+    """A snapshot that is stored here."""
 
     id: str
     folder: str
     files: int
     bytes: int
     new_files: int  # that had to be read
-    new_bytes: int  # that had to be kept
+    new_bytes: int  # that had to be stored
     seconds: float
     skipped: tuple[str, ...] = ()
 
@@ -68,49 +68,49 @@ class Taken:
 EMPTY = trees.identify(trees.TREE, b"").hex()
 
 
-class CodeHome:
-    """Not async: whoever is asks from a thread."""
+class SnapshotStore:
+    """Not async: call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.store = ContentStore(str(folder))
-        self._memo = Memo(folder / "memo.db")
+        self._stat_cache = StatCache(folder / "memo.db")
         self._one_at_a_time = threading.Lock()
         self._remembered: dict[str, Remembered] = {}
         self._is_ending = False
 
     def end(self) -> None:
-        """What is being taken is given up: a thread cannot be cancelled, and may have a million files before it."""
+        """Ends the current snapshot: a thread cannot be cancelled, and may have a million files left."""
         self._is_ending = True
 
     def _check(self) -> None:
         if self._is_ending:
-            raise NotAllowed("the agent is being stopped, and takes no more code", hint="try again: it starts anew")
+            raise NotAllowed("the agent is stopping and takes no more code", hint="try again: it is started again")
 
-    def take(self, wish: Wish) -> Taken:
+    def take(self, request: SnapshotRequest) -> StoredSnapshot:
         with self._one_at_a_time:
             for is_last in (*[False] * (_TRIES - 1), True):
                 try:
-                    return self._take(wish)
+                    return self._take(request)
                 except (Changed, Lacking) as error:
                     if is_last:
-                        text = f"{wish.folder} changes faster than it can be read: {error}"
+                        text = f"{request.folder} changes faster than it can be read: {error}"
                         hint = "leave out what changes all the time: .ugroignore; see docs/sync.md"
                         raise UgroError(text, hint=hint) from error
         raise AssertionError
 
     def settle(self) -> None:
-        """What was taken survives a power cut."""
+        """When this returns, all snapshots survive a power cut."""
         if os.path.isdir(self.store.packs):
-            fsync.settle(self.store.packs)
+            fsync.sync_packs(self.store.packs)
 
     def has(self, root: str) -> bool:
         return self.store.has_root(trees.parse_id(root))
 
     def holds(self, root: str, path: str) -> bool:
-        """Whether that path is in it; what a link leads to is the nodes' business."""
+        """Whether that path is in it. Links are not followed."""
         tree = trees.parse_id(root)
-        # One that was tidied away meanwhile says nothing: whoever sends it does.
+        # One that was deleted meanwhile is reported when it is sent.
         with self.store.using(), contextlib.suppress(Lacking):
             for name in map(os.fsencode, PurePosixPath(path).parts):
                 entry = next((one for one in self.store.entries(tree) if one.name == name), None)
@@ -120,22 +120,22 @@ class CodeHome:
         return True
 
     def candidates(self, root: str, base: str | None) -> list[bytes]:
-        """What a node may lack of a tree that has, or had, another one."""
+        """The contents of a tree that a node may lack if it has, or had, the tree ``base``."""
         with self.store.using():
             if not self.has(root):
                 raise NotFound(
-                    f"the code {root[:12]} is no longer kept here", hint="submit the job anew, from its folder"
+                    f"the code {root[:12]} is no longer kept here", hint="submit the job again, from its folder"
                 )
             known = trees.parse_id(base) if base and self.has(base) else None
             return list(self.store.reach(trees.parse_id(root), known))
 
     def tidy(self, limit_bytes: int, keep: Iterable[str]) -> gc.Tidied:
         with self._one_at_a_time:
-            self._remembered.clear()  # what they say is kept here may go
+            self._remembered.clear()  # the contents they refer to may be deleted
             return gc.tidy(self.store, limit_bytes, [trees.parse_id(root) for root in keep])
 
     def _remember(self, folder: str, found: Scan) -> None:
-        """The folders that were taken last: most are taken again and again."""
+        """Keeps the scans of the last folders: most are stored again and again."""
         if found.entries <= _MOST_REMEMBERED:
             self._remembered[folder] = found.folders
         while len(self._remembered) > _FOLDERS_REMEMBERED:
@@ -144,37 +144,39 @@ class CodeHome:
     def size_bytes(self) -> int:
         return gc.disk_bytes(self.store)
 
-    def _take(self, wish: Wish) -> Taken:
+    def _take(self, request: SnapshotRequest) -> StoredSnapshot:
         began = time.monotonic()
-        found = scan(wish.folder, wish.choices, self._remembered.pop(wish.folder, None), self._check)
-        if found.bytes > wish.max_bytes and not wish.is_forced:
-            raise _too_large(found, wish)
+        found = scan(request.folder, request.choices, self._remembered.pop(request.folder, None), self._check)
+        if found.bytes > request.max_bytes and not request.is_forced:
+            raise _too_large(found, request)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.store.using():
-            taking = _Taking(self.store, self._memo, wish, self._check)
+            taking = _Snapshotting(self.store, self._stat_cache, request, self._check)
             try:
                 root = taking.take(found)
             finally:
                 taking.close()
             if not self.store.has_root(root):
                 self.store.complete(root)
-            self._memo.save()
-        self._remember(wish.folder, found)
-        return Taken(
-            root.hex(), wish.folder, found.files, found.bytes, taking.read_files, taking.kept_bytes,
+            self._stat_cache.save()
+        self._remember(request.folder, found)
+        return StoredSnapshot(
+            root.hex(), request.folder, found.files, found.bytes, taking.read_files, taking.kept_bytes,
             time.monotonic() - began, tuple(found.skipped),
         )  # fmt: skip
 
 
-class _Taking:
-    """One pass over a folder that was scanned."""
+class _Snapshotting:
+    """One pass over a scanned folder."""
 
-    def __init__(self, store: ContentStore, memo: Memo, wish: Wish, check: Callable[[], None]) -> None:
+    def __init__(
+        self, store: ContentStore, stat_cache: StatCache, request: SnapshotRequest, check: Callable[[], None]
+    ) -> None:
         self._check = check
         self._store = store
-        self._memo = memo
-        self._wish = wish
-        self._root = os.fsencode(os.path.realpath(wish.folder))
+        self._stat_cache = stat_cache
+        self._request = request
+        self._root = os.fsencode(os.path.realpath(request.folder))
         self._writer: PackWriter | None = None
         self.read_files = 0
         self.kept_bytes = 0
@@ -196,7 +198,7 @@ class _Taking:
         if file.status.st_size == 0:
             file.is_sure = True
             return True
-        body = self._memo.find(file.status, trusts_times=self._wish.trusts_times)
+        body = self._stat_cache.find(file.status, trusts_times=self._request.trusts_times)
         if body is None or self._store.lacks(body[at : at + 32] for at in range(0, len(body), 32)):
             return False
         file.body, file.is_sure = body, True
@@ -248,13 +250,13 @@ class _Taking:
             finally:
                 os.close(fd)
             file.body = trees.identify(trees.CONTENT, content)
-            file.is_sure = self._memo.note(file.status, file.body, read_at)
+            file.is_sure = self._stat_cache.note(file.status, file.body, read_at)
             if file.body not in self._store:
                 found.append((file.body, content))
         return found
 
     def _chunks(self, file: FoundFile) -> Iterator[Callable[[], Contents]]:
-        """Of a large file, each in its turn; the file is looked at before the first and after the last."""
+        """Of a large file, in order; the file is checked before the first and after the last."""
         large = _LargeFile(file, self._open(file), now_ns())
         count = -(-file.status.st_size // trees.CHUNK)
         for number in range(count):
@@ -264,7 +266,7 @@ class _Taking:
         content = large.read(number)
         key = trees.identify(trees.CONTENT, content)
         if large.note(number, key, count):
-            large.file.is_sure = self._memo.note(large.file.status, large.file.body, large.read_at)
+            large.file.is_sure = self._stat_cache.note(large.file.status, large.file.body, large.read_at)
         return [] if key in self._store else [(key, content)]
 
     def _open(self, file: FoundFile) -> int:
@@ -295,12 +297,12 @@ class _Taking:
 
     def _encoded(self, folder: FoundFolder, subtrees: list[bytes]) -> bytes:
         entries = [
-            trees.Entry(name, trees.FILE, file.status.st_mode & 0o777, file.status.st_size, file.body)
+            trees.TreeEntry(name, trees.FILE, file.status.st_mode & 0o777, file.status.st_size, file.body)
             for name, file in folder.files
         ]
-        entries += [trees.Entry(name, trees.LINK, 0, 0, target) for name, target in folder.links]
+        entries += [trees.TreeEntry(name, trees.LINK, 0, 0, target) for name, target in folder.links]
         below = zip(folder.folders, subtrees, strict=True)
-        entries += [trees.Entry(name, trees.FOLDER, inner.mode, 0, tree) for (name, inner), tree in below]
+        entries += [trees.TreeEntry(name, trees.FOLDER, inner.mode, 0, tree) for (name, inner), tree in below]
         content = trees.encode(entries)
         key = trees.identify(trees.TREE, content)
         if key not in self._store:
@@ -309,7 +311,7 @@ class _Taking:
 
 
 class _LargeFile:
-    """Read by several threads, and closed by the last."""
+    """Read by several threads, closed by the last."""
 
     def __init__(self, file: FoundFile, fd: int, read_at: int) -> None:
         self.file = file
@@ -329,7 +331,7 @@ class _LargeFile:
         return content
 
     def note(self, number: int, key: bytes, count: int) -> bool:
-        """True for the last one, when the file is still what it was."""
+        """True for the last chunk, if the file has not changed."""
         with self._lock:
             self._keys[number] = key
             is_last = len(self._keys) == count
@@ -340,18 +342,18 @@ class _LargeFile:
 
 
 def _expect_same(file: FoundFile, fd: int, read_bytes: int) -> None:
-    """What was read is what the scan saw: of a file that changed meanwhile, half may be old and half new."""
+    """Raises if the file changed since the scan: half of what was read may be old and half new."""
     now, seen = os.fstat(fd), file.status
     was = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
     if (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) != was or read_bytes != seen.st_size:
         raise Changed(f"{shown(file.path)} changed while it was read")
 
 
-def _too_large(found: Scan, wish: Wish) -> UsageError:
+def _too_large(found: Scan, request: SnapshotRequest) -> UsageError:
     paths = largest(found, 10)
     lines = "".join(f"\n  {format_size(size):>10}  {path}" for path, size in paths)
-    text = f"{wish.folder} has {format_size(found.bytes)} in {found.files:,} files, more than sync.max_size"
+    text = f"{request.folder} has {format_size(found.bytes)} in {found.files:,} files, more than sync.max_size"
     return UsageError(
-        f"{text} ({format_size(wish.max_bytes)}); nothing was sent. The largest:{lines}",
-        hint=f"leave it out: echo '/{paths[0][0]}' >> {wish.folder}/.ugroignore; or send it all the same: --force",
+        f"{text} ({format_size(request.max_bytes)}); nothing was sent. The largest:{lines}",
+        hint=f"leave it out: echo '/{paths[0][0]}' >> {request.folder}/.ugroignore; or send all of it: --force",
     )

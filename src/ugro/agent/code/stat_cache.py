@@ -1,7 +1,7 @@
-"""What files held when they were last read: an unchanged file is not read again.
+"""The hashes of files that were read before: an unchanged file is not read again.
 
-A file is known by device, inode, size and the times of its last changes. One that was changed so shortly before it was
-read that a second change could carry the same time is not believed.
+A file is identified by device, inode, size and the times of its last changes. One that changed so shortly before it was
+read that a second change could carry the same time is not cached.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-# How exactly a disk tells times, and those that tell whole seconds only.
+# The resolution of times on a disk, and on those that store whole seconds only.
 _TICK_NS = 20_000_000
 _COARSE_NS = 2_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -23,8 +23,8 @@ _MAKE = """CREATE TABLE IF NOT EXISTS files (
 Known = tuple[int, int, int, bytes]  # size, modified, changed, body
 
 
-class Memo:
-    """Not for two threads at once. It may be lost: then files are read again."""
+class StatCache:
+    """Not thread-safe. If it is lost, files are read again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,14 +32,14 @@ class Memo:
         self._fresh: set[tuple[int, int]] = set()
 
     def find(self, status: os.stat_result, *, trusts_times: bool) -> bytes | None:
-        """The hashes of its chunks. ``trusts_times``: the same size and time of its last writing are enough."""
+        """The hashes of its chunks. ``trusts_times``: size and modification time are enough."""
         known = self._all().get((status.st_dev, status.st_ino))
         if known is None or known[0] != status.st_size or known[1] != status.st_mtime_ns:
             return None
         return known[3] if trusts_times or known[2] == status.st_ctime_ns else None
 
     def note(self, status: os.stat_result, body: bytes, read_at_ns: int) -> bool:
-        """False: not to be believed next time. ``read_at_ns``: by the clock, before the first byte was read."""
+        """False: it was not cached. ``read_at_ns``: the time before the first byte was read."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         if changed > read_at_ns - (_TICK_NS if changed % _SECOND_NS else _COARSE_NS):
             return False
@@ -52,7 +52,7 @@ class Memo:
         if not self._fresh:
             return
         known = self._all()
-        if len(known) > _MOST:  # of files that were long gone, most of them
+        if len(known) > _MOST:  # most of them of files that no longer exist
             known = self._known = {key: known[key] for key in self._fresh}
             self._path.unlink(missing_ok=True)
         rows = [(*map(_signed, key), *known[key]) for key in self._fresh]
@@ -81,7 +81,7 @@ class Memo:
 
     def _open(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=5.0)
-        db.execute("PRAGMA synchronous = OFF")  # it may be lost
+        db.execute("PRAGMA synchronous = OFF")  # losing it costs only time
         db.execute(_MAKE)
         return db
 

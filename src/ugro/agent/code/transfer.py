@@ -1,6 +1,7 @@
-"""Code to one node: asked for, sent where it is missing, once at a time for each tree and node.
+"""Sends snapshots to nodes, one transfer at a time for each snapshot and node.
 
-A node that has the tree costs one question. Else only what it lacks travels; what it had last says what that may be.
+If the node has the snapshot, that costs one call. Otherwise only what it lacks is sent, estimated from the snapshot of
+the same folder that it had last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ugro.agent.code.snapshot_store import CodeHome
+from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.core.code import SyncReport, SyncTotals
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.support.quantity import format_size
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 3.0
 _ROUNDS = 4
-_IS_THERE = "it is there"
-# So little is sent at once: asking first which of it is missing would take as long.
+_IS_THERE = "already there"
+# So little is sent without asking first which of it is missing: that would take as long.
 _UNASKED_BYTES = 32 * 1024
 _UNASKED = 50
 
@@ -38,8 +39,8 @@ Key = tuple[str, str]  # node and tree
 
 
 @dataclass(slots=True)
-class Transfer:
-    """One under way."""
+class CodeTransfer:
+    """One that is under way."""
 
     task: asyncio.Task[None]
     sent: Sent = field(default_factory=Sent)
@@ -56,8 +57,8 @@ class Transfer:
         )  # fmt: skip
 
 
-class Gate:
-    """Many pass it together, or one alone, for whom they wait."""
+class SharedLock:
+    """Held by many at once, or by one exclusively."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -77,8 +78,8 @@ class Gate:
                 self._changed.notify_all()
 
     @asynccontextmanager
-    async def alone(self, *, is_patient: bool = False) -> AsyncIterator[None]:
-        """``is_patient``: when nobody passes; until then, all can."""
+    async def exclusive(self, *, is_patient: bool = False) -> AsyncIterator[None]:
+        """``is_patient``: waits until nobody holds it, and does not keep others from taking it meanwhile."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._is_closed and not (is_patient and self._inside))
             self._is_closed = True
@@ -92,19 +93,21 @@ class Gate:
                 self._changed.notify_all()
 
 
-class Sending:
-    def __init__(self, home: CodeHome, records: CodeStore, node: Callable[[str], Node], identity: Identity) -> None:
-        self._home = home
+class CodeTransfers:
+    def __init__(
+        self, snapshots: SnapshotStore, records: CodeStore, node: Callable[[str], Node], identity: Identity
+    ) -> None:
+        self._snapshots = snapshots
         self._records = records
         self._node = node
         self._identity = identity
-        self._there: dict[Key, Link] = {}  # the link over which we learnt that it is there
-        self._transfers: dict[Key, Transfer] = {}
+        self._there: dict[Key, Link] = {}  # the link over which we learnt that the node has it
+        self._transfers: dict[Key, CodeTransfer] = {}
         self._folders: dict[str, str] = {}  # by tree
         self._last: dict[tuple[str, str], str] = {}  # tree, by node and folder
         self._writing: set[asyncio.Task[None]] = set()
-        self.moved: dict[Key, float] = {}  # when one that is not done went on last, by the monotonic clock
-        self.gate = Gate()
+        self.moved: dict[Key, float] = {}  # when a transfer under way last made progress, by the monotonic clock
+        self.lock = SharedLock()
         self._slots = asyncio.Semaphore(5)
         self._slot_count = 5
         self.store_limit = 10_000_000_000
@@ -120,14 +123,14 @@ class Sending:
         return NodeContents(self._node(node), self._identity, _CONNECT_S)
 
     async def ensure(self, node: str, root: str) -> SyncReport:
-        """When this returns, the node can start what runs in this tree. May be cancelled."""
+        """When this returns, the node has the snapshot. May be cancelled."""
         key = (node, root)
         if (link := self._node(node).link) is not None and self._there.get(key) is link:
             return SyncReport(node, "done", _IS_THERE)
         transfer = self._transfers.get(key)
         if transfer is None:
             task = asyncio.create_task(self._bring(node, root), name=f"code {root[:12]} to {node}")
-            transfer = self._transfers[key] = Transfer(task)
+            transfer = self._transfers[key] = CodeTransfer(task)
             task.add_done_callback(lambda _: self._transfers.pop(key, None))
         transfer.waiting += 1
         try:
@@ -139,18 +142,18 @@ class Sending:
                 transfer.task.cancel()
 
     async def look_again(self, node: str, root: str) -> None:
-        """Whether it is still there: somebody may have tidied up."""
+        """Checks that the node still has it: somebody may have cleaned up."""
         if (node, root) in self._there and not await self.contents(node).has(root):
             self.forget(node, root)
 
     def note_folder(self, root: str, folder: str) -> None:
-        """Where a tree was taken from: what a node had of the same folder before is most like it."""
+        """Records the folder of a snapshot: an earlier one of the same folder is most like it."""
         if self._folders.get(root) != folder:
             self._folders[root] = folder
-            self._write_down(self._records.taken(folder, root))
+            self._record(self._records.taken(folder, root))
 
     async def last(self, node: str, folder: str) -> str | None:
-        """What the node had last of a folder, or of any."""
+        """The last snapshot of a folder, or of any, that the node had."""
         return self._last.get((node, folder)) or await self._records.last(node, folder)
 
     async def _folder_of(self, root: str) -> str:
@@ -158,17 +161,17 @@ class Sending:
             self._folders[root] = await self._records.folder_of(root)
         return self._folders[root]
 
-    def _write_down(self, work: Coroutine[Any, Any, None]) -> None:
-        """Nobody waits for it: what is lost of it only costs a question."""
-        task = asyncio.create_task(work, name="note where code is")
+    def _record(self, work: Coroutine[Any, Any, None]) -> None:
+        """In the background: if it is lost, that costs one more call."""
+        task = asyncio.create_task(work, name="record where code is")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
     def forget(self, node: str, root: str) -> None:
-        """The node says that it has it no more."""
+        """The node no longer has it."""
         self._there.pop((node, root), None)
 
-    def transfer(self, node: str, root: str) -> Transfer | None:
+    def transfer(self, node: str, root: str) -> CodeTransfer | None:
         return self._transfers.get((node, root))
 
     async def close(self) -> None:
@@ -178,14 +181,14 @@ class Sending:
         await asyncio.gather(*tasks, *self._writing, return_exceptions=True)
 
     async def lacking(self, node: str, root: str) -> tuple[list[bytes], str]:
-        """What would have to travel, and why; nothing when all of it is there."""
+        """What would have to be sent, and why; nothing if the node has all of it."""
         there = self.contents(node)
         if await there.has(root):
             return [], _IS_THERE
         base = await self.last(node, await self._folder_of(root))
-        ids = await asyncio.to_thread(self._home.candidates, root, base)
-        why = f"some differs from {base[:12]}, which it had last" if base else "it is new there"
-        if len(ids) > _UNASKED or sum(self._home.store.place(key).size for key in ids) > _UNASKED_BYTES:
+        ids = await asyncio.to_thread(self._snapshots.candidates, root, base)
+        why = f"differs from {base[:12]}, which the node had last" if base else "new on this node"
+        if len(ids) > _UNASKED or sum(self._snapshots.store.locate(key).size for key in ids) > _UNASKED_BYTES:
             ids = await there.missing(ids)
         return ids, why
 
@@ -193,11 +196,12 @@ class Sending:
         transfer = self._transfers[node, root]
         link = await self._node(node).ready(_CONNECT_S)
         try:
-            async with self.gate.shared():
+            async with self.lock.shared():
                 await self._send(node, root, transfer)
         except Lacking as error:
             self._count(transfer, failed=1)
-            raise UgroError(f"some of the code {root[:12]} is gone here", hint="submit the job anew") from error
+            text = f"some of the code {root[:12]} is no longer stored here"
+            raise UgroError(text, hint="submit the job again") from error
         except UgroError:
             self._count(transfer, failed=1)
             raise
@@ -205,29 +209,30 @@ class Sending:
         self.moved.pop((node, root), None)
         folder = await self._folder_of(root)
         self._last[node, folder] = root
-        self._write_down(self._records.sent(node, folder, root))
+        self._record(self._records.sent(node, folder, root))
         self._count(transfer, unchanged=int(transfer.bytes == 0))
-        self._tell(node, root, transfer)
+        self._log(node, root, transfer)
 
-    async def _send(self, node: str, root: str, transfer: Transfer) -> None:
+    async def _send(self, node: str, root: str, transfer: CodeTransfer) -> None:
         ids, transfer.why = await self.lacking(node, root)
         transfer.sent.on_change = lambda: self.moved.__setitem__((node, root), time.monotonic())
         if transfer.why == _IS_THERE:
             return
         async with self._slots:
             for _ in range(_ROUNDS):
-                places = [self._home.store.place(key) for key in ids]
-                transfer.files += sum(place.kind == trees.CONTENT for place in places)
-                transfer.bytes += sum(place.size for place in places)
-                lacking = await self.contents(node).send(root, ids, self._home.store, self.store_limit, transfer.sent)
+                store = self._snapshots.store
+                found = [store.locate(key) for key in ids]
+                transfer.files += sum(one.kind == trees.CONTENT for one in found)
+                transfer.bytes += sum(one.size for one in found)
+                lacking = await self.contents(node).send(root, ids, store, self.store_limit, transfer.sent)
                 if not lacking:
                     return
-                # It had less than we believed, or some were damaged on their way.
-                everything = await asyncio.to_thread(self._home.candidates, root, None)
+                # It had less than expected, or some were damaged during the transfer.
+                everything = await asyncio.to_thread(self._snapshots.candidates, root, None)
                 ids = await self.contents(node).missing(everything)
-        raise RemoteFailure("the code arrives damaged again and again", subject=node, cause="damaged")
+        raise RemoteFailure("the code was damaged in every transfer", subject=node, cause="damaged")
 
-    def _count(self, transfer: Transfer, unchanged: int = 0, failed: int = 0) -> None:
+    def _count(self, transfer: CodeTransfer, unchanged: int = 0, failed: int = 0) -> None:
         old, sent = self.totals, transfer.sent
         seconds = time.monotonic() - transfer.began
         self.on_sync(seconds)
@@ -242,10 +247,10 @@ class Sending:
             wire_bytes=old.wire_bytes + sent.wire_bytes,
         )
 
-    def _tell(self, node: str, root: str, transfer: Transfer) -> None:
+    def _log(self, node: str, root: str, transfer: CodeTransfer) -> None:
         sent = transfer.sent
         log.info(
-            "code %s is there: %d files of %s travelled as %s in %.3f s, %d contents again: %s",
+            "sent code %s: %d files of %s as %s in %.3f s, %d contents sent again: %s",
             root[:12], sent.files, format_size(sent.bytes), format_size(sent.wire_bytes),
             time.monotonic() - transfer.began, sent.bad, transfer.why, extra={"node": node},
         )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.leases import lease_s
 from ugro.agent.engine.start import Starting
 from ugro.agent.support.crashpoint import point
@@ -50,7 +50,7 @@ def is_light(job: Job) -> bool:
 
 
 class Light:
-    def __init__(self, jobs: JobStore, watch: RunWatch, starting: Starting, home: Homecoming, work: Work) -> None:
+    def __init__(self, jobs: JobStore, watch: RunWatch, starting: Starting, home: Collector, work: Work) -> None:
         self._jobs = jobs
         self._watch = watch
         self._starting = starting
@@ -191,7 +191,7 @@ class Light:
     async def _remove(self, node: str, told: Sequence[RunStatus]) -> None:
         runs = [(int(status.job), status.attempt) for status in told]
         try:
-            results = await self._watch.runs(node).remove_many(runs)
+            results = await self._watch.runs(node).remove(runs)
         except UgroError as error:
             log.info("the sweep will remove what stays: %s", error, extra={"node": node})
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.failure_facts import failure_of
 from ugro.agent.engine.start import Starting
 from ugro.agent.support.crashpoint import point
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Conclusion:
-    def __init__(self, jobs: JobStore, watch: RunWatch, home: Homecoming, starting: Starting) -> None:
+    def __init__(self, jobs: JobStore, watch: RunWatch, home: Collector, starting: Starting) -> None:
         self._jobs = jobs
         self._watch = watch
         self._home = home
@@ -62,13 +62,12 @@ class Conclusion:
             await self._jobs.move(job, JobState.FAILED, verdict.reason, exit_code=code, failure=failure)
 
     async def _view(self, job: Job) -> JobView:
-        checkpoints = self._home.checkpoints
         return JobView(
             job.spec.retry,
             job.tries.charged,
             job.tries.free,
-            has_progressed=await checkpoints.has_progressed(job),
-            has_checkpoint=await checkpoints.newest(job.id) is not None,
+            has_progressed=await self._home.has_progressed(job),
+            has_checkpoint=await self._home.has_checkpoint(job.id),
         )
 
     def _failure(self, job: Job) -> Failure:

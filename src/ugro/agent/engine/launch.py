@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ugro.agent.artifacts.environments import ExtraEnv
@@ -18,9 +19,10 @@ from ugro.core.job import Job, Launcher, OnLost, Placement, Share
 from ugro.core.node import Facts
 from ugro.core.plan import Plan, Rendezvous
 from ugro.nodes.node import Node
-from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
 from ugro.policy.balance.mode import Mode
+from ugro.policy.lifecycle.supervision import shares_supervisor
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
@@ -65,12 +67,15 @@ class Launching:
 
     async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
         """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
-        return await self._watch.runs(node).start(_order(job, node, await self.plan(job)), as_of)
+        [result] = await self._watch.runs(node).start([replace(_order(job, node, await self.plan(job)), as_of=as_of)])
+        if isinstance(result, UgroError):
+            raise result
+        return result
 
     async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | UgroError]:
         """Of plain commands, which all run on this node alone."""
         orders = [_order(job, node, await self.plan(job)) for job in jobs]
-        return await self._watch.runs(node).start_many(orders)
+        return await self._watch.runs(node).start(orders)
 
     async def plan(self, job: Job) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
@@ -173,16 +178,18 @@ def _python(node: Node) -> str:
     return node.machine.python_path if node.machine else node.spec.python or "python3"
 
 
-def _order(job: Job, node: str, recorded: Plan) -> Order:
+def _order(job: Job, node: str, recorded: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in recorded.nodes if part.node == node)
     share = job.placement.on(node)
-    return Order(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
+    return RunStart(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
 
 
 def _settings(job: Job) -> dict[str, Any]:
     spec = job.spec
     settings: dict[str, Any] = {"grace_s": spec.stop.grace_s}
+    if shares_supervisor(job):
+        settings["shared"] = True
     if spec.stop.signal != _NODES_OWN_SIGNAL:
         settings["stop_signal"] = spec.stop.signal
     if spec.snapshot is not None:

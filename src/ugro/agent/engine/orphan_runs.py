@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ugro.agent.artifacts.collector import Homecoming
-from ugro.agent.artifacts.output_store import HomeFull
+from ugro.agent.artifacts.collector import Collector
+from ugro.agent.artifacts.file_store import DiskFull
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
@@ -26,7 +26,7 @@ _AGAIN_S = 5.0
 
 
 class Sweep:
-    def __init__(self, jobs: JobStore, watch: RunWatch, home: Homecoming) -> None:
+    def __init__(self, jobs: JobStore, watch: RunWatch, home: Collector) -> None:
         self._jobs = jobs
         self._watch = watch
         self._home = home
@@ -37,7 +37,7 @@ class Sweep:
         point("sweep.found")
         try:
             await self._clear(node, status)
-        except (Unreachable, TimedOut, RemoteFailure, NotFound, HomeFull) as error:
+        except (Unreachable, TimedOut, RemoteFailure, NotFound, DiskFull) as error:
             log.warning("a run is left there for now: %s", error, extra={"node": node, "job": status.job})
             await asyncio.sleep(_AGAIN_S)
 
@@ -62,7 +62,9 @@ class Sweep:
             raise RemoteFailure("not all of its logs could be brought home", subject=node)
         await self._home.bring_results(node, status)
         point("sweep.brought")
-        await runs.remove(job, attempt)
+        [failure] = await runs.remove([(job, attempt)])
+        if failure is not None:
+            raise failure
         point("conclude.removed")
         self._watch.forget_on(node, job, attempt)
         self._home.forget_logs(node, job, attempt)

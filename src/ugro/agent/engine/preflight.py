@@ -27,8 +27,9 @@ from ugro.core.node import Role
 from ugro.core.plan import Rendezvous
 from ugro.nodes.link import Link
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
-from ugro.policy.nodes.examination import Packages, Unknown
+from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.versions import Installed, Need, differences
+from ugro.remote.messages import Packages
 
 log = logging.getLogger(__name__)
 

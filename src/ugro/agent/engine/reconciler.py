@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.batching import PATIENCE_S, Light, is_light
 from ugro.agent.engine.finish import Conclusion
 from ugro.agent.engine.launch import Launching
@@ -26,7 +26,7 @@ from ugro.agent.support.change_signal import Signal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.support.keyed_tasks import Work
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement, Share
 from ugro.core.support.moment import unix_seconds
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # Looked at again without a cause: a node may have come to the cluster, a report may have changed.
 _LONGEST_PAUSE_S = 1.0
+_IDLE_FACTOR = 100  # a scheduling pass without a cause takes at most a hundredth of the time …
+_LONGEST_IDLE_PAUSE_S = 10.0  # … but comes at least this often
 _STOP_AGAIN_S = 1.0
 # With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
 _MANY = 16
@@ -49,11 +51,11 @@ _GATHER_S = 0.01
 
 class Engine:
     def __init__(
-        self, jobs: JobStore, watch: RunWatch, launching: Launching, snapshots: Snapshots, home: Homecoming
+        self, jobs: JobStore, watch: RunWatch, launching: Launching, scheduler_input: SchedulerInput, home: Collector
     ) -> None:
         self._jobs = jobs
         self._watch = watch
-        self._snapshots = snapshots
+        self._scheduler_input = scheduler_input
         self._home = home
         self._leases = Leases(watch)
         self._starting = Starting(launching, watch, self._leases)
@@ -65,9 +67,10 @@ class Engine:
         self._light.on_end = self.wake
         self._must_schedule = True
         self._schedule_at = 0.0
+        self._idle_pause_s = _LONGEST_PAUSE_S
         self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
-        snapshots.listen(self.wake)
+        scheduler_input.listen(self.wake)
         self.changed = Signal()  # some job has moved
         self.live = LiveJobs(jobs, self.changed.notify)
 
@@ -76,13 +79,8 @@ class Engine:
         self._must_schedule = True
         self._wake.set()
 
-    async def all_live(self) -> tuple[list[Job], list[Job]]:
-        """The jobs that wait, and those that hold devices."""
-        await self.live.read()
-        return self.live.waiting(), self.live.holding()
-
     async def run(self) -> None:
-        self._snapshots.start()
+        self._scheduler_input.start()
         self._leases.start(self.live.holding)
         while True:
             self._wake.clear()
@@ -101,7 +99,7 @@ class Engine:
                 await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
 
     async def close(self) -> None:
-        await self._snapshots.close()
+        await self._scheduler_input.close()
         await self._work.close()
         await self._leases.close()
         await self._watch.close()
@@ -125,7 +123,7 @@ class Engine:
         under_way = {(job.id, job.attempt) for job in holding}
         self._clear_away(under_way)
         self._light.forget(under_way)
-        schedule_s = await self._schedule_when_due(holding)
+        schedule_s = await self._schedule_when_due()
         return min(schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
 
     async def _go_on(self, holding: Iterable[Job]) -> None:
@@ -268,25 +266,25 @@ class Engine:
 
     # --- jobs that wait ----------------------------------------------------------------------------------------
 
-    async def _schedule_when_due(self, holding: Sequence[Job]) -> float:
-        """Returns when it is due again. A long queue takes its time to look through: not more than half of all time."""
+    async def _schedule_when_due(self) -> float:
+        """Returns when it is due again. Passes take at most half of the time, and those without a cause far less."""
         begun = time.monotonic()
         wait_s = self._schedule_at - begun
-        if wait_s > (0.0 if self._must_schedule else -_LONGEST_PAUSE_S):
+        if wait_s > (0.0 if self._must_schedule else -self._idle_pause_s):
             return wait_s if self._must_schedule else _LONGEST_PAUSE_S
         self._must_schedule = False
-        await self._schedule(holding)
-        self._schedule_at = 2 * time.monotonic() - begun
+        await self._schedule()
+        spent_s = time.monotonic() - begun
+        self._schedule_at = begun + 2 * spent_s
+        self._idle_pause_s = min(_LONGEST_IDLE_PAUSE_S, max(_LONGEST_PAUSE_S, _IDLE_FACTOR * spent_s))
         return _LONGEST_PAUSE_S
 
-    async def _schedule(self, holding: Sequence[Job]) -> None:
-        waiting = self.live.waiting()
-        await self._drop([job for job in waiting if job.ending is Ending.CANCELLED])
-        waiting = [job for job in waiting if job.ending is None]
-        if not waiting:
+    async def _schedule(self) -> None:
+        await self._drop(self.live.cancelled())
+        if not self.live.queue:
             return
-        by_id = {job.id: job for job in waiting}
-        wanted = actions(await self._snapshots.take(waiting, holding))
+        wanted = actions(await self._scheduler_input.take(self.live), self.live.queue)
+        by_id = {one.job: job for one in wanted if (job := self.live.get(one.job)) is not None}
         await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
         await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
 

@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ugro.agent.artifacts.checkpoint_store import CheckpointHome
-from ugro.agent.artifacts.collector import Homecoming
+from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results
-from ugro.agent.artifacts.output_store import Arrived, RunHome, shown
+from ugro.agent.artifacts.output_store import Arrived, shown
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunWatch
 from ugro.core.errors import NotAllowed, NotFound, UgroError
@@ -34,7 +33,7 @@ _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABL
 
 
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunWatch, home: Homecoming) -> None:
+    def __init__(self, folder: Path, store: Store, watch: RunWatch, home: Collector) -> None:
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
@@ -83,7 +82,7 @@ class ResultService:
 
     async def _drop(self, job: int, node: str) -> str | None:
         try:
-            await self._home.results.drop_kept(job, node)
+            await self._home.drop_kept(job, node)
         except NotFound:
             return None
         except UgroError as error:
@@ -93,10 +92,9 @@ class ResultService:
     # --- looking -----------------------------------------------------------------------------------------------
 
     def _node(self, job: Job, attempt: int, node: str, *, is_first: bool) -> NodeResults:
-        home = RunHome(attempt_folder(self._folder / str(job.id), attempt), node, is_first=is_first)
-        if (arrived := home.arrived()) is not None:
-            return _arrived(node, arrived)
-        progress = self._home.results.progress(job.id, attempt, node)
+        progress = self._home.outputs(job.id, attempt, node, is_first=is_first)
+        if isinstance(progress, Arrived):
+            return _arrived(node, progress)
         status = self._watch.status(node, job.id, attempt)
         is_live = attempt == job.attempt and job.state in _UNDER_WAY
         state = ResultState.LIVE
@@ -116,7 +114,7 @@ class ResultService:
 
     def _all(self, job: Job, attempt: int, nodes: Sequence[NodeResults]) -> JobResults:
         folder = self._folder / str(job.id)
-        parts = tuple(self._parts(folder, attempt))
+        parts = tuple(self._parts(job.id, folder, attempt))
         files = [file for part in parts for file in _files(part)]
         return JobResults(
             job.id,
@@ -144,14 +142,14 @@ class ResultService:
             return self._summed_up[key]
         return None
 
-    def _parts(self, folder: Path, attempt: int) -> Iterator[Part]:
+    def _parts(self, job: int, folder: Path, attempt: int) -> Iterator[Part]:
         newest = attempt_folder(folder, attempt)
         is_theirs = (newest / "output" / CONFIG).exists()
         yield Part("job." + CONFIG if is_theirs else CONFIG, str(folder / CONFIG))
         yield Part("logs", str(newest / "logs"))
         yield Part("", str(newest / "output"))
         yield Part("nodes", str(newest / "nodes"))
-        if (checkpoint := CheckpointHome(folder / "checkpoints").newest()) is not None:
+        if (checkpoint := self._home.checkpoint(job)) is not None:
             inside = f"/{checkpoint.name}" if checkpoint.found.kind == "folder" else ""
             yield Part(f"checkpoints{inside}", checkpoint.path)
 

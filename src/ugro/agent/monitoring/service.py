@@ -20,7 +20,7 @@ from ugro.agent.support.change_signal import Signal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
 from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
 from ugro.core.alert import Tried
 from ugro.core.errors import UgroError
@@ -55,17 +55,22 @@ class Watching:
         self._parts: _Parts | None = None
         self.is_ending = False
 
-    async def open(self, engine: Engine, snapshots: Snapshots) -> None:
+    async def open(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
         await self.metrics.open()
         self.metrics.listen(self._note_grown)
         monitor = Monitor(
-            self._cluster, snapshots.latest, self._store.alerts, self.metrics, self.notifier, lambda: engine.live.count
+            self._cluster,
+            scheduler_input.latest,
+            self._store.alerts,
+            self.metrics,
+            self.notifier,
+            lambda: engine.live.count,
         )
         herald = Herald(self._store, self._cluster, self.notifier, engine.changed)
         gathering = Gathering(
             Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
         )
-        exposition = Exposition(self._store, monitor, self.metrics, self.notifier)
+        exposition = Exposition(self._store, engine.live, monitor, self.metrics, self.notifier)
         self._parts = _Parts(engine, monitor, herald, gathering, exposition)
 
     async def run(self) -> None:

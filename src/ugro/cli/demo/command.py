@@ -1,4 +1,4 @@
-"""``ugro demo``: UGRO at work on this machine alone. Each step shows one thing; the last one cleans up."""
+"""``ugro demo``: shows UGRO on this machine alone, step by step, and cleans up."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from ugro.lab.lab import Lab
 from ugro.lab.shape import Wish
 
 _SPEEDS = (1.0, 0.5, 0.25)
-_LIMIT_S = 360  # it takes a minute and a half; on a machine that is busy, more
+_LIMIT_S = 360  # usually a minute and a half; longer on a busy machine
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
-@click.option("--accident", is_flag=True, help="Another one: a rank is killed on the way, and the job goes on.")
-@click.option("--keep", is_flag=True, help="Leave the nodes up, in your own UGRO_HOME, to go on with.")
-@click.option("--epochs", type=click.IntRange(1), help="How long the GPT is trained; 3 by default.")
-@click.option("--gentle", is_flag=True, help="Do not go before the other programs of this machine.")
+@click.option("--accident", is_flag=True, help="Run another demo: a rank is killed, and the job recovers.")
+@click.option("--keep", is_flag=True, help="Keep the simulated nodes in your own UGRO_HOME afterwards.")
+@click.option("--epochs", type=click.IntRange(1), help="Number of epochs of the GPT training.  [default: 3]")
+@click.option("--gentle", is_flag=True, help="Take no priority over other programs on this machine.")
 @json_option
 @pass_session
 def demo(session: Session, accident: bool, keep: bool, epochs: int | None, gentle: bool) -> None:
-    """Show UGRO at work on this machine alone: three unequal nodes, and one training over all of them.
+    """Train on three unequal simulated nodes on this machine.
 
-    A small GPT is trained twice, with equal shares for all nodes and with shares that follow what is measured; it ends
-    with what that gained. With --accident, or where there is no PyTorch, it is a training in plain Python instead: one
-    of its ranks is killed; the job names it, resumes from its checkpoint, and ends well. It takes one or two minutes,
-    and nothing is left behind, also after Ctrl-C.
+    Trains a small GPT twice, with equal shares for all nodes and with shares by measured speed, and shows the gain.
+    With --accident, or without PyTorch, a training in plain Python runs instead: one of its ranks is killed, and the
+    job resumes from its checkpoint. The demo takes one or two minutes and removes everything afterwards, also on
+    Ctrl-C.
     """
     started = time.monotonic()
     output = session.output

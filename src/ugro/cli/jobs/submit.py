@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.arguments import LaunchCommand, RunCommand
 from ugro.cli.jobs.attach import attend
 from ugro.cli.jobs.document import job_document
@@ -24,7 +25,7 @@ _ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process
 @click.command(cls=RunCommand)
 @job_options(without=_ONE_PROCESS)
 @json_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=candidates.files)
 @pass_session
 def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bool, **fields: Any) -> int:
     """Run a command as a job on the best node.
@@ -72,7 +73,7 @@ def launch(
 
 
 @click.command()
-@click.argument("job", default="last")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
 @click.option("--exact", is_flag=True, help="Fail unless the job's code is still stored; report other changes since.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for the job.")
 @json_option

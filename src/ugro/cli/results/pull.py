@@ -1,4 +1,4 @@
-"""Copies a job's results to where a user wants them: what is the same is left, what differs is not written over."""
+"""Copies the results of a job to a folder: equal files are skipped, different ones are not overwritten."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ugro.core.results import JobResults, Part
 
 _PIECE_BYTES = 1 << 20
 _MOST_NAMED = 5
-_TIMES = b".times"  # our own, beside a log
+_TIMES = b".times"  # the index beside a log
 
 
 class Conflict(Exception):
-    """There are files that differ; nothing was copied."""
+    """Files there differ; nothing was copied."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Pulled:
     files: int = 0
     bytes: int = 0
     same: int = 0
-    seen_bytes: int = 0  # copied, or found to be the same
+    seen_bytes: int = 0  # copied, or equal
 
 
 def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:
@@ -50,7 +50,7 @@ def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Cal
 
 
 def _pairs(part: Part, target: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Regular files only, and through no link."""
+    """Regular files only; links are not followed."""
     path, base = os.fsencode(part.path), os.path.join(target, os.fsencode(part.name))
     if _is_file(path):
         yield path, base
@@ -68,7 +68,7 @@ def _is_file(path: bytes) -> bool:
 
 
 def _is_same(source: bytes, to: bytes) -> bool | None:
-    """None when there is nothing yet."""
+    """None if there is none yet."""
     if not os.path.lexists(to):
         return None
     if not _is_file(to) or os.path.getsize(to) != os.path.getsize(source):
@@ -81,7 +81,7 @@ def _is_same(source: bytes, to: bytes) -> bool | None:
 
 
 def _copy(source: bytes, to: bytes, done: Pulled, on_progress: Callable[[Pulled], None]) -> None:
-    """Beside it first: whoever interrupts us finds whole files only."""
+    """Under another name first: an interruption leaves complete files only."""
     os.makedirs(os.path.dirname(to), exist_ok=True)
     fresh = os.path.join(os.path.dirname(to), b".ugro-" + secrets.token_hex(8).encode())
     try:

@@ -1,4 +1,4 @@
-"""``ugro top``: the whole cluster at a terminal, live."""
+"""``ugro top``: the cluster in a terminal, live."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 
 
 @click.command()
-@click.option("--interval", type=float, default=2.0, help="Seconds between looks, 0.2 to 3600 (2).")
-@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="The order of nodes.")
-@click.option("--once", is_flag=True, help="Print it once and end; also where there is no terminal.")
+@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between refreshes, 0.2 to 3600.")
+@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort nodes by this.")
+@click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @json_option
 @pass_session
 def top(session: Session, interval: float, sort: str, once: bool) -> None:
-    """Show all nodes, GPUs, jobs and alerts, live, until q or Ctrl-C."""
+    """Show nodes, GPUs, jobs and alerts, live.
+
+    Keys: q quits, s changes the order, the arrow keys scroll, space pauses.
+    """
     check_interval(interval)
     client, output = session.client(), session.output
-    output.progress("asking the nodes")
+    output.progress("probing the nodes")
     seen = look(client)
     if output.is_json:
         jobs = [job_document(job) for job in seen.jobs]
@@ -61,7 +64,7 @@ def look(client: Client) -> Seen:
 
 
 def _place(job: Job) -> tuple[bool, int]:
-    """What runs stands above what waits; the oldest first."""
+    """Running jobs before waiting ones; the oldest first."""
     return job.state in WAITING_STATES, job.id
 
 

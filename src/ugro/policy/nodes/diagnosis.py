@@ -11,7 +11,8 @@ from typing import Any
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, LinkQuality, Machine
 from ugro.core.support.quantity import format_duration, format_size
-from ugro.policy.nodes.examination import Examination, Packages, Ports, PortUse, Root, SshSettings, Survival, Unknown
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
+from ugro.remote.messages import Packages, Ports, PortUse, Root, Survival
 
 LITTLE_SPACE_BYTES = 2**30
 NO_SPACE_BYTES = 100 * 2**20

@@ -1,7 +1,7 @@
-"""A tree becomes a folder: each file a copy of its own, so that whoever writes over one harms nobody else.
+"""Writes a tree into a folder. Each file is a copy, so that overwriting one harms no other run.
 
-No hard links to what is stored: root writes through a file's mode, and everybody else would find files that cannot be
-written where they were writable at home. File systems that share blocks between copies do so for large files.
+There are no hard links into the store: root could write through them, and everybody else would get read-only files that
+were writable on their machine. File systems that can share blocks between copies do so for large files.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import List, Tuple
+from typing import List
 
 from ugro.remote import trees
-from ugro.remote.cas.packs import ContentStore, Place
-from ugro.remote.trees import Entry
+from ugro.remote.cas.packs import ContentStore, Location
+from ugro.remote.trees import TreeEntry
 
-_SHARED_BYTES = 256 * 1024  # from here on the kernel copies, and shares where it can
+_SHARED_BYTES = 256 * 1024  # larger ones are copied by the kernel, which shares blocks if it can
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -25,12 +25,12 @@ class TooLarge(Exception):
 
 
 def check_out(store: ContentStore, root: bytes, folder: str) -> None:
-    """In one step: ``folder`` is empty or not there before, and whole afterwards. Filled already, it is left alone."""
+    """In one step: ``folder`` is empty or missing before, and complete afterwards. A filled one is left alone."""
     fresh = "%s.%s" % (folder, os.urandom(6).hex())
     os.mkdir(fresh, 0o700)
     try:
         fill(store, root, fresh)
-        with contextlib.suppress(OSError):  # somebody else was there first
+        with contextlib.suppress(OSError):  # another process was first
             os.rename(fresh, folder)
             return
     finally:
@@ -38,21 +38,21 @@ def check_out(store: ContentStore, root: bytes, folder: str) -> None:
 
 
 def fill(store: ContentStore, root: bytes, folder: str, most_entries: int = 1 << 40) -> None:
-    """Into an empty folder of ours. Raises ``Lacking`` where something is not in the store."""
-    # Modes as they were at home, at once: a call for each file that sets them afterwards would cost as much again.
+    """Into an empty folder of ours. Raises ``Lacking`` if something is not in the store."""
+    # Files are created with their modes: setting them afterwards would take twice as long.
     umask = os.umask(0)
     try:
-        _Filling(store, most_entries).fill(os.open(folder, _FOLDER), store.entries(root), 0)
+        _Checkout(store, most_entries).fill(os.open(folder, _FOLDER), store.entries(root), 0)
     finally:
         os.umask(umask)
 
 
-class _Filling:
+class _Checkout:
     def __init__(self, store: ContentStore, most_entries: int) -> None:
         self._store = store
         self._left = most_entries
 
-    def fill(self, fd: int, entries: List[Entry], depth: int) -> None:
+    def fill(self, fd: int, entries: List[TreeEntry], depth: int) -> None:
         """Closes the descriptor."""
         try:
             self._left -= len(entries)
@@ -68,12 +68,12 @@ class _Filling:
         finally:
             os.close(fd)
 
-    def _folder(self, fd: int, entry: Entry, depth: int) -> None:
+    def _folder(self, fd: int, entry: TreeEntry, depth: int) -> None:
         mode = entry.mode | 0o700  # ours to fill and to delete
         os.mkdir(entry.name, mode, dir_fd=fd)
         self.fill(os.open(entry.name, _FOLDER, dir_fd=fd), self._store.entries(entry.body), depth + 1)
 
-    def _write(self, fd: int, entry: Entry) -> None:
+    def _write(self, fd: int, entry: TreeEntry) -> None:
         file = os.open(entry.name, _NEW, entry.mode, dir_fd=fd)
         try:
             for chunk in entry.chunks:
@@ -82,15 +82,15 @@ class _Filling:
             os.close(file)
 
     def _copy(self, chunk: bytes, file: int) -> None:
-        place = self._store.place(chunk)
+        place = self._store.locate(chunk)
         shared = _share(self._store.path(place), place, file) if place.size >= _SHARED_BYTES else 0
         content = memoryview(self._store.read(chunk))[shared:]
         while content:
             content = content[os.write(file, content) :]
 
 
-def _share(pack: str, place: Place, file: int) -> int:
-    """How many bytes were copied; where the kernel cannot, we can."""
+def _share(pack: str, place: Location, file: int) -> int:
+    """How many bytes the kernel copied; the rest is ours."""
     shared = 0
     source = os.open(pack, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -104,17 +104,3 @@ def _share(pack: str, place: Place, file: int) -> int:
     finally:
         os.close(source)
     return shared
-
-
-def count(store: ContentStore, root: bytes) -> Tuple[int, int]:
-    """Files and bytes below a tree."""
-    files = size = 0
-    todo = [root]
-    while todo:
-        for entry in store.entries(todo.pop()):
-            if entry.kind == trees.FOLDER:
-                todo.append(entry.body)
-            else:
-                files += 1
-                size += entry.size
-    return files, size

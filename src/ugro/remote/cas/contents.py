@@ -1,6 +1,6 @@
-"""`contents.*`: the code that jobs run in, on this node, by its hash: asked for, received, tidied up.
+"""`contents.*`: the code of jobs on this node, addressed by hash: looked up, received, cleaned up.
 
-It is for all agents of this folder: a content is what its hash says, whoever sent it.
+All agents that use this folder share it: a content is what its hash says, no matter who sent it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from ugro.remote import trees, worker
 from ugro.remote.cas import checkout, fsync, gc
 from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking, PackWriter, is_full
-from ugro.remote.cas.stream import StreamError, Unblocker
+from ugro.remote.cas.stream import BlockReader, StreamError
 from ugro.remote.program import Call, Refused
 from ugro.remote.state.rundir import AgentDir, RunDir
 
-WINDOW = 4 << 20  # on their way: over a long line, less would leave it idle
+WINDOW = 4 << 20  # unacknowledged: less would leave a link with a long delay idle
 MOST_PUT = 128 * 1024
 SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _SEEN_AT_ONCE = 512 << 20
-_SETTLE_S = 1.0
+_SYNC_S = 1.0
 _PIECE = 1 << 20
 _MOST_LACKING = 8000  # named in one answer
 
@@ -32,7 +32,7 @@ Answer = Dict[str, Any]
 
 @functools.lru_cache(maxsize=None)
 def store_in(root: str) -> ContentStore:
-    """The one of a node; ``root`` is the folder in which all of UGRO's files are there."""
+    """The store of a node; ``root`` is the folder that contains all files of UGRO there."""
     return ContentStore(os.path.join(os.path.realpath(root), ".ugro", "contents"))
 
 
@@ -42,29 +42,29 @@ def has(call: Call, params: Dict[str, Any]) -> None:
 
 
 def missing(call: Call, params: Dict[str, Any]) -> None:
-    """Hashes come in, a bit for each goes out: 1 where its content is missing."""
-    store = _looked_at(_store(call, params))
+    """Receives hashes; answers with one bit for each: 1 if its content is missing."""
+    store = _loaded(_store(call, params))
     worker.receive(call, lambda out, took: {"missing": _missing(store, out, took)})
 
 
 def receive(call: Call, params: Dict[str, Any]) -> None:
-    receiving = _Receiving(_looked_at(_store(call, params)), params)
+    receiving = _Receiver(_loaded(_store(call, params)), params)
     worker.receive(call, receiving.receive, WINDOW)
-    _settle_when_done(call, receiving)
+    _sync_when_done(call, receiving)
 
 
 def put(call: Call, params: Dict[str, Any]) -> None:
-    """As ``receive``, of so little that a process of its own would take longer; busy where that is not sure."""
+    """As ``receive``, for so little that a separate process would take longer; busy if it might take long."""
     store = _store(call, params)
     content = base64.b64decode(params["block"], validate=True)
     if len(content) > MOST_PUT or store.unseen_bytes() > _SEEN_AT_ONCE:
-        raise Refused("busy", "it takes its time; send it")
-    receiving = _Receiving(store, params)
+        raise Refused("busy", "this may take long; use receive")
+    receiving = _Receiver(store, params)
     try:
         call.finish(receiving.put(content))
     finally:
-        store.close()  # a fork has no descriptors of ours
-    _settle_when_done(call, receiving)
+        store.close()  # a fork must not inherit its descriptors
+    _sync_when_done(call, receiving)
 
 
 def tidy(call: Call, params: Dict[str, Any]) -> None:
@@ -90,13 +90,13 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 
 
 def check_out(run: RunDir, root: bytes, folder: Optional[str] = None) -> None:
-    """The run's folder to work in, or another, becomes what the tree says."""
+    """Writes the tree into the working directory of the run, or into another folder."""
     with _found(run, root) as store:
         checkout.check_out(store, root, folder or run.file("work"))
 
 
 def fill(run: RunDir, root: bytes, folder: str, most_entries: int) -> bool:
-    """The same into an empty folder that is not the run's yet; False, and emptied, when that would take time."""
+    """The same into an empty folder that is not the run's yet; False, and emptied again, if it would take long."""
     is_filled = False
     try:
         with _found(run, root, wait_s=0) as store:
@@ -145,23 +145,23 @@ def _store(call: Call, params: Dict[str, Any]) -> ContentStore:
     return store_in(call.program.root)
 
 
-def _settle_when_done(call: Call, receiving: _Receiving) -> None:
-    """Later: nobody is to wait for it."""
+def _sync_when_done(call: Call, receiving: _Receiver) -> None:
+    """Later, so that nobody waits for it."""
 
-    def settle() -> None:
+    def sync() -> None:
         if call.is_done:
-            fsync.settle_soon(receiving.store.packs, receiving.tidy)
+            fsync.sync_in_background(receiving.store.packs, receiving.tidy)
         else:
-            call.program.after(_SETTLE_S, settle)
+            call.program.after(_SYNC_S, sync)
 
-    call.program.after(_SETTLE_S, settle)
+    call.program.after(_SYNC_S, sync)
 
 
-def _looked_at(store: ContentStore) -> ContentStore:
-    """What the node program has seen, each process that it forks has, too; what takes long to see is left to them."""
+def _loaded(store: ContentStore) -> ContentStore:
+    """Loads the index before a fork, so that the new process has it, too; if that would take long, it is left to it."""
     if store.unseen_bytes() <= _SEEN_AT_ONCE:
-        store.look()
-        store.close()  # a fork has no descriptors of ours
+        store.refresh()
+        store.close()  # a fork must not inherit its descriptors
     return store
 
 
@@ -184,7 +184,7 @@ def _missing(store: ContentStore, out: int, took: Callable[[int], None]) -> str:
     return base64.b64encode(bytes(bits)).decode()
 
 
-class _Receiving:
+class _Receiver:
     def __init__(self, store: ContentStore, params: Dict[str, Any]) -> None:
         self.store = store
         self._root = trees.parse_id(params["root"])
@@ -209,24 +209,24 @@ class _Receiving:
 
     def _receive(self, pieces: Iterator[bytes]) -> Answer:
         self.store.expect_room(self._bytes, SPARE_BYTES)
-        unblocker, writer = Unblocker(), PackWriter(self.store)
+        unblocker, writer = BlockReader(), PackWriter(self.store)
         try:
             self._take(unblocker, writer, pieces)
             lacking = self._settle(writer)
         except StreamError as error:
-            writer.leave()  # perhaps the link was cut, and we are about to be killed
-            raise Refused("damaged", "the code was damaged on its way: %s" % error) from error
+            writer.leave()  # perhaps the link broke, and this process is about to be killed
+            raise Refused("damaged", "the code was damaged during the transfer: %s" % error) from error
         except OSError as error:
             if not is_full(error):
                 raise
             raise Refused("no-space", "the disk is full; the code did not fit") from error
         finally:
-            writer.discard()  # nothing, where it was finished; space, where there is none left
+            writer.discard()  # does nothing after finish; frees space if the disk is full
         named = [key.hex() for key in lacking[:_MOST_LACKING]]
         return {"bad": unblocker.bad, "lacking": named}
 
     @staticmethod
-    def _take(unblocker: Unblocker, writer: PackWriter, pieces: Iterator[bytes]) -> None:
+    def _take(unblocker: BlockReader, writer: PackWriter, pieces: Iterator[bytes]) -> None:
         for piece in pieces:
             for key, kind, content in unblocker.feed(piece):
                 writer.add(key, kind, content)

@@ -1,7 +1,7 @@
-"""Contents reach the disk after everybody has gone on with them: only then do they survive a power cut.
+"""Packs are used before they are on the disk, and synced afterwards: only then do they survive a power cut.
 
-Until that is done, a file beside a pack says in which boot it was written. Whoever finds one of an earlier boot does
-not believe the pack: what is whole of it is kept, and no tree counts as whole before it was looked at again.
+Until then, a file beside a pack names the boot in which it was written. If that was an earlier boot, the pack is
+checked again: its valid part is kept, and no tree counts as complete before it was checked, too.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Callable, List
 from ugro.remote import durable
 from ugro.remote.clock import boot_id
 
-_FRESH = ".fresh"
+_UNSYNCED = ".fresh"
 _PACK, _ARRIVING = ".pack", ".arriving"
 
 
-def note(folder: str, pack: str) -> None:
-    """Before it has its name."""
-    with open(os.path.join(folder, pack + _FRESH), "w", encoding="ascii") as file:
+def mark_unsynced(folder: str, pack: str) -> None:
+    """Before the pack gets its name."""
+    with open(os.path.join(folder, pack + _UNSYNCED), "w", encoding="ascii") as file:
         file.write(boot_id())
 
 
-def settle(folder: str) -> None:
-    """When this returns, every pack that was there before is on the disk."""
-    settled = [pack for pack in _fresh(folder) if _is_settled(folder, pack)]
-    if settled:
+def sync_packs(folder: str) -> None:
+    """When this returns, every pack that existed before is on the disk."""
+    synced = [pack for pack in _unsynced(folder) if _is_synced(folder, pack)]
+    if synced:
         durable.sync_folder(folder)
-    for pack in settled:
+    for pack in synced:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, pack + _FRESH))
+            os.unlink(os.path.join(folder, pack + _UNSYNCED))
 
 
-def settle_soon(folder: str, then: Callable[[], None]) -> None:
-    """In a process of its own, which is nobody's child and outlives this one."""
+def sync_in_background(folder: str, then: Callable[[], None]) -> None:
+    """In a detached process, which outlives this one."""
     from ugro.remote.process.execute import close_all_but
 
     pid = os.fork()
@@ -42,46 +42,47 @@ def settle_soon(folder: str, then: Callable[[], None]) -> None:
         try:
             if os.fork() == 0:
                 close_all_but([])
-                settle(folder)
+                sync_packs(folder)
                 then()
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
 
 
-def distrust(folder: str, roots: str) -> None:
-    """What another boot left unsettled is to be looked at again."""
-    doubtful = [pack for pack in _fresh(folder) if _boot_of(folder, pack) != boot_id()]
-    if not doubtful:
+def recheck(folder: str, roots: str) -> None:
+    """Marks packs that an earlier boot left unsynced as incomplete, so that they are checked again."""
+    unsynced = [pack for pack in _unsynced(folder) if _boot_of(folder, pack) != boot_id()]
+    if not unsynced:
         return
     for root in os.listdir(roots):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(roots, root))
-    for pack in doubtful:
+    for pack in unsynced:
         with contextlib.suppress(FileNotFoundError):
             os.rename(os.path.join(folder, pack), _arriving(folder, pack))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, pack + _FRESH))
+            os.unlink(os.path.join(folder, pack + _UNSYNCED))
 
 
-def _is_settled(folder: str, pack: str) -> bool:
-    """False for one that is about to get its name: its writer has noted it, and sees to it that it is settled."""
-    is_arriving = os.path.exists(_arriving(folder, pack))  # asked first: afterwards it may have its name
+def _is_synced(folder: str, pack: str) -> bool:
+    """False for a pack that is about to get its name: its writer marked it, and will have it synced."""
+    is_arriving = os.path.exists(_arriving(folder, pack))  # checked first: it may get its name meanwhile
     with contextlib.suppress(FileNotFoundError):
         durable.sync_file(os.path.join(folder, pack))
         return True
-    return not is_arriving  # it was tidied away
+    return not is_arriving  # it was deleted
 
 
 def _arriving(folder: str, pack: str) -> str:
     return os.path.join(folder, pack[: -len(_PACK)] + _ARRIVING)
 
 
-def _fresh(folder: str) -> List[str]:
-    return [name[: -len(_FRESH)] for name in os.listdir(folder) if name.endswith(_FRESH)]
+def _unsynced(folder: str) -> List[str]:
+    return [name[: -len(_UNSYNCED)] for name in os.listdir(folder) if name.endswith(_UNSYNCED)]
 
 
 def _boot_of(folder: str, pack: str) -> str:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, pack + _FRESH), encoding="ascii") as file:
+    path = os.path.join(folder, pack + _UNSYNCED)
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         return file.read()
     return ""

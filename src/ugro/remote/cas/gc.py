@@ -1,6 +1,6 @@
-"""Keeping a store of contents within its limit: the trees that nobody used for longest go first.
+"""Keeps a content store within its limit: the least recently used trees are deleted first.
 
-A job that runs has its own copy of its code, and a tree that a job is about to start with was used just now.
+A running job has its own copy of its code, and a tree that a job is about to start with was used just now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tidied(NamedTuple):
 
 
 def tidy(store: ContentStore, limit_bytes: int, keep: Iterable[bytes] = (), recent_s: float = RECENT_S) -> Tidied:
-    """``keep``: trees that stay whatever the limit is."""
+    """``keep``: trees that stay regardless of the limit."""
     with store.using(alone=True):
         store.salvage()
         before = disk_bytes(store)
@@ -40,7 +40,7 @@ def tidy(store: ContentStore, limit_bytes: int, keep: Iterable[bytes] = (), rece
 
 
 def tidy_when_due(store: ContentStore, limit_bytes: int, keep: Iterable[bytes] = ()) -> None:
-    """After something came; looks only at sizes as long as there is nothing to do."""
+    """After a transfer; looks only at sizes if there is nothing to do."""
     if disk_bytes(store) > limit_bytes or len(os.listdir(store.packs)) > 2 * _MOST_PACKS:
         tidy(store, limit_bytes, keep)
 
@@ -54,7 +54,7 @@ def disk_bytes(store: ContentStore) -> int:
 
 
 def _chosen(store: ContentStore, limit_bytes: int, keep: Set[bytes], recent: float) -> Set[bytes]:
-    """What has to stay, and then as much as fits, the last used first."""
+    """The trees that must stay, and as many others as fit, the most recently used first."""
     by_use = store.roots_by_use()
     must = [root for root, used in by_use if root in keep or used >= recent]
     chosen: Set[bytes] = set()
@@ -62,7 +62,7 @@ def _chosen(store: ContentStore, limit_bytes: int, keep: Set[bytes], recent: flo
     size = 0
     for root in [*must, *(root for root, _ in by_use if root not in must)]:
         more = [key for key in store.reach(root) if key not in live]
-        more_bytes = sum(store.place(key).size for key in more if key in store)
+        more_bytes = sum(store.locate(key).size for key in more if key in store)
         if root not in must and size + more_bytes > limit_bytes:
             continue
         chosen.add(root)
@@ -72,30 +72,30 @@ def _chosen(store: ContentStore, limit_bytes: int, keep: Set[bytes], recent: flo
 
 
 def _rewrite(store: ContentStore, live: Set[bytes]) -> None:
-    """Packs of which little is wanted go, and what is wanted of them moves into a new one first."""
+    """Deletes packs that are mostly unused, after moving what is used into a new one."""
     wanted: Dict[str, List[bytes]] = {name: [] for name in os.listdir(store.packs) if name.endswith(packs.PACK)}
     for key in live:
         if key in store:
-            wanted[store.place(key).pack].append(key)
+            wanted[store.locate(key).pack].append(key)
     going = set(_going(store, wanted))
     writer = PackWriter(store)
     try:
         for pack in sorted(going):
-            for key in sorted(wanted[pack], key=lambda key: store.place(key).offset):
-                writer.move(key, store.place(key).kind, store.read(key))
+            for key in sorted(wanted[pack], key=lambda key: store.locate(key).offset):
+                writer.move(key, store.locate(key).kind, store.read(key))
         writer.finish()
     finally:
         writer.discard()
-    fsync.settle(store.packs)  # before what it was copied from goes
+    fsync.sync_packs(store.packs)  # before the originals are deleted
     for pack in going:
         os.unlink(os.path.join(store.packs, pack))
-    store.look_anew()
+    store.reload()
 
 
 def _going(store: ContentStore, wanted: Dict[str, List[bytes]]) -> List[str]:
     sizes = {pack: os.path.getsize(os.path.join(store.packs, pack)) for pack in wanted}
-    live = {pack: sum(store.place(key).size for key in keys) for pack, keys in wanted.items()}
+    live = {pack: sum(store.locate(key).size for key in keys) for pack, keys in wanted.items()}
     going = [pack for pack in wanted if live[pack] < _LEAST_LIVE * sizes[pack]]
     left = sorted((pack for pack in wanted if pack not in going), key=lambda pack: sizes[pack])
-    # Many small ones become one: each that there is makes everything else slower.
+    # Many small packs become one: each of them slows everything down.
     return going + left[: max(0, len(left) - _MOST_PACKS + 1)] if len(left) > _MOST_PACKS else going

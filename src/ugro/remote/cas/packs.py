@@ -1,9 +1,9 @@
-"""Contents by their hash, on a disk: many in one file, because a file of its own costs more than what is in most.
+"""A store of contents by their hash: many in one file, because most are smaller than the cost of a file.
 
-``packs/*.pack`` are never changed once they have that name; ``*.arriving`` is one that is being written, by whoever
-holds its lock. When its writer was killed, what had come whole is kept. ``roots/`` has an empty file for each tree that
-is here with all below it; its time of change is when it was last used. Whoever takes something away holds ``lock``
-alone; all others share it. Both sides use this file: the agent keeps what it will send in the same form.
+``packs/*.pack`` never change once they have that name; ``*.arriving`` is being written by the process that holds its
+lock. If that was killed, the valid part is kept. ``roots/`` has an empty file for each complete tree; its modification
+time says when it was last used. Deleting requires an exclusive ``lock``; everything else shares it. The agent keeps
+what it sends in the same form.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ugro.remote.program import Refused
 
 _HEAD = struct.Struct(">32sBHI")  # hash, kind, bytes of padding, bytes of content
 _PAGE = 4096
-_ALIGNED_BYTES = 64 * 1024  # larger ones begin on a page: some file systems can then share them with a copy
+_ALIGNED_BYTES = 64 * 1024  # larger ones are aligned to pages, so that file systems can share their blocks with copies
 _BUFFER_BYTES = 1 << 20
 LOCK_S = 120.0
 PACK, _ARRIVING = ".pack", ".arriving"
 
 
-class Place(NamedTuple):
-    """Where a content is."""
+class Location(NamedTuple):
+    """Where a content is stored."""
 
     pack: str
     offset: int
@@ -38,21 +38,21 @@ class Place(NamedTuple):
 
 
 class Lacking(Exception):
-    """Contents that are not here."""
+    """Contents that are not in the store."""
 
     def __init__(self, ids: List[bytes]) -> None:
-        super().__init__("%d contents are not here" % len(ids))
+        super().__init__("%d contents are missing" % len(ids))
         self.ids = ids
 
 
 class ContentStore:
-    """One process's view of it; ``look`` takes up what others have added."""
+    """The view of one process; ``refresh`` adds what others have stored."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.packs = os.path.join(folder, "packs")
         self.roots = os.path.join(folder, "roots")
-        self._places: Dict[bytes, Place] = {}
+        self._places: Dict[bytes, Location] = {}
         self._seen: Set[str] = set()
         self._maps: Dict[str, mmap.mmap] = {}
         self._is_trusted = False
@@ -60,40 +60,40 @@ class ContentStore:
     # --- what is here -------------------------------------------------------------------------------------------
 
     def has_root(self, root: bytes) -> bool:
-        """Whether all of a tree is here; it counts as used now."""
+        """Whether a tree is complete; marks it as used."""
         try:
             os.utime(os.path.join(self.roots, root.hex()))
         except FileNotFoundError:
             return False
         return True
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         names = set(os.listdir(self.packs)) if os.path.isdir(self.packs) else set()
         packs = {name for name in names if name.endswith(PACK)}
         for name in packs - self._seen:
             self._seen.add(name)
             with contextlib.suppress(FileNotFoundError):
                 self._places.update(self._walk(name))
-        if self._seen - packs:  # some were taken away
+        if self._seen - packs:  # some were deleted
             self.close()
             self._places = {key: place for key, place in self._places.items() if place.pack in packs}
             self._seen &= packs
 
     def unseen_bytes(self) -> int:
-        """Of packs that ``look`` has yet to look into."""
+        """Of packs that ``refresh`` has not read yet."""
         names = os.listdir(self.packs) if os.path.isdir(self.packs) else []
         unseen = [name for name in names if name.endswith(PACK) and name not in self._seen]
         size = 0
         for name in unseen:
-            with contextlib.suppress(FileNotFoundError):  # tidied up meanwhile
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 size += os.path.getsize(os.path.join(self.packs, name))
         return size
 
-    def look_anew(self) -> None:
-        """A content may be in another pack than before."""
+    def reload(self) -> None:
+        """After contents have moved to other packs."""
         self.close()
         self._places, self._seen = {}, set()
-        self.look()
+        self.refresh()
 
     def lacks(self, ids: Iterable[bytes]) -> List[bytes]:
         return [one for one in ids if one not in self._places]
@@ -101,20 +101,20 @@ class ContentStore:
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
 
-    def place(self, key: bytes) -> Place:
+    def locate(self, key: bytes) -> Location:
         found = self._places.get(key)
         if found is None:
             raise Lacking([key])
         return found
 
     def read(self, key: bytes) -> bytes:
-        place = self.place(key)
+        place = self.locate(key)
         return self._map(place.pack)[place.offset : place.offset + place.size]
 
-    def entries(self, tree: bytes) -> List[trees.Entry]:
+    def entries(self, tree: bytes) -> List[trees.TreeEntry]:
         return trees.decode(self.read(tree))
 
-    def path(self, place: Place) -> str:
+    def path(self, place: Location) -> str:
         return os.path.join(self.packs, place.pack)
 
     def close(self) -> None:
@@ -129,28 +129,28 @@ class ContentStore:
                 found = self._maps[pack] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return found
 
-    def _walk(self, pack: str) -> Iterator[Tuple[bytes, Place]]:
+    def _walk(self, pack: str) -> Iterator[Tuple[bytes, Location]]:
         path = os.path.join(self.packs, pack)
         if os.path.getsize(path) == 0:
             return
         for key, kind, offset, size in records(self._map(pack)):
-            yield key, Place(pack, offset, size, kind)
+            yield key, Location(pack, offset, size, kind)
 
     # --- locks --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def using(self, *, alone: bool = False, wait_s: float = LOCK_S) -> Iterator[None]:
-        """Nothing is taken away meanwhile; ``alone``: nobody else is at it."""
+        """Nothing is deleted meanwhile; ``alone``: nobody else uses the store."""
         for folder in (self.packs, self.roots):
             durable.make_folder(folder)
         fd = os.open(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not durable.lock_within(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, wait_s):
-                raise Refused("busy", "the contents in %s are being tidied up" % self.folder)
+                raise Refused("busy", "the contents in %s are being cleaned up" % self.folder)
             if not self._is_trusted:
-                fsync.distrust(self.packs, self.roots)
+                fsync.recheck(self.packs, self.roots)
                 self._is_trusted = True
-            self.look()
+            self.refresh()
             yield
         finally:
             os.close(fd)
@@ -158,12 +158,12 @@ class ContentStore:
     # --- what comes ---------------------------------------------------------------------------------------------
 
     def salvage(self) -> None:
-        """Takes up what came whole of transfers that were cut."""
+        """Adds the valid part of interrupted transfers."""
         for name in os.listdir(self.packs):
             if name.endswith(_ARRIVING):
                 with contextlib.suppress(FileNotFoundError):
                     self._salvage(os.path.join(self.packs, name))
-        self.look()
+        self.refresh()
 
     def _salvage(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -188,8 +188,8 @@ class ContentStore:
             raise Refused("no-space", text % (-(-size >> 20), free >> 20, spare >> 20))
 
     def complete(self, root: bytes) -> None:
-        """Notes that all of a tree is here, or raises ``Lacking``."""
-        # Most of a tree that was changed is in the one before it, and that one is complete.
+        """Marks a tree as complete, or raises ``Lacking``."""
+        # Most of a changed tree is in the previous one, which is complete.
         before = next((key for key, _ in self.roots_by_use()), None)
         lacking = self.lacks(self.reach(root, before if before in self._places else None))
         if lacking:
@@ -201,7 +201,7 @@ class ContentStore:
     def reach(self, root: bytes, base: Optional[bytes] = None) -> Iterator[bytes]:
         """Every hash of a tree, its own first, each once; without those in folders that are the same in ``base``.
 
-        Nothing is said of what is below a tree that is not here.
+        What is below a tree that is not in the store is left out.
         """
         seen: Set[bytes] = set()
         todo = [(root, base)]
@@ -221,8 +221,19 @@ class ContentStore:
                 yield from fresh
                 seen.update(fresh)
 
+    def walk(self, root: bytes) -> Iterator[Tuple[bytes, trees.TreeEntry]]:
+        """Paths and entries of all files and links of a tree, as far as it is in the store."""
+        todo = [(b"", root)]
+        while todo:
+            path, tree = todo.pop()
+            for entry in self.entries(tree) if tree in self else ():
+                if entry.kind == trees.FOLDER:
+                    todo.append((path + entry.name + b"/", entry.body))
+                else:
+                    yield path + entry.name, entry
+
     def roots_by_use(self) -> List[Tuple[bytes, float]]:
-        """The one that was used last comes first."""
+        """The most recently used first."""
         found = []
         for name in os.listdir(self.roots) if os.path.isdir(self.roots) else ():
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -232,7 +243,7 @@ class ContentStore:
 
 
 class PackWriter:
-    """A pack that is being written. What it was given is found in the store after ``finish``."""
+    """Writes a pack. Its contents are in the store after ``finish``."""
 
     def __init__(self, store: ContentStore) -> None:
         durable.make_folder(store.packs)
@@ -251,7 +262,7 @@ class PackWriter:
             self.move(key, kind, content)
 
     def move(self, key: bytes, kind: int, content: Any) -> None:
-        """Also what the store has in another pack."""
+        """Even if the store has it in another pack."""
         if key in self._has:
             return
         self._has.add(key)
@@ -266,31 +277,31 @@ class PackWriter:
             self.flush()
 
     def flush(self) -> None:
-        """What was added survives this process."""
+        """Contents added so far survive the end of this process."""
         durable.write_all(self._fd, bytes(self._buffer))
         self._buffer.clear()
 
     def finish(self) -> None:
-        """All of it is in the store; it survives a power cut when that is settled."""
+        """Adds the pack to the store; it survives a power cut once it is synced."""
         if self._at == 0:
             self.discard()
             return
         self.flush()
         os.fchmod(self._fd, 0o400)
         settled = self._path[: -len(_ARRIVING)] + PACK
-        fsync.note(self._store.packs, os.path.basename(settled))
+        fsync.mark_unsynced(self._store.packs, os.path.basename(settled))
         os.rename(self._path, settled)
         self._close()
-        self._store.look()
+        self._store.refresh()
 
     def leave(self) -> None:
-        """As a writer that is killed would: what came whole is taken up by whoever comes next."""
+        """As if this process were killed: the next one adds the valid part."""
         with contextlib.suppress(OSError):
             self.flush()
         self._close()
 
     def discard(self) -> None:
-        """As if it had never been; for those who ran out of space, above all."""
+        """Deletes it, above all when the disk is full."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -302,7 +313,7 @@ class PackWriter:
 
 
 def _new_pack(folder: str) -> Tuple[str, int]:
-    """Empty, and locked. One that a transfer found before it was locked is taken for a leftover, and is gone."""
+    """Empty and locked. Another process may delete one before it is locked: then a new one is made."""
     while True:
         path = os.path.join(folder, os.urandom(12).hex() + _ARRIVING)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -325,7 +336,7 @@ def records(content: Any) -> Iterator[Tuple[bytes, int, int, int]]:
 
 
 def _whole_bytes(fd: int) -> int:
-    """How much of a pack that was cut is as it was sent."""
+    """How many bytes of an interrupted pack are valid."""
     if os.fstat(fd).st_size == 0:
         return 0
     whole = 0

@@ -1,6 +1,6 @@
-"""Contents on their way: blocks of many small ones or of one large one, compressed where that saves time.
+"""The stream in which contents are sent: blocks of many small ones or of one large one, compressed if that saves time.
 
-Both sides use this file. The receiver trusts nothing: sizes are bounded, and every content is known by its hash.
+Node and agent use this module. The receiver trusts nothing: sizes are bounded, and every content is checked by hash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ugro.remote import trees
 BLOCK = 1 << 20
 MOST_CONTENT = 64 << 20  # of a tree; a file's are chunks
 _MOST_BLOCK = MOST_CONTENT + BLOCK + 4096
-_HEAD = struct.Struct(">BII")  # whether it is compressed, bytes on the way, bytes of it
+_HEAD = struct.Struct(">BII")  # whether it is compressed, bytes sent, bytes of content
 _RECORD = struct.Struct(">32sBI")  # hash, kind, bytes of content
 _LEVEL = 1
 
@@ -22,7 +22,7 @@ Record = Tuple[bytes, int, bytes]  # hash, kind, content
 
 
 class StreamError(Exception):
-    """It is not what was agreed; in words for the user."""
+    """The stream is invalid; the text is for the user."""
 
 
 def record(key: bytes, kind: int, content: Any) -> List[Any]:
@@ -30,7 +30,7 @@ def record(key: bytes, kind: int, content: Any) -> List[Any]:
 
 
 def block(content: bytes, *, compressed: bool) -> bytes:
-    """Left as it is where compressing does not help."""
+    """Not compressed if that does not help."""
     if compressed:
         smaller = zlib.compress(content, _LEVEL)
         if len(smaller) < 0.9 * len(content):
@@ -38,8 +38,8 @@ def block(content: bytes, *, compressed: bool) -> bytes:
     return _HEAD.pack(0, len(content), len(content)) + content
 
 
-class Unblocker:
-    """Cuts what it is fed into records. Bad contents are left out: their hashes say so."""
+class BlockReader:
+    """Splits the stream into records. Contents that do not match their hash are dropped and counted."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

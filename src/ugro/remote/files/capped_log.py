@@ -1,8 +1,8 @@
-"""Logs that cannot fill a disk: of a log beyond its cap, the head is given back to the file system.
+"""Logs that cannot fill a disk: the head of a log beyond its cap is returned to the file system.
 
-Ranks write straight into their files, so nothing slows them down and nothing is lost when a supervisor dies. Offsets
-stay what they were: a hole is punched where the head was. Where that cannot be done the file is emptied, and a base
-counts what went. A small file beside the log says from which offset on there is something to read.
+Ranks write directly into their files, so nothing slows them down and nothing is lost if a supervisor dies. Offsets do
+not change: a hole is punched where the head was. If that is impossible, the file is truncated, and a base counts the
+bytes that were dropped. A small file beside the log says from which offset on it can be read.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 class Cut(NamedTuple):
     first: int  # the first offset that can still be read
     base: int  # the offset of the file's first byte
-    is_moving: bool  # the base changes right now: nothing that is read now has a known offset
+    is_moving: bool  # the base is changing: the offset of what is read now is unknown
 
 
 def read_cut(log: str) -> Cut:
-    """Nothing is cut from a file that has no sidecar."""
+    """A file without a sidecar was never cut."""
     first, base, is_moving = Numbers(_sidecar(log), 3).read()
     return Cut(first, base, bool(is_moving))
 
 
 class CappedLog:
-    """The supervisor's side of one log. It alone writes the sidecar."""
+    """One log in its supervisor, which alone writes the sidecar."""
 
     def __init__(self, path: str, cap_bytes: int, *, is_there: bool = False) -> None:
-        """``is_there``: with its sidecar, and nothing was ever cut."""
+        """``is_there``: it exists with its sidecar, and was never cut."""
         self._cap_bytes = cap_bytes
         self._sidecar = Numbers(_sidecar(path), 3)
         self._cut = Cut(0, 0, False)
         self._can_punch = True
-        # Written now: later the disk may be too full for a new file, and that is when it is needed.
+        # Written now: it is needed when the disk is full, and then a new file could not be created.
         if not is_there:
             self._write(self._cut)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -59,7 +59,7 @@ class CappedLog:
         return self._cut.first == 0
 
     def trim(self, is_growing: bool = True) -> None:
-        """``is_growing``: its rank still writes. The last lines of one that ended are worth more than some space."""
+        """``is_growing``: its rank still writes. The last lines of one that has ended are worth more than space."""
         size = os.fstat(self._fd).st_size
         length = self._cut.base + size - self._cut.first
         if length > self._cap_bytes and self._can_punch:
@@ -70,14 +70,14 @@ class CappedLog:
     def _punch(self, size: int) -> None:
         start = self._cut.first - self._cut.base
         end = (size - self._cap_bytes * 3 // 4) // _PAGE * _PAGE
-        # Said first: a reader that looks again after reading can then tell data from hole.
+        # Recorded first, so that a reader that checks after reading can tell data from a hole.
         self._write(self._cut._replace(first=self._cut.base + end))
         if _libc.fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, start, end - start) != 0:
             self._can_punch = False
 
     def _empty(self, size: int) -> None:
         self._write(self._cut._replace(is_moving=True))
-        # What is written between the two is lost and not counted; later offsets are then a little low.
+        # Bytes written between the two are lost and not counted; later offsets are then a little low.
         os.ftruncate(self._fd, 0)
         base = self._cut.base + size
         self._write(Cut(base, base, False))

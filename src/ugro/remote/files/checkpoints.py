@@ -1,17 +1,17 @@
-"""`checkpoints.*`: what a job can resume from, on this node: found, sent, received, deleted.
+"""The checkpoints of a job on this node: which they are, where they are, and the one that an attempt resumes from.
 
 The contract with a job's program, whatever it is written with:
 
-- It writes its checkpoints into the folder ``UGRO_CHECKPOINT_DIR``, which is the job's and stays when an attempt ends.
-- A checkpoint is one entry of that folder: a file, or a folder with all in it. It is complete when its name neither
-  begins with a dot nor ends in .tmp or .partial: write it under such a name, then rename it.
-- The newest is the one with the highest number at the end of its name, before endings such as .pt (``step_000200``,
-  ``epoch-3.pt``); a number with a decimal point, or of more than 18 digits, is none. Names without a number come
-  after those with one, by the time they were last changed. Symbolic links are passed over.
-- ``UGRO_RESUME_DIR`` is a folder that holds exactly the checkpoint to resume from: the content of the one that is a
-  folder, or the one file. It is not to be written to. When it is not set, there is nothing to resume from.
+- It writes its checkpoints into the folder ``UGRO_CHECKPOINT_DIR``, which belongs to the job and outlives its attempts.
+- A checkpoint is one entry of that folder: a file, or a folder with everything in it. It is complete when its name
+  neither begins with a dot nor ends in .tmp or .partial: write it under such a name, then rename it.
+- The newest is the one with the highest number at the end of its name, before suffixes such as .pt (``step_000200``,
+  ``epoch-3.pt``); a number with a decimal point, or of more than 18 digits, does not count. Names without a number
+  come after those with one, by the time of their last change. Symbolic links are ignored.
+- ``UGRO_RESUME_DIR`` is a folder with exactly the checkpoint to resume from: the content of one that is a folder, or
+  the one file. The program must not write to it. If it is not set, there is nothing to resume from.
 
-A folder that the user chose is never deleted, and what was in it before the job was submitted is not the job's.
+A folder that the user chose is never deleted, and what it contained before the job was submitted is not the job's.
 """
 
 from __future__ import annotations
@@ -24,84 +24,28 @@ import shutil
 import stat
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ugro.remote import durable, worker
-from ugro.remote.files import archive
-from ugro.remote.program import Call, Refused
+from ugro.remote import durable
+from ugro.remote.files import listing, received
+from ugro.remote.files.checkpoint_names import is_complete, number
+from ugro.remote.files.listing import RunFile, Unsendable
+from ugro.remote.files.resumable import CHUNK, StreamError
+from ugro.remote.files.tail import open_below
+from ugro.remote.program import Refused
 from ugro.remote.state.rundir import AgentDir
 
 _MOST_LOOKED_AT = 20
-_MOST_NAME_BYTES = 255
 _SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _ARRIVING = ".arriving."
 _REMOVING = ".removing."
-_ENDINGS = re.compile(r"(\.[A-Za-z][A-Za-z0-9_]*)+$")
-_NUMBER = re.compile(r"(?:^|[^0-9.]|(?:^|[^0-9])\.)([0-9]{1,18})$")
 
 Answer = Dict[str, Any]
-
-
-def prepare(call: Call, params: Dict[str, Any]) -> None:
-    """Makes the folder; says where it is, and where the checkpoint to resume from is, if that is here."""
-    place = _Place(call, params)
-    name, wanted = params.get("name"), params.get("fingerprint")
-    if wanted is None:
-        worker.do(call, lambda: {"dir": place.make(), "resume": None})
-        return
-    resumed = _Resumed(place, _name(name), _fingerprint(wanted))
-    worker.do(call, lambda: {"dir": place.make(), "resume": resumed.find()})
-
-
-def list_(call: Call, params: Dict[str, Any]) -> None:
-    place = _Place(call, params)
-    if place.is_ours and not place.has_any():  # most jobs have none, and are asked for them again and again
-        call.finish({"found": []})
-        return
-    worker.do(call, lambda: {"found": place.newest(int(params.get("count", 1)))})
-
-
-def send(call: Call, params: Dict[str, Any]) -> None:
-    path = os.path.join(_Place(call, params).path, _name(params["name"]))
-    wanted = _fingerprint(params["fingerprint"])
-    worker.send(call, lambda into: _send(path, wanted, into))
-
-
-def receive(call: Call, params: Dict[str, Any]) -> None:
-    resumed = _Resumed(_Place(call, params), _name(params["name"]), _fingerprint(params["fingerprint"]))
-    size = int(params["bytes"])
-    worker.receive(call, lambda out, took: {"resume": resumed.receive(size, out, took)})
-
-
-def forget(call: Call, params: Dict[str, Any]) -> None:
-    place = _Place(call, params)
-    worker.do(call, place.forget)
-
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "prepare": prepare,
-    "list": list_,
-    "send": send,
-    "receive": receive,
-    "forget": forget,
-}
 
 
 # --- which they are ---------------------------------------------------------------------------------------------
 
 
-def is_complete(name: str) -> bool:
-    if name.startswith(".") or name.endswith((".tmp", ".partial")):
-        return False
-    return name.isprintable() and "/" not in name and 0 < len(os.fsencode(name)) <= _MOST_NAME_BYTES
-
-
-def number(name: str) -> Optional[int]:
-    """The one at the end of the name, before endings such as .pt."""
-    found = _NUMBER.search(_ENDINGS.sub("", name))
-    return int(found.group(1)) if found else None
-
-
-class Entry:
-    """A complete checkpoint, as its name and its first look tell."""
+class Found:
+    """A complete checkpoint by its name, kind and time of change."""
 
     def __init__(self, name: str, kind: str, changed_ns: int) -> None:
         self.name = name
@@ -115,8 +59,8 @@ class Entry:
         return (-1 if self.number is None else self.number, self.changed_ns, self.name)
 
 
-def entries(folder: str, since_ns: int) -> List[Entry]:
-    """The complete ones, newest first."""
+def complete_in(folder: str, since_ns: int) -> List[Found]:
+    """Newest first."""
     found = []
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
@@ -125,8 +69,8 @@ def entries(folder: str, since_ns: int) -> List[Entry]:
                     status = entry.stat(follow_symlinks=False)
                     kind = _kind(status.st_mode)
                     if kind and status.st_mtime_ns >= since_ns:
-                        found.append(Entry(entry.name, kind, status.st_mtime_ns))
-    return sorted(found, key=lambda entry: entry.order, reverse=True)
+                        found.append(Found(entry.name, kind, status.st_mtime_ns))
+    return sorted(found, key=lambda one: one.order, reverse=True)
 
 
 def _kind(mode: int) -> Optional[str]:
@@ -138,16 +82,14 @@ def _kind(mode: int) -> Optional[str]:
 # --- where they are ---------------------------------------------------------------------------------------------
 
 
-class _Place:
-    """A job's folders on this node."""
+class CheckpointDir:
+    """The folders of a job on this node: where it writes checkpoints, and where those it resumes from are."""
 
-    def __init__(self, call: Call, params: Dict[str, Any]) -> None:
-        self.agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
-        self.agent.admit(int(params["generation"]))
-        self.job = self.agent.run(str(params["job"]), 1).job
-        self._base = os.path.join(self.agent.path, "checkpoints")
-        self._default = os.path.join(self._base, self.job)
-        self.resume = os.path.join(self.agent.path, "resume", self.job)
+    def __init__(self, agent: AgentDir, params: Dict[str, Any]) -> None:
+        self.agent = agent
+        self.job = agent.run(str(params["job"]), 1).job
+        self._default = os.path.join(agent.path, "checkpoints", self.job)
+        self.resume = os.path.join(agent.path, "resume", self.job)
         self.path, self.is_ours = self._choose(params.get("dir"), params.get("cwd"))
         self._since_ns = 0 if self.is_ours else int(float(params.get("since") or 0) * 1e9)
 
@@ -156,15 +98,15 @@ class _Place:
             return self._default, True
         path = os.path.expanduser(str(chosen))
         if "\0" in path or ".." in path.split("/"):
-            raise ValueError("no folder for checkpoints: %.200r" % path)
+            raise ValueError("not a folder for checkpoints: %.200r" % path)
         if os.path.isabs(path):
             return path, False
         if not cwd:
             return os.path.join(self._default, path), True
-        below = os.path.expanduser(str(cwd))
-        if not os.path.isabs(below):
-            raise ValueError("cwd must be absolute or begin with ~: %.200r" % below)
-        return os.path.join(below, path), False
+        base = os.path.expanduser(str(cwd))
+        if not os.path.isabs(base):
+            raise ValueError("cwd must be absolute or begin with ~: %.200r" % base)
+        return os.path.join(base, path), False
 
     def make(self) -> str:
         if self.is_ours:
@@ -173,9 +115,9 @@ class _Place:
         try:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
-            raise Refused("checkpoint-dir", "checkpoint.dir cannot be made: %s" % error) from error
+            raise Refused("checkpoint-dir", "checkpoint.dir cannot be created: %s" % error) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise Refused("checkpoint-dir", "checkpoint.dir cannot be written to: %s" % self.path)
+            raise Refused("checkpoint-dir", "checkpoint.dir is not writable: %s" % self.path)
         return self.path
 
     def has_any(self) -> bool:
@@ -183,28 +125,29 @@ class _Place:
             return any(True for _ in found)
         return False
 
-    def newest(self, count: int) -> List[Answer]:
-        """As many as can be sent, and those newer ones that cannot, with the reason."""
-        found: List[Answer] = []
-        for entry in entries(self.path, self._since_ns)[:_MOST_LOOKED_AT]:
-            if count > 0:
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(self._describe(entry))
-                    count -= found[-1]["problem"] is None
-        return found
+    def newest(self) -> List[Answer]:
+        """The newest that can be sent, preceded by newer ones that cannot, with the reason."""
+        described: List[Answer] = []
+        for found in complete_in(self.path, self._since_ns)[:_MOST_LOOKED_AT]:
+            with contextlib.suppress(FileNotFoundError):
+                described.append(self._describe(found))
+                if described[-1]["problem"] is None:
+                    break
+        return described
 
-    def _describe(self, entry: Entry) -> Answer:
-        described = {"name": entry.name, "kind": entry.kind, "number": entry.number, "changed_ns": entry.changed_ns}
+    def _describe(self, found: Found) -> Answer:
+        described = {"name": found.name, "kind": found.kind, "number": found.number, "changed_ns": found.changed_ns}
         try:
-            fingerprint, size = archive.fingerprint(os.path.join(self.path, entry.name))
-        except archive.ParcelError as error:
+            files = listing.files_of(os.path.join(self.path, found.name))
+        except Unsendable as error:
             return {**described, "bytes": 0, "fingerprint": "", "problem": str(error)}
-        return {**described, "bytes": size, "fingerprint": fingerprint, "problem": None}
+        size = sum(file.size for file in files)
+        return {**described, "bytes": size, "fingerprint": listing.fingerprint(files), "problem": None}
 
-    def forget(self) -> Answer:
-        # A supervisor outlives its last word by a moment; its ranks do not.
+    def drop(self) -> Answer:
+        """Deletes the folders that are ours. A supervisor may outlive the exit record for a moment; ranks do not."""
         if any(run.job == self.job and run.exit() is None and run.is_alive() for run in self.agent.runs()):
-            raise Refused("busy", "job %s runs here: its checkpoints stay" % self.job)
+            raise Refused("busy", "job %s is running here: its checkpoints stay" % self.job)
         for folder in (self._default, self.resume):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(folder, _beside(folder, _REMOVING))
@@ -212,57 +155,74 @@ class _Place:
         return {}
 
 
+class Checkpoint:
+    """The files of one checkpoint, to be sent."""
+
+    def __init__(self, folder: CheckpointDir, name: str) -> None:
+        self._folder = folder.path
+        self._name = name
+
+    def has_any(self) -> bool:
+        return True
+
+    def files(self) -> Iterator[RunFile]:
+        try:
+            return iter(listing.files_of(os.path.join(self._folder, self._name)))
+        except (Unsendable, FileNotFoundError) as error:
+            raise Refused("changed", "checkpoint %s: %s" % (self._name, error)) from error
+
+    def open(self, name: bytes) -> Optional[int]:
+        """None when it is no longer there."""
+        is_folder = os.path.isdir(os.path.join(self._folder, self._name))
+        return open_below(self._folder, [self._name, *listing.parts_of(name)] if is_folder else [self._name])
+
+
 # --- what is resumed from ---------------------------------------------------------------------------------------
 
 
-class _Resumed:
-    """The checkpoint that the next attempt resumes from; in a folder named for what is in it, so whole or not there."""
+class Resume:
+    """The checkpoint that an attempt resumes from: a folder named after its fingerprint, complete or not there."""
 
-    def __init__(self, place: _Place, name: str, fingerprint: str) -> None:
-        self._place = place
+    def __init__(self, folder: CheckpointDir, name: str, fingerprint: str) -> None:
+        self._folder = folder.resume
+        self._written = os.path.join(folder.path, name)
         self._name = name
         self._fingerprint = fingerprint
-        self._path = os.path.join(place.resume, fingerprint)
+        self._path = os.path.join(folder.resume, fingerprint)
 
     def find(self) -> Optional[str]:
-        written = os.path.join(self._place.path, self._name)
-        if _is_same(self._path, self._fingerprint) or (_is_same(written, self._fingerprint) and self._take(written)):
+        if self._is_same(self._path) or (self._is_same(self._written) and self._link()):
             return self._path
-        # A folder on another file system is resumed from where it is, rather than sent here once more.
-        return written if os.path.isdir(written) and _is_same(written, self._fingerprint) else None
+        # A folder on another file system is resumed from where it is instead of being sent again.
+        return self._written if os.path.isdir(self._written) and self._is_same(self._written) else None
 
-    def _take(self, written: str) -> bool:
-        """By other names for the same files: the program may delete its own at any time."""
+    def _link(self) -> bool:
+        """Hard links to the written files: the program may delete its own at any time."""
         with self._arriving() as folder:
+            root = os.path.join(folder, "content")
             try:
-                archive.link(written, folder)
+                _link_all(self._written, root)
             except OSError:
                 return False
-            self._settle(folder)
-        return _is_same(self._path, self._fingerprint)
+            self._settle(root)
+        return self._is_same(self._path)
 
     def receive(self, size: int, out: int, took: Callable[[int], None]) -> str:
         with self._arriving() as folder:
             _expect_room(folder, size)
-            unpacker = archive.Unpacker(folder, size)
             try:
-                for piece in iter(lambda: os.read(out, archive.CHUNK), b""):
-                    unpacker.feed(piece)
-                    took(len(piece))
-                unpacker.finish()
-            except archive.ParcelError as error:
+                root = received.receive_whole(folder, size, _read(out, took))
+            except StreamError as error:
                 raise Refused("damaged", "checkpoint %s: %s" % (self._name, error)) from error
-            finally:
-                unpacker.close()
-            self._settle(folder)
+            self._settle(root)
         return self._path
 
     @contextlib.contextmanager
     def _arriving(self) -> Iterator[str]:
-        """A folder of our own. Those whose maker is gone, and with it his lock, are deleted on the way."""
-        durable.make_folder(self._place.resume)
-        _remove_all(self._place.resume, _ARRIVING, _REMOVING)
-        folder = os.path.join(self._place.resume, _ARRIVING + os.urandom(8).hex())
+        """A locked folder for one transfer. Those whose process is gone, and with it the lock, are deleted."""
+        durable.make_folder(self._folder)
+        _remove_all(self._folder, _ARRIVING, _REMOVING)
+        folder = os.path.join(self._folder, _ARRIVING + os.urandom(8).hex())
         os.mkdir(folder, 0o700)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -272,43 +232,41 @@ class _Resumed:
             os.close(lock)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _settle(self, folder: str) -> None:
-        """In one step; then what earlier attempts resumed from goes."""
-        if os.path.lexists(self._path) and not _is_same(self._path, self._fingerprint):
+    def _settle(self, root: str) -> None:
+        """Puts it in its place in one step; then deletes what earlier attempts resumed from."""
+        if os.path.lexists(self._path) and not self._is_same(self._path):
             os.rename(self._path, _beside(self._path, _REMOVING))
         if not os.path.lexists(self._path):
-            os.rename(folder, self._path)
-            durable.sync_folder(self._place.resume)
-        for name in os.listdir(self._place.resume):
+            os.rename(root, self._path)
+            durable.sync_folder(self._folder)
+        for name in os.listdir(self._folder):
             if name != self._fingerprint and not name.startswith("."):
-                old = os.path.join(self._place.resume, name)
+                old = os.path.join(self._folder, name)
                 os.rename(old, _beside(old, _REMOVING))
-        _remove_all(self._place.resume, _REMOVING)
+        _remove_all(self._folder, _REMOVING)
+
+    def _is_same(self, path: str) -> bool:
+        try:
+            return listing.fingerprint(listing.files_of(path)) == self._fingerprint
+        except (OSError, Unsendable):
+            return False
 
 
-def _send(path: str, wanted: str, into: int) -> Answer:
-    try:
-        _expect_same(path, wanted)
-        for piece in archive.pack(path):
-            durable.write_all(into, piece)
-        _expect_same(path, wanted)
-    except archive.ParcelError as error:
-        raise Refused("changed", "checkpoint %s: %s" % (os.path.basename(path), error)) from error
-    except FileNotFoundError as error:
-        raise Refused("changed", "checkpoint %s is no longer there" % os.path.basename(path)) from error
-    return {}
+def _link_all(path: str, root: str) -> None:
+    os.mkdir(root, 0o700)
+    base = path if os.path.isdir(path) else os.path.dirname(path)
+    for file in listing.files_of(path):
+        target = os.path.join(os.fsencode(root), file.name)
+        if file.is_folder:
+            os.mkdir(target, 0o700)
+        else:
+            os.link(os.path.join(os.fsencode(base), file.name), target, follow_symlinks=False)
 
 
-def _expect_same(path: str, wanted: str) -> None:
-    if archive.fingerprint(path)[0] != wanted:
-        raise archive.ParcelError("it changed; give a checkpoint its name when it is complete")
-
-
-def _is_same(path: str, wanted: str) -> bool:
-    try:
-        return archive.fingerprint(path)[0] == wanted
-    except (OSError, archive.ParcelError):
-        return False
+def _read(out: int, took: Callable[[int], None]) -> Iterator[bytes]:
+    for piece in iter(lambda: os.read(out, CHUNK), b""):
+        yield piece
+        took(len(piece))
 
 
 def _expect_room(folder: str, size: int) -> None:
@@ -342,13 +300,15 @@ def _is_held(path: str) -> bool:
         os.close(fd)
 
 
-def _name(name: Any) -> str:
+def name_in(params: Dict[str, Any]) -> str:
+    name = params.get("checkpoint")
     if not isinstance(name, str) or not is_complete(name):
-        raise ValueError("no name of a checkpoint: %.80r" % name)
+        raise ValueError("not the name of a checkpoint: %.80r" % name)
     return name
 
 
-def _fingerprint(value: Any) -> str:
+def fingerprint_in(params: Dict[str, Any]) -> str:
+    value = params.get("fingerprint")
     if not re.fullmatch(r"[0-9a-f]{32}", str(value)):
-        raise ValueError("no fingerprint: %.80r" % value)
+        raise ValueError("not a fingerprint: %.80r" % value)
     return str(value)

@@ -1,8 +1,7 @@
-"""`runs.follow`: the bytes of a file of a run from an offset on, as they are written, until the run is over.
+"""`runs.follow`: sends a file of a run from an offset on, as it is written, until the run has ended.
 
-Bytes come as OUT frames, within the credit that was granted. An ERR frame ``{"offset": N}`` says that the next byte is
-not the one after the last, but number N of the file: the head of a log was cut. The file is looked at, not watched:
-a look costs two system calls.
+Bytes are sent as OUT frames, within the granted credit. An ERR frame ``{"offset": N}`` says that the next byte is not
+the one after the last, but number N of the file: the head of a log was cut. The file is polled: two system calls each.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ugro.remote.state.rundir import RunDir
 
 _QUICK_S = 0.02
 _SLOW_S = 0.2
-_LEAST_CREDIT = 64  # so that the word about a cut always fits
-_CHUNKS_AT_ONCE = 4  # others want to be served, too
+_LEAST_CREDIT = 64  # so that the frame about a cut always fits
+_CHUNKS_AT_ONCE = 4  # then other calls have their turn
 
 
 def follow(call: Call, run: RunDir, file: str, offset: int) -> None:
@@ -80,34 +79,34 @@ class _Following:
             self._call.fail("os", str(error))
 
     def _look_and_send(self) -> None:
-        # Asked before reading: what was written until the end is then surely read.
+        # Checked before reading, so that everything written until the end is read.
         is_over = self._is_over()
         if self._fd is None:
             self._fd = open_below(self._run.path, self._names)
         has_more = self._fd is not None and self._send_some(self._fd)
         if self._is_out:
-            return  # until some is granted
+            return  # until more credit is granted
         if is_over and not has_more:
             self._finish()
             return
         self._schedule(0.0 if has_more else self._pause_s)
 
     def _is_over(self) -> bool:
-        """Not when its supervisor is gone: what that left goes on writing until it is ended, too."""
+        """Not when its supervisor is gone: its ranks may go on writing until they are ended, too."""
         return os.path.exists(self._run.file("exit.json")) or not self._run.exists()
 
     def _send_some(self, fd: int) -> bool:
-        """True when there may be more right now."""
+        """True if there may be more right now."""
         for _ in range(_CHUNKS_AT_ONCE):
             if self._is_out:
                 return True
             chunk = os.pread(fd, min(wire.CHUNK, self._credit), max(0, self._offset - self._base))
-            # Asked after reading: what was cut meanwhile may have been read as a hole, or at another offset.
+            # Checked after reading: bytes cut meanwhile may have been read as a hole, or at another offset.
             cut = read_cut(self._path)
             if cut.is_moving:
                 return False
             if self._is_at(cut):
-                if chunk and not os.path.exists(self._path):  # removed, and perhaps another run's by now
+                if chunk and not os.path.exists(self._path):  # removed, and perhaps reused by another run
                     return False
                 if not chunk:
                     self._pause_s = min(_SLOW_S, self._pause_s * 2)
@@ -118,7 +117,7 @@ class _Following:
         return True
 
     def _is_at(self, cut: Cut) -> bool:
-        """Whether we read where we thought; if not, we know now where to go on."""
+        """Whether the read was at the right offset; if not, corrects the offset."""
         was_there = self._base == cut.base and self._offset >= cut.first
         self._base = cut.base
         if self._offset < cut.first:
@@ -146,12 +145,12 @@ class _Following:
 def _parts(file: str) -> list[str]:
     parts = file.split("/")
     if not file or "\0" in file or any(part in ("", ".", "..") for part in parts):
-        raise ValueError("no file of a run: %.80r" % file)
+        raise ValueError("not a file of a run: %.80r" % file)
     return parts
 
 
 def open_below(folder: str, names: list[str]) -> Optional[int]:
-    """Through real folders only: a link in a run's files could lead anywhere. None when it is not there (yet)."""
+    """Follows no links: one among the files of a run could lead anywhere. None if there is no such file (yet)."""
     fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         for name in names[:-1]:
@@ -161,18 +160,18 @@ def open_below(folder: str, names: list[str]) -> Optional[int]:
     except FileNotFoundError:
         return None
     except (NotADirectoryError, OSError) as error:
-        raise Refused("not-a-file", "%s is no file of this run: %s" % ("/".join(names), error.strerror)) from error
+        raise Refused("not-a-file", "%s is not a file of this run: %s" % ("/".join(names), error.strerror)) from error
     finally:
         for fd in fds:
             os.close(fd)
 
 
 def _open_regular(name: str, folder: int) -> int:
-    # Not blocking: a pipe would wait for its writer.
+    # Non-blocking: opening a pipe would wait for its writer.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(None, "it is no regular file")
+        raise OSError(None, "not a regular file")
     with contextlib.suppress(OSError):
         os.set_blocking(fd, True)
     return fd

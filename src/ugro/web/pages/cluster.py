@@ -1,4 +1,4 @@
-"""``/``: the cluster at a glance; ``/nodes/{name}``: one node, with its last day."""
+"""``/``: the cluster; ``/nodes/{name}``: one node, with curves of the last day."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             nodes=node_table(rows, wanted),
             totals=totals(rows),
             wanted=wanted,
-            words=nodes,
+            node_view=nodes,
             waiting=await site.agent.jobs.with_reasons(waiting[:_MOST_WAITING]),
             waiting_count=len(waiting),
             running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],

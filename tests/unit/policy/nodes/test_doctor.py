@@ -7,11 +7,12 @@ import pytest
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec
-from ugro.policy.nodes.connectivity import Connections, Endpoint, Missed, Reached, judge_pairs
+from ugro.policy.nodes.connectivity import Endpoint, judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node
-from ugro.policy.nodes.examination import Examination, Packages, Ports, PortUse, Root, SshSettings, Survival, Unknown
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
+from ugro.remote.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)

@@ -1,0 +1,186 @@
+"""Files fetched from one node into a folder here, and a journal of what they were like on the node.
+
+A file that grew is extended in place; a new or rewritten one replaces the old one when it is complete. What has arrived
+of an interrupted transfer is used by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ugro.core.errors import UgroError
+from ugro.nodes.files import Wanted
+from ugro.remote.files import resumable
+from ugro.remote.files.listing import RunFile
+from ugro.remote.files.received import Folder, Writer, is_file
+from ugro.remote.files.resumable import Head
+
+# Left free on this disk: it also holds the database of all jobs.
+SPARE_BYTES = 256 << 20
+_UNSETTLED = -1
+
+
+class DiskFull(UgroError):
+    """Files stay on the node until there is room here."""
+
+
+class _Known(NamedTuple):
+    """A file as it was on the node when it was fetched."""
+
+    size: int
+    changed_ns: int
+    inode: int
+    is_pieced: bool  # assembled from parts of which only the ends were compared
+
+
+class FileStore:
+    """Not async: call it in a thread, one call at a time."""
+
+    def __init__(self, root: Path, state: Path, name: str) -> None:
+        """``state`` holds the journal and incomplete files, each with ``name`` in its name."""
+        self.root = root
+        self.problems: dict[bytes, str] = {}  # of files that cannot be read on the node
+        self._state = state
+        self._journal = state / f"{name}.journal"
+        self._partial = state / f"{name}.partial"
+        self._folder = Folder(str(root), str(self._partial))
+        self._spoilt: set[bytes] = set()
+        self._read: dict[bytes, _Known] | None = None
+
+    @property
+    def _known(self) -> dict[bytes, _Known]:
+        if self._read is None:
+            self._read = _read_journal(self._journal)
+        return self._read
+
+    # --- what is here ------------------------------------------------------------------------------------------
+
+    def missing(self, files: Sequence[RunFile]) -> list[Wanted]:
+        """What is to be fetched of these; files that cannot be read on the node are left out."""
+        readable = (file for file in files if not file.is_folder and file.name not in self.problems)
+        return [one for one in map(self._wanted, readable) if one is not None]
+
+    def _wanted(self, file: RunFile) -> Wanted | None:
+        known = self._known.get(file.name)
+        if known is not None and known[:3] == (file.size, file.changed_ns, file.inode) and self._has(file):
+            return None
+        base = None if file.name in self._spoilt else self._folder.base(file.name)
+        if base is None:
+            return Wanted(file)
+        fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            return Wanted(file, size, resumable.check_of(fd, size)) if 0 < size <= file.size else Wanted(file)
+        finally:
+            os.close(fd)
+
+    def only_here(self, listed: Sequence[RunFile]) -> list[RunFile]:
+        """Files that were fetched and are no longer on the node."""
+        names = {file.name for file in listed}
+        return [
+            RunFile(name, known.size, known.changed_ns, known.inode)
+            for name, known in self._known.items()
+            if name not in names and is_file(self._folder.path(name))
+        ]
+
+    def pieced(self) -> list[bytes]:
+        return [name for name, known in self._known.items() if known.is_pieced]
+
+    def compare(self, name: bytes, content_hash: str | None) -> None:
+        """If the file here differs, it is fetched again. None: it is gone from the node, and ours is what counts."""
+        known = self._known[name]._replace(is_pieced=False)
+        if content_hash is None or self._content_hash(name) == content_hash:
+            self._note(name, known)
+        else:
+            self._spoilt.add(name)
+            self._note(name, known._replace(changed_ns=_UNSETTLED))
+
+    def _has(self, file: RunFile) -> bool:
+        with contextlib.suppress(OSError):
+            about = os.lstat(self._folder.path(file.name))
+            return stat.S_ISREG(about.st_mode) and about.st_size == file.size
+        return False
+
+    def _content_hash(self, name: bytes) -> str | None:
+        with contextlib.suppress(OSError):
+            fd = os.open(self._folder.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return resumable.content_hash(fd)
+            finally:
+                os.close(fd)
+        return None
+
+    # --- what arrives ------------------------------------------------------------------------------------------
+
+    def writer(self, wanted: Sequence[Wanted], *, is_final: bool) -> Writer:
+        """``is_final``: nobody writes to these files any more."""
+        for folder in (self.root, self._partial):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def ended(name: bytes, head: Head, state: int) -> None:
+            if head.problem is not None:
+                self.problems[name] = head.problem
+            elif state != resumable.BROKEN:
+                self._arrived(name, head, is_settled=is_final or state == resumable.WHOLE)
+
+        return Writer(self._folder, [one.file.name for one in wanted], self._expect_room, ended)
+
+    def make_folders(self, files: Sequence[RunFile]) -> None:
+        for file in files:
+            if file.is_folder:
+                self._folder.make(file.name)
+
+    def drop(self, name: bytes) -> None:
+        """Deletes a fetched file that a newer one replaces, by the rule of the job."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder.path(name))
+
+    def drop_partial(self) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def drop_state(self) -> None:
+        """All files are here, and nothing more will be fetched."""
+        self.drop_partial()
+        self._journal.unlink(missing_ok=True)
+
+    def _arrived(self, name: bytes, head: Head, *, is_settled: bool) -> None:
+        self._spoilt.discard(name)
+        self.problems.pop(name, None)
+        is_pieced = head.offset > 0 and not resumable.is_all_checked(head.offset)
+        self._note(name, _Known(head.size, head.changed_ns if is_settled else _UNSETTLED, head.inode, is_pieced))
+
+    def _note(self, name: bytes, known: _Known) -> None:
+        self._known[name] = known
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._journal.open("a", encoding="ascii") as journal:
+            journal.write(json.dumps([name.decode("utf-8", "surrogateescape"), *known]) + "\n")
+
+    def _expect_room(self, length: int) -> None:
+        expect_room(self.root, length)
+
+
+def expect_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size + SPARE_BYTES > free:
+        raise DiskFull(
+            f"{size >> 20} MB do not fit here, where {free >> 20} MB are free; they stay on the node",
+            hint=f"make room on the disk of {folder}",
+        )
+
+
+def _read_journal(path: Path) -> dict[bytes, _Known]:
+    known: dict[bytes, _Known] = {}
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as journal:
+        for line in journal:
+            with contextlib.suppress(ValueError, TypeError):  # a crash may have cut the last one
+                name, size, changed_ns, inode, is_pieced = json.loads(line)
+                entry = _Known(int(size), int(changed_ns), int(inode), bool(is_pieced))
+                known[name.encode("utf-8", "surrogateescape")] = entry
+    return known

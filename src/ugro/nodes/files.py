@@ -1,0 +1,254 @@
+"""The files of runs on one node, over its link: listed, fetched, compared, put there. Typed; holds no state.
+
+Everything a node says is checked here, before anybody joins a path with it: names, sizes, and how much arrives. Many
+gigabytes pass piece by piece, never more of them at once than the window of a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ugro.core.errors import RemoteFailure, UgroError
+from ugro.core.support.codec import DecodeError, decode
+from ugro.nodes.streaming import NodeCalls, Thread, Upload, in_time
+from ugro.remote import wire
+from ugro.remote.files import checkpoint_names, listing, received, resumable
+from ugro.remote.files.listing import RunFile, Unsendable
+from ugro.remote.files.received import Writer
+from ugro.remote.files.resumable import StreamError
+
+T = TypeVar("T")
+Source = Mapping[str, Any]  # which files of a node: the outputs of a run, or a checkpoint
+
+_ANSWER_S = 60.0
+_COMPARE_S = 3600.0
+_WHAT = "a transfer of files"
+_MOST_LINE_BYTES = 64 * 1024
+_MESSAGE_BYTES = wire.MAX_PAYLOAD // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    files: tuple[RunFile, ...]
+    unlisted: int  # how many more there are
+    now_ns: int  # by the clock of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file from an offset on; ``check`` is of the bytes we have before it."""
+
+    file: RunFile
+    offset: int = 0
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the checkpoints of a job are on every node: the folder it chose, or ours."""
+
+    job: int
+    dir: str | None = None
+    cwd: str | None = None
+    since: float = 0.0  # seconds since the epoch: what a folder of the user contained before is not the job's
+
+    def params(self) -> dict[str, Any]:
+        return {"job": str(self.job), "dir": self.dir, "cwd": self.cwd, "since": self.since}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A complete checkpoint on a node. Two with the same fingerprint are copies of each other."""
+
+    name: str
+    kind: str  # file or folder
+    bytes: int
+    changed_ns: int
+    number: int | None
+    fingerprint: str
+    problem: str | None = None  # why it cannot be sent
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    dir: str
+    resume: str | None  # None: the checkpoint to resume from is not there
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    resume: str
+
+
+def outputs_of(job: int, attempt: int) -> Source:
+    return {"job": str(job), "attempt": attempt}
+
+
+def checkpoint_of(where: Where, found: Found) -> Source:
+    return {**where.params(), "checkpoint": found.name, "fingerprint": found.fingerprint}
+
+
+class NodeFiles(NodeCalls):
+    prefix = "files."
+
+    # --- any files ---------------------------------------------------------------------------------------------
+
+    async def list_files(self, source: Source) -> Listing:
+        files: list[RunFile] = []
+        unread = b""
+        async with self._stream("list", **source) as (_, stream):
+            pieces = aiter(stream)
+            while (piece := await in_time(anext(pieces, None), self.name, _WHAT)) is not None:
+                *lines, unread = (unread + piece[1]).split(b"\n")
+                if len(unread) > _MOST_LINE_BYTES or len(files) + len(lines) > listing.MOST_FILES:
+                    raise self._invalid("more files than allowed")
+                files += map(self._parsed, lines)
+            answer = await stream.result()
+        try:
+            return Listing(tuple(files), int(answer["unlisted"]), int(answer["now_ns"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._invalid(f"{error!r:.100}") from error
+
+    async def fetch(self, source: Source, wanted: Sequence[Wanted], writer: Writer) -> None:
+        """Raises what the writer raises."""
+        reader = resumable.Reader([one.offset for one in wanted], writer)
+        files = [[listing.text(one.file.name), one.offset, one.check] for one in wanted]
+        thread = Thread("files")
+        try:
+            async with self._stream("send", **source, files=files) as (_, stream):
+                pieces = aiter(stream)
+                while (piece := await in_time(anext(pieces, None), self.name, _WHAT)) is not None:
+                    await thread.do(partial(reader.feed, piece[1]))
+                await stream.result()
+                reader.finish()
+        except StreamError as error:
+            raise self._invalid(str(error)) from error
+        finally:
+            # By the same thread, which may still be writing.
+            await thread.do(writer.close)
+            thread.close()
+
+    async def hashes(self, source: Source, names: Sequence[bytes]) -> dict[bytes, str | None]:
+        """Of whole contents; None for files that cannot be read there (any more)."""
+        found: dict[bytes, str | None] = {}
+        for part in packed(names, lambda name: name):
+            answer = await self._call("hashes", _COMPARE_S, **source, names=[listing.text(name) for name in part])
+            hashes = answer.get("hashes")
+            if not isinstance(hashes, list) or len(hashes) != len(part):
+                raise self._invalid("hashes")
+            found |= dict(zip(part, (one if isinstance(one, str) else None for one in hashes), strict=True))
+        return found
+
+    # --- outputs -----------------------------------------------------------------------------------------------
+
+    async def written(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of these runs (job and attempt) that have written any outputs."""
+        answer = await self._call("written", _ANSWER_S, runs=[[str(job), attempt] for job, attempt in runs])
+        try:
+            return [runs[int(place)] for place in answer["written"] if int(place) >= 0]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._invalid(f"{error!r:.100}") from error
+
+    async def keep(self, source: Source, names: Sequence[bytes]) -> None:
+        """Before the run is removed: these files stay on the node."""
+        for part in packed(names, lambda name: name):
+            await self._call("keep", _ANSWER_S, **source, names=[listing.text(name) for name in part])
+
+    async def drop_kept(self, source: Source) -> None:
+        """Deletes the files that were kept there of all attempts at the job."""
+        await self._call("drop_kept", _COMPARE_S, **source)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    async def prepare(self, where: Where, wanted: Found | None) -> Prepared:
+        """Creates the folder to write to; says whether the checkpoint to resume from is there."""
+        source = checkpoint_of(where, wanted) if wanted else where.params()
+        return _decoded(Prepared, await self._call("prepare", _ANSWER_S, **source), self.name)
+
+    async def newest(self, where: Where) -> list[Found]:
+        """The newest checkpoint that can be sent, preceded by newer ones that cannot."""
+        return decode_found(await self._call("newest", _ANSWER_S, **where.params()), self.name)
+
+    async def put(self, where: Where, found: Found, folder: Path) -> str:
+        """Sends what is in a folder here as the checkpoint to resume from; returns its path there."""
+        pieces = received.send_whole(str(folder))
+        async with self._stream("receive", **checkpoint_of(where, found), bytes=found.bytes) as (link, stream):
+            upload = Upload(link, stream, self.name, _WHAT)
+            thread = Thread("files")
+            try:
+                while upload.is_open and (piece := await thread.do(lambda: next(pieces, None))) is not None:
+                    await upload.send(piece)
+                await upload.end()
+            except (Unsendable, OSError) as error:
+                raise UgroError(f"checkpoint {found.name}: {error}", hint=f"it is kept in {folder}") from error
+            finally:
+                await thread.do(pieces.close)
+                thread.close()
+            answer = await stream.result()
+        return _decoded(_Received, answer, self.name).resume
+
+    async def drop_checkpoints(self, where: Where) -> None:
+        """Deletes the job's folders there; never one that the user chose."""
+        await self._call("drop_checkpoints", _ANSWER_S, **where.params())
+
+    def _parsed(self, line: bytes) -> RunFile:
+        try:
+            return listing.parse(line)
+        except ValueError as error:
+            raise self._invalid(str(error)) from error
+
+    def _invalid(self, text: str) -> RemoteFailure:
+        return _invalid(text, self.name)
+
+
+def decode_found(answer: Mapping[str, Any], node: str) -> list[Found]:
+    """A name never becomes part of a path here, but must still be one that a checkpoint can have."""
+    items = answer.get("found")
+    found = [_decoded(Found, one, node) for one in items] if isinstance(items, list) else []
+    for one in found:
+        is_valid = (
+            checkpoint_names.is_complete(one.name)
+            and one.number == checkpoint_names.number(one.name)
+            and one.kind in ("file", "folder")
+            and 0 <= one.bytes < listing.MOST_BYTES
+            and abs(one.changed_ns) < 1 << 63
+            and (one.problem is not None or _is_fingerprint(one.fingerprint))
+        )
+        if not is_valid:
+            raise _invalid(f"{one!r:.200}", node)
+    return found
+
+
+def packed(items: Sequence[T], name_of: Callable[[T], bytes], most: int = 1000) -> Iterator[list[T]]:
+    """As many as can be named in one message."""
+    part: list[T] = []
+    size = 0
+    for item in items:
+        length = len(json.dumps(listing.text(name_of(item)))) + 200
+        if part and (size + length > _MESSAGE_BYTES or len(part) >= most):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += length
+    if part:
+        yield part
+
+
+def _is_fingerprint(text: str) -> bool:
+    return len(text) == 32 and set(text) <= set("0123456789abcdef")
+
+
+def _decoded(cls: type[T], answer: Any, node: str) -> T:
+    try:
+        return decode(cls, answer)
+    except DecodeError as error:
+        raise _invalid(str(error), node) from error
+
+
+def _invalid(text: str, node: str) -> RemoteFailure:
+    return RemoteFailure(f"invalid answer about files: {text}", subject=node, cause="damaged")
