@@ -178,7 +178,7 @@ def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> Non
 def test_ctrl_c_while_it_is_still_loading_ends_without_a_traceback(ugro: Ugro, tmp_path: Path) -> None:
     # Found before the real one, and interrupted in the middle of it.
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    done = ugro("--version", env={"PYTHONPATH": str(tmp_path)})
+    done = Ugro(ugro.home)("--version", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
