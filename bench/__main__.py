@@ -52,10 +52,10 @@ def _ssh(arguments: argparse.Namespace) -> list[Bar]:
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Bar]:
-    from bench import jobs, queue
+    from bench import jobs, long_queue
 
     if arguments.queue:
-        return queue.measure(arguments.queue)
+        return long_queue.measure(arguments.queue)
     return jobs.measure(arguments.jobs, arguments.rounds)
 
 

@@ -27,7 +27,7 @@ from ugro.core.node import Status
 _NODES = 10
 _GOAL_S = 2.0
 _LIMIT_S = 120.0
-# Writes down that it began, and lives until it is let go: begun twice, it would say so twice.
+# Logs its start and runs until it is released; a second start would be logged too.
 _JOB = 'echo begun; while [ ! -e "$1" ]; do sleep 0.2; done; echo ended'
 
 
@@ -48,9 +48,9 @@ def measure(rounds: int) -> list[Bar]:
         release.touch()
         _check(client, jobs)
     print_rows(f"{_NODES} jobs on {_NODES} nodes, the agent killed", [ours, peer])
-    # The goal is absolute and the machine is not ours to choose: it is said, and only the ratio decides the exit code.
+    # The absolute goal depends on the machine, so it is printed and only the ratio decides the exit code.
     verdict = "ok" if ours.median_s < _GOAL_S else "MISSED"
-    print(f"{verdict}: {ours.median_s:.2f} s, wanted under {_GOAL_S:g} s\n")
+    print(f"{verdict}: {ours.median_s:.2f} s, goal under {_GOAL_S:g} s\n")
     return [Bar(f"{_NODES} jobs on {_NODES} nodes adopted", ours.median_s, peer.median_s, peer.name, 0.8)]
 
 
@@ -100,7 +100,7 @@ def _sequential_s(farm: SshdFarm) -> float:
 
 
 def _check(client: Client, jobs: Sequence[Job]) -> None:
-    """Adopted means also: ended well, in the first attempt, and begun once."""
+    """Checks that every job succeeded in its first attempt and started once."""
     for job in jobs:
         ended = client.jobs.wait(job.id, timeout_s=_LIMIT_S)
         output = output_of(client, job.id)

@@ -26,9 +26,9 @@ from bench.bars import Bar
 from ugro.lab import cgroups
 
 ROOT = Path(__file__).parents[1]
-SPEEDS = (0.64, 0.32, 0.16)  # of a core; together they leave others some room
-_PERIOD_US = 10_000  # longer ones make every step as uneven as they are long
-_SHARES = "65536"  # against whatever else runs here
+SPEEDS = (0.64, 0.32, 0.16)  # of a core; together they leave some CPU time to others
+_PERIOD_US = 10_000  # longer periods make steps uneven
+_SHARES = "65536"  # against other programs on this machine
 _LIMIT_S = 1800
 
 
@@ -52,7 +52,7 @@ CASES = (
 def measure(steps: int, rounds: int, cases: tuple[Case, ...] = CASES) -> list[Bar]:
     hierarchy = cgroups.cpu_hierarchy()
     if hierarchy is None:
-        print("no CPU control group here: nothing is measured\n")
+        print("no CPU control groups on this machine; nothing measured\n")
         return []
     bars: list[Bar] = []
     for case in cases:
@@ -155,7 +155,7 @@ def _free_port() -> int:
 
 
 class _OtherLoad:
-    """How many cores others used meanwhile."""
+    """How many cores other programs used meanwhile."""
 
     def __init__(self) -> None:
         self._begun = (time.monotonic(), self._busy_s(), self._own_s())

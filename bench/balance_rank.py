@@ -1,4 +1,4 @@
-"""One rank of the balancing benchmark: it trains in several ways, one after the other, and tells how fast that was.
+"""One rank of the balancing benchmark: it trains in several ways, one after the other, and reports the speed.
 
     python -m bench.balance_rank MODEL GLOBAL_BATCH STEPS ROUNDS        (as one of several ranks, see bench.balance)
 
@@ -195,7 +195,7 @@ def _halve(run: ut.Run, speed: float) -> None:
     """The first rank's own quota, which it may change: it belongs to this user."""
     if run.is_main:
         quota = int(int(os.environ["QUOTA_US"]) * speed)
-        with Path(os.environ["QUOTA_FILE"]).open("w") as file:  # an error comes when it is closed
+        with Path(os.environ["QUOTA_FILE"]).open("w") as file:  # errors appear on close
             file.write(os.environ["QUOTA_FORMAT"].format(quota=quota))
     run._group.barrier()
 

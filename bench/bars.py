@@ -1,4 +1,4 @@
-"""What a measurement claims: that UGRO takes at most a share of the time a peer took in the same run."""
+"""A bar: UGRO takes at most a given share of the time that a peer took in the same run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Bar:
 
 @dataclass(slots=True)
 class Row:
-    """One thing measured again and again, in turn with the others of its table."""
+    """One measured case, repeated in turn with the others of its table."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
-    remark: str = ""  # stands for the figures when there are none
+    remark: str = ""  # shown instead of figures when there are none
 
     @property
     def median_s(self) -> float:

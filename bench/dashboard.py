@@ -61,7 +61,7 @@ def measure(rounds: int) -> list[Bar]:
         idle, watched = _costs(dashboard, browser)
     print_rows("page ready", [row for row, _ in found.values()])
     for name, (_, size) in found.items():
-        print(f"{name:<28}{size / 1000:>10,.0f} kB transferred, nothing kept from before")
+        print(f"{name:<28}{size / 1000:>10,.0f} kB transferred, with an empty cache")
     print(f"\nagent while a job records, of one core: {idle:.1%}; with {_TABS} live tabs: {watched:.1%}\n")
     compare, compare_bytes = found[f"compare {_RUNS:,} runs"]
     largest = max(size for name, (_, size) in found.items() if not name.startswith("compare"))
@@ -124,7 +124,7 @@ def _costs(dashboard: Dashboard, browser: Any) -> tuple[float, float]:
     context = browser.new_context()
     page = dashboard.sign_in(context)
     page.goto(f"{dashboard.url}/jobs/{job}")
-    _drawn(page, 1)  # by then it runs, and its numbers come home
+    _drawn(page, 1)  # by then it runs, and its metrics are collected
     page.goto("about:blank")
     idle = _share_of_a_core(pid)
     pages = [page, *(context.new_page() for _ in range(_TABS - 1))]
@@ -153,7 +153,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _answer(dashboard: Dashboard, rounds: int) -> Row:
-    """The curves of all runs, as the page of a comparison asks for them."""
+    """The curves of all runs, as the compare page requests them."""
     row = Row("UGRO")
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     opener.open(dashboard.link(), timeout=60).close()

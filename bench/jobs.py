@@ -1,7 +1,7 @@
 """Many small jobs, and one: UGRO's queue against others', in turn, in one run.
 
-UGRO is done when its client is told that every job has ended, and every output has come home and is on disk, in the
-database: a file is made of it when it is read first.
+UGRO's time ends when its client has received the end of every job. By then every output is on disk, in the
+database; its file is created when it is first read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Latency = Callable[[Path], float]
 
 @dataclass(slots=True)
 class Contestant:
-    """A way to hand jobs in, and its figures so far."""
+    """A way to submit jobs, and its measurements so far."""
 
     queue: str
     name: str
@@ -64,7 +64,7 @@ def _opened(peer: Peer, folder: Path, stack: ExitStack) -> list[Contestant]:
     own = folder / peer.name
     own.mkdir()
     ways = stack.enter_context(peer.open(own))
-    # A queue's later ways are for many jobs at once; a single one is handed in by the first.
+    # A queue's later ways are for many jobs at once; a single job uses the first.
     return [Contestant(peer.name, way.name, way.run, way.start_one if way is ways[0] else None) for way in ways]
 
 
@@ -89,11 +89,11 @@ def _ugro(folder: Path) -> Iterator[list[Contestant]]:
     cluster.write_text(f"nodes:\n  here:\n    transport: local\n    remote_root: {folder / 'node'}\n")
     home = folder / "home"
     with Client(home=home, cluster=cluster) as client:
-        empty = folder / "empty"  # as for the peers, no code goes along
+        empty = folder / "empty"  # as for the peers, no code is sent
         empty.mkdir()
         queue = _UgroQueue(client, home, empty)
         try:
-            client.health()  # the agent runs and its link is open: a user's second command finds it so, too
+            client.health()  # start the agent and open its link, as a user's first command does
             yield list(queue.contestants())
         finally:
             client.stop_agent()
@@ -157,7 +157,7 @@ def output_of(client: Client, job: int) -> str:
     return b"".join(piece.content for piece in client.jobs.logs(job)).decode()
 
 
-# --- what came of it ----------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 def _print(contestants: Sequence[Contestant], missing: Sequence[Peer], count: int) -> None:
@@ -179,7 +179,7 @@ def _started(contestants: Sequence[Contestant]) -> list[Row]:
 
 
 def _bars(contestants: Sequence[Contestant], count: int) -> list[Bar]:
-    """Each queue at its best: whoever has many jobs hands them in the quicker way."""
+    """Each queue by its faster way to submit many jobs."""
     queues: dict[str, list[Row]] = {one.queue: [] for one in contestants}
     for one in contestants:
         queues[one.queue].append(one.throughput)

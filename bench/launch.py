@@ -58,7 +58,7 @@ def measure(rounds: int) -> list[Bar]:
         ours, by_hand = Launch("ugro launch -d", by_ugro), Launch("ssh … torchrun, three at once", _by_hand(farm))
         for number in range(rounds + 1):
             for launch in (ours, by_hand):
-                _measure_once(launch, Path(folder), counts=number > 0)  # the first one finds files uncached
+                _measure_once(launch, Path(folder), counts=number > 0)  # the first one runs with cold caches
     print_rows("from the command to every rank's first line", [ours.first_line, by_hand.first_line])
     print_rows("from the command to every rank's first step", [ours.first_step, by_hand.first_step])
     return [
@@ -92,7 +92,7 @@ def _ugro(farm: SshdFarm) -> Iterator[Callable[[Path], None]]:
     cluster = farm.cluster_yaml(nodes=nodes, cluster={"master_ip": farm.nodes[0].host})
     home = farm.directory / "ugro"
     environment = {**os.environ, "UGRO_HOME": str(home), "UGRO_CLUSTER": str(cluster)}
-    code = farm.directory / "code"  # its folder travels with a script, and nobody's else is measured here
+    code = farm.directory / "code"  # the script's folder is sent, so it contains nothing else
     code.mkdir()
     shutil.copy(_SCRIPT, code)
 

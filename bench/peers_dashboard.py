@@ -26,9 +26,9 @@ from urllib.parse import urlencode
 
 from bench.bars import Row
 
-_PEER_S = 150.0  # for all that one of them does: its data, its start, its answers
+_PEER_S = 150.0  # per peer: writing data, starting, answering
 _ROUNDS = 3
-_AT_ONCE = 100  # runs that MLflow tells of in one answer
+_AT_ONCE = 100  # runs in one answer of MLflow
 _CURVES = 8  # that runs share: to write a million points one by one takes each of them minutes
 
 # Run by the peer's own Python.
@@ -105,7 +105,7 @@ def _ask_again(row: Row, way: Callable[[_Task], AbstractContextManager[Callable[
             seen = ask()
             row.seconds.append(time.perf_counter() - begun)
             if seen != task.runs:
-                raise PeerFailed(f"it told of {seen} runs, not {task.runs}")
+                raise PeerFailed(f"it returned {seen} runs, not {task.runs}")
             if task.budget.left_s < row.seconds[-1]:
                 return
 
@@ -127,7 +127,7 @@ def _tensorboard(task: _Task) -> Iterator[Callable[[], int]]:
     def known() -> int:
         return len(json.loads(_read(task, urllib.request.Request(f"http://127.0.0.1:{port}/data/plugin/scalars/tags"))))
 
-    # It reads its files little by little: asked when it knows of all.
+    # It reads its files gradually: wait until it knows all runs.
     with _served(task, [*argv, "--reload_interval", "5"], lambda: known() == task.runs):
         yield ask
 
@@ -149,7 +149,7 @@ def _mlflow(task: _Task) -> Iterator[Callable[[], int]]:
             try:
                 answer = json.loads(_read(task, urllib.request.Request(f"{url}?{query}")))
             except PeerFailed as problem:
-                raise PeerFailed(f"{problem}: it had told of {len(seen)} runs of {task.runs}") from problem
+                raise PeerFailed(f"{problem}: it had returned {len(seen)} of {task.runs} runs") from problem
             seen |= {metric["run_id"] for metric in answer["metrics"]}
         return len(seen)
 
@@ -206,7 +206,7 @@ def _served(task: _Task, argv: Sequence[str], is_ready: Callable[[], bool]) -> I
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """The whole group; who does not go when asked is killed."""
+    """Ends the process group: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(server.pid, number)
@@ -222,7 +222,7 @@ def _holds(is_ready: Callable[[], bool]) -> bool:
 
 
 def _read(task: _Task, request: urllib.request.Request) -> bytes:
-    """Raises PeerFailed only when its time is over; before that it may still be starting."""
+    """Raises PeerFailed only after its time limit; before that it may still be starting."""
     try:
         with urllib.request.urlopen(request, timeout=task.budget.left_s) as answer:
             content: bytes = answer.read()

@@ -22,14 +22,14 @@ from pathlib import Path
 from tests.rig.waiting import wait_until
 
 SLOTS = 64  # more than two cores can use: a queue should not wait for one job to be written down as ended
-CLOCK = ("date", "+%s.%N")  # a job's own word for when it began
+CLOCK = ("date", "+%s.%N")  # printed by a job when it starts
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to hand jobs to a queue. Outputs go to any files in the folder, and nothing else does."""
+    """One way to submit jobs to a queue. The folder receives their outputs and nothing else."""
 
     name: str
     submit: Callable[[Sequence[Sequence[str]], Path], None]
@@ -46,7 +46,7 @@ class Way:
         return ended - started
 
     def start_one(self, folder: Path) -> float:
-        """Seconds from the submit of one job to its first deed."""
+        """Seconds from the submit of one job to its start."""
         started = time.time()
         self.submit([CLOCK], folder)
         wait_until(lambda: _written(folder) >= 1, _LIMIT_S, f"the output of {self.name}")

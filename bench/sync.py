@@ -36,7 +36,7 @@ Send = Callable[[Path, Path], None]  # from a folder here to one on the node
 class Peer:
     name: str
     send: Send
-    only_first: bool = False  # it knows no second time
+    only_first: bool = False  # it always sends everything
 
 
 def measure(rounds: int) -> list[Bar]:
@@ -64,10 +64,10 @@ class _Contest:
     def run(self, rounds: int) -> list[Bar]:
         for number in range(rounds):
             ways = [*self._sent_first(number), ("ugro", self._ours_first())]
-            # In turn: whatever else the machine does hits all of them alike.
+            # In turn, so that other load on the machine affects all alike.
             for _ in range(_WARM_ROUNDS):
                 for name, send in ways:
-                    send()  # whoever was before has edited it
+                    send()  # the previous contestant has edited it
                     self._time("unchanged", name, send)
                     self._edit()
                     self._time("one changed", name, send)

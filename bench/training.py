@@ -1,4 +1,4 @@
-"""A smallest training that leaves word of when it began and when its first step was done; torchrun can start it.
+"""A minimal training that records when it started and when its first step was done; torchrun can start it too.
 
     torchrun … training.py FOLDER
 """

@@ -1,10 +1,10 @@
-"""BERT, which learns a language by guessing words that were masked, on any number of unequal GPUs or CPUs.
+"""Trains BERT to predict masked words, on any number of unequal GPUs or CPUs.
 
     ugro launch examples/train_bert.py --nodes 3 -- --data corpus.txt
     python examples/train_bert.py --tiny               # alone, in seconds
 
-The sizes are those of BERT-base; flags change them. Words are taken from the data itself: nothing is downloaded, and
-without --data the data are made up.
+The sizes are those of BERT-base; flags change them. The vocabulary comes from the data, so nothing is downloaded.
+Without --data, the script generates a text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import ugro.train as ut
 
-UNKNOWN, MASK, BEGIN = 0, 1, 2  # the first numbers of the vocabulary
+UNKNOWN, MASK, BEGIN = 0, 1, 2  # the first ids of the vocabulary
 MASKED_SHARE = 0.15
 
 
@@ -55,18 +55,18 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, help="a text file; without it, a text is made up")
+    parser.add_argument("--data", type=Path, help="a text file (default: a generated text)")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--length", type=int, default=128, help="words of a sample")
-    parser.add_argument("--vocabulary", type=int, default=30_522, help="as many words at most")
-    parser.add_argument("--global-batch", type=int, default=128, help="samples of a step, of all ranks together")
+    parser.add_argument("--vocabulary", type=int, default=30_522, help="maximum size of the vocabulary")
+    parser.add_argument("--global-batch", type=int, default=128, help="samples per step, over all ranks")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--warm-up", type=int, default=1000, help="steps")
-    parser.add_argument("--tiny", action="store_true", help="small enough for a test")
-    if parser.parse_args().tiny:  # what is asked for besides counts all the same
+    parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
+    if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(layers=2, width=32, heads=2, length=16, global_batch=32, epochs=1, lr=3e-3, warm_up=2)
     return parser.parse_args()
 
@@ -87,7 +87,7 @@ class Bert(nn.Module):  # type: ignore[misc]
         nn.init.normal_(self.words.weight, std=0.02)
 
     def forward(self, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Scores of all words, at the given places only: the others are not guessed."""
+        """Scores of all words at the masked positions only."""
         order = torch.arange(words.shape[1], device=words.device)
         seen = self.encoder(self.norm(self.words(words) + self.places(order)))
         wanted = seen.gather(1, places[..., None].expand(-1, -1, seen.shape[-1]))
@@ -98,9 +98,9 @@ class Bert(nn.Module):  # type: ignore[misc]
 
 
 class MaskedText(Dataset):  # type: ignore[misc]
-    """Each sample: words of which some are masked, where those are, and what they were.
+    """A sample has words of which some are masked, the masked positions, and the original words.
 
-    Always as many: so the mean over a rank's samples is the mean over its guesses, and shares of any size add up.
+    Every sample has the same number of masked words, so the mean over samples is the mean over predictions.
     """
 
     def __init__(self, text: str, length: int, vocabulary: int) -> None:
@@ -122,7 +122,7 @@ class MaskedText(Dataset):  # type: ignore[misc]
         words = torch.cat([torch.tensor([BEGIN]), piece])
         places = 1 + torch.randperm(len(piece))[: self.masked]
         hidden = words[places]
-        # Of those to guess, eight in ten are masked, one is another word, one stays as it is.
+        # Of ten selected words, eight are masked, one is replaced, one stays.
         chance = torch.rand(self.masked)
         other = torch.randint(3, self.size, (self.masked,))
         words[places] = torch.where(chance < 0.8, MASK, torch.where(chance < 0.9, other, hidden))
@@ -130,7 +130,7 @@ class MaskedText(Dataset):  # type: ignore[misc]
 
 
 def made_up_text(sentences: int = 2000) -> str:
-    """Sentences in which words follow from each other, so that a masked one can be guessed."""
+    """Sentences whose words depend on each other, so that masked ones can be predicted."""
     drawn = random.Random(7)
     animals = {"fox": "forest", "owl": "night", "whale": "sea", "camel": "desert", "mole": "garden"}
     verbs = ("loves", "knows", "leaves", "finds")

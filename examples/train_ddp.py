@@ -1,9 +1,9 @@
-"""A small distributed training that any number of ranks can run, on GPUs or CPUs, and that resumes where it was ended.
+"""A small distributed training for any number of ranks, on GPUs or CPUs, that resumes from its checkpoint.
 
     ugro launch examples/train_ddp.py --nodes 3 -- --epochs 5
 
-It needs nothing of UGRO: torchrun runs it as well. Of the environment it uses what every launcher gives (RANK,
-WORLD_SIZE, …), and, where they are set, UGRO_CHECKPOINT_DIR and UGRO_RESUME_DIR.
+It needs nothing of UGRO and also runs under torchrun. It uses the variables that every launcher sets (RANK, WORLD_SIZE,
+…) and, if set, UGRO_CHECKPOINT_DIR and UGRO_RESUME_DIR.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group, or its functions would keep it
+import torch.distributed.nn.functional  # before there is a group, because its functions keep a reference to it
 from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES, FEATURES, GLOBAL_BATCH = 1200, 16, 60
@@ -41,7 +41,7 @@ def main() -> None:
             time.sleep(arguments.pause)
         save(epoch, model, optimizer, rank)
     report(model, inputs, targets, rank)
-    # While anything holds the group, Gloo's threads go on, and may abort a process that is on its way out.
+    # While anything refers to the group, Gloo's threads continue and may abort a process that is exiting.
     del model
     dist.destroy_process_group()
 
@@ -49,7 +49,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds to rest after each step")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after each step")
     return parser.parse_args()
 
 
@@ -62,13 +62,13 @@ def make_samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(epoch: int, rank: int, ranks: int) -> list[torch.Tensor]:
-    """This rank's part of each global batch; the order depends on the epoch alone."""
+    """This rank's part of each global batch. The order depends on the epoch alone."""
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
     return [order[at : at + GLOBAL_BATCH][rank::ranks] for at in range(0, SAMPLES, GLOBAL_BATCH)]
 
 
 def save(epoch: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """By one rank, and under another name until it is complete: one that is cut short is none."""
+    """Written by one rank, under another name until it is complete."""
     folder = os.environ.get("UGRO_CHECKPOINT_DIR")
     if folder is None or rank != 0:
         return

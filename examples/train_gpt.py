@@ -1,9 +1,9 @@
-"""A small GPT that learns to continue text, on any number of unequal GPUs or CPUs.
+"""Trains a small GPT to continue text, on any number of unequal GPUs or CPUs.
 
     ugro launch examples/train_gpt.py --nodes 3 -- --data book.txt
     python examples/train_gpt.py --tiny                # alone, in seconds
 
-Without --data it makes a text of its own. Letters are the tokens, so there is nothing to download.
+Without --data it generates a text. The tokens are letters, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, help="a text file; without it, a text is made up")
+    parser.add_argument("--data", type=Path, help="a text file (default: a generated text)")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--context", type=int, default=256, help="letters that it sees at once")
-    parser.add_argument("--global-batch", type=int, default=64, help="samples of a step, of all ranks together")
+    parser.add_argument("--context", type=int, default=256, help="letters of context")
+    parser.add_argument("--global-batch", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--tiny", action="store_true", help="small enough for a test")
-    if parser.parse_args().tiny:  # what is asked for besides counts all the same
+    parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
+    if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(layers=2, width=32, heads=2, context=32, global_batch=32, epochs=1, lr=3e-3)
     return parser.parse_args()
 
@@ -109,7 +109,7 @@ def begin_small(module: nn.Module) -> None:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def continued(model: Any, numbers: torch.Tensor, context: int, letters: int = 80) -> torch.Tensor:
-    model = getattr(model, "module", model).eval()  # one rank alone: without DDP around it
+    model = getattr(model, "module", model).eval()  # a single rank has no DDP wrapper
     numbers = numbers[None].to(next(model.parameters()).device)
     for _ in range(letters):
         chances = functional.softmax(model(numbers[:, -context:])[:, -1], dim=-1)
@@ -121,7 +121,7 @@ def continued(model: Any, numbers: torch.Tensor, context: int, letters: int = 80
 
 
 class Text(Dataset):  # type: ignore[misc]
-    """Pieces that overlap by half, and the same pieces one letter on."""
+    """Pieces that overlap by half, and the same pieces shifted by one letter."""
 
     def __init__(self, text: str, context: int) -> None:
         if len(text) <= context:

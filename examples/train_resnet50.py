@@ -1,10 +1,10 @@
-"""ResNet-50, which learns to tell pictures apart, on any number of unequal GPUs or CPUs.
+"""Trains ResNet-50 to classify images, on any number of unequal GPUs or CPUs.
 
     ugro launch examples/train_resnet50.py --nodes 3 -- --data pictures/
     python examples/train_resnet50.py --tiny           # alone, in seconds
 
---data is a folder with a folder for each class. PPM files are read as they are, all others by Pillow (pip install
-pillow). Without it, pictures are made up; nothing is downloaded.
+--data is a folder with a folder for each class. PPM files are read directly, all others by Pillow (pip install pillow).
+Without --data the script generates images; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import ugro.train as ut
 
-PPM_HEADER = re.compile(rb"P6(?:\s|#.*\n)+(\d+)\s+(\d+)\s+255\s")  # one blank: the next byte is a pixel
+PPM_HEADER = re.compile(rb"P6(?:\s|#.*\n)+(\d+)\s+(\d+)\s+255\s")  # one space: the next byte is a pixel
 SUFFIXES = {".ppm", ".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
@@ -52,17 +52,17 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, help="a folder with a folder of pictures for each class")
-    parser.add_argument("--blocks", type=int, nargs=4, default=[3, 4, 6, 3], help="of each stage; 3 4 6 3 is ResNet-50")
+    parser.add_argument("--data", type=Path, help="a folder with a folder of images for each class")
+    parser.add_argument("--blocks", type=int, nargs=4, default=[3, 4, 6, 3], help="3 4 6 3 is ResNet-50")
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     parser.add_argument("--size", type=int, default=224, help="pixels of a side")
-    parser.add_argument("--global-batch", type=int, default=256, help="samples of a step, of all ranks together")
+    parser.add_argument("--global-batch", type=int, default=256, help="samples per step, over all ranks")
     parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--workers", type=int, default=0, help="processes that load pictures, for each rank")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes per rank")
     parser.add_argument("--sync-batchnorm", action="store_true", help="normalise over the samples of all ranks")
-    parser.add_argument("--tiny", action="store_true", help="small enough for a test")
-    if parser.parse_args().tiny:  # what is asked for besides counts all the same
+    parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
+    if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(blocks=[1, 1, 1, 1], width=8, size=32, global_batch=32, epochs=1, lr=0.05)
     return parser.parse_args()
 
@@ -104,7 +104,7 @@ class Bottleneck(nn.Module):  # type: ignore[misc]
         )
         is_same = stride == 1 and channels == wide
         self.shortcut = nn.Identity() if is_same else nn.Sequential(*convolution(channels, wide, 1, stride))
-        nn.init.zeros_(self.body[-1].weight)  # a block begins as its shortcut
+        nn.init.zeros_(self.body[-1].weight)  # a block starts as its shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.body(x) + self.shortcut(x))
@@ -128,7 +128,7 @@ class Pictures(Dataset):  # type: ignore[misc]
             if path.suffix.lower() in SUFFIXES
         ]
         if not self.files:
-            raise SystemExit(f"no pictures in the folders of {folder}")
+            raise SystemExit(f"no images in the folders of {folder}")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -144,7 +144,7 @@ def read_ppm(path: Path) -> torch.Tensor:
     header = PPM_HEADER.match(content)
     width, height = (int(header[1]), int(header[2])) if header else (0, 0)
     if header is None or len(content) != header.end() + 3 * width * height:
-        raise SystemExit(f"{path}: no binary PPM with 8 bits for each colour")
+        raise SystemExit(f"{path}: not a binary PPM with 8 bits per colour")
     values = torch.frombuffer(bytearray(content[header.end() :]), dtype=torch.uint8)
     return values.view(height, width, 3).permute(2, 0, 1).float()
 
@@ -153,7 +153,7 @@ def read_by_pillow(path: Path) -> torch.Tensor:
     try:
         from PIL import Image
     except ImportError:
-        raise SystemExit(f"{path}: Pillow reads such files: pip install pillow") from None
+        raise SystemExit(f"{path}: this format needs Pillow: pip install pillow") from None
     with Image.open(path) as image:
         width, height = image.size
         values = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
@@ -161,7 +161,7 @@ def read_by_pillow(path: Path) -> torch.Tensor:
 
 
 def cut_square(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """A random part of it, perhaps mirrored: so no epoch shows the same picture twice."""
+    """A random crop, perhaps mirrored, so that epochs differ."""
     _, height, width = pixels.shape
     side = int(min(height, width) * (0.7 + 0.3 * torch.rand(()).item()))
     top, left = (int(torch.randint(0, room - side + 1, ())) for room in (height, width))
@@ -171,7 +171,7 @@ def cut_square(pixels: torch.Tensor, size: int) -> torch.Tensor:
 
 
 class MadeUp(Dataset):  # type: ignore[misc]
-    """Stripes of ten directions in noise."""
+    """Stripes in ten directions with noise."""
 
     classes = tuple(range(10))
 

@@ -15,10 +15,10 @@ from tests.rig.disk import SmallDisk
 from tests.rig.judge import Ledger, processes_of_runs
 from tests.rig.netns import NetnsNode, Way
 from tests.rig.sshd import SshdNode
-from tests.rig.waiting import descendants, name_of, signal_all
+from tests.rig.waiting import descendants, is_alive, name_of, signal_all
+from ugro.remote.process_id import ProcessName
 
 Undo = Callable[[], None]
-_SUPERVISOR = b"ugro.remote.runs.supervisor"
 _PROGRAM = b"sys.stdin.readline"
 _WAYS = (Way.BOTH, Way.BOTH, Way.TO_NODE, Way.FROM_NODE)
 
@@ -62,7 +62,7 @@ class Faults:
             inside = set(processes_of_runs([root_of(node)]))
             return [entry.pid for entry in self.ledger.alive() if entry.event == "begin" and entry.pid in inside]
         if whom == "supervisor":
-            return [pid for pid in processes_of_runs([root_of(node)]) if _SUPERVISOR in _command(pid)]
+            return _supervisors(root_of(node))
         if whom == "node program":
             return [pid for pid in node.sessions() if _PROGRAM in _command(pid)]
         agent = holder(self.home)
@@ -126,3 +126,9 @@ def _command(pid: int) -> bytes:
 
 def _words(pid: int) -> list[bytes]:
     return _command(pid).split(b"\0")
+
+
+def _supervisors(root: Path) -> list[int]:
+    """Each has a folder of its process's name."""
+    pids = [ProcessName.parse(path.name).pid for path in root.glob(".ugro/agents/*/supervisors/*")]
+    return [pid for pid in sorted(pids) if is_alive(pid)]

@@ -20,14 +20,15 @@ from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
+from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
-from ugro.core.job import HOLDING_STATES, Job, JobState, Share
+from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, Order, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
 from ugro.store.engine import Database, _Request
 from ugro.store.jobs import JobStore
 
@@ -106,10 +107,7 @@ class ModelRuns:
         self._node = node
         self._known = known
 
-    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
-        return await self._call(lambda: self._start(order))
-
-    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | RemoteFailure]:
+    async def start(self, orders: Sequence[RunStart]) -> list[RunStatus | RemoteFailure]:
         def start_all() -> list[RunStatus | RemoteFailure]:
             done: list[RunStatus | RemoteFailure] = []
             for order in orders:
@@ -121,7 +119,7 @@ class ModelRuns:
 
         return await self._call(start_all)
 
-    async def remove_many(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
+    async def remove(self, runs: Sequence[Key]) -> list[RemoteFailure | None]:
         def remove_all() -> list[RemoteFailure | None]:
             for key in runs:
                 self._node.remove(key)
@@ -132,13 +130,10 @@ class ModelRuns:
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
 
-    async def remove(self, job: int, attempt: int) -> None:
-        await self._call(lambda: self._node.remove((job, attempt)))
-
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
 
-    def _start(self, order: Order) -> RunStatus:
+    def _start(self, order: RunStart) -> RunStatus:
         return self._node.start(order, [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -154,7 +149,7 @@ class ModelRuns:
 
 
 class ModelWatch:
-    """As ``RunWatch``, told what nodes say by ``hear`` and by nothing else."""
+    """As ``RunTracker``, told what nodes say by ``hear`` and by nothing else."""
 
     def __init__(self, nodes: dict[str, ModelNode]) -> None:
         self._nodes = nodes
@@ -249,47 +244,25 @@ class ModelWatch:
         return _STATES[status.status]
 
 
-class ModelPreflight:
-    def forget(self, nodes: Sequence[str]) -> None:
-        return
+class ModelPlanner:
+    """Plans that have to be recorded."""
 
+    def known(self, job: Job) -> None:
+        return None
 
-class ModelLaunching(NoCode):
-    def __init__(self, jobs: JobStore, watch: ModelWatch) -> None:
-        self._jobs = jobs
-        self._watch = watch
-        self.preflight = ModelPreflight()
-
-    async def plan(self, job: Job) -> Plan:
-        recorded = await self._jobs.plan(job)
-        if recorded is None:
-            assert job.placement is not None
-            recorded = Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes))
-            await self._jobs.record_plan(job, recorded)
-        return recorded
-
-    def forget(self, job: int, attempt: int) -> None:
-        return
-
-    async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        return await self._watch.runs(node).start(await self._order(job, node))
-
-    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
-        return await self._watch.runs(node).start_many([await self._order(job, node) for job in jobs])
-
-    async def _order(self, job: Job, node: str) -> Order:
-        recorded = await self.plan(job)
-        part = next(part for part in recorded.nodes if part.node == node)
+    async def make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
-        share = job.placement.on(node)
-        return Order(job.id, job.attempt, part, {}, share.boot_id, share.root)
+        return Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes)), ()
+
+    def forget(self, job: Job) -> None:
+        return
 
 
 class ModelMirror:
     """Logs that are home at once."""
 
     def __init__(self) -> None:
-        self.changed = Signal()
+        self.changed = ChangeSignal()
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
@@ -332,9 +305,8 @@ class ModelCheckpoints:
         return
 
 
-class ModelSnapshots:
-    def __init__(self, jobs: JobStore, watch: ModelWatch, clock: Clock) -> None:
-        self._jobs = jobs
+class ModelInput:
+    def __init__(self, watch: ModelWatch, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
 
@@ -347,26 +319,17 @@ class ModelSnapshots:
     async def close(self) -> None:
         return
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        if holding is None:
-            holding = await self._jobs.in_states(HOLDING_STATES)
+    async def take(self, live: Live) -> ClusterView:
         return ClusterView(
             now=time.time() + self._clock.now_s,
             nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
-            waiting=tuple(_waiting(job) for job in waiting),
-            holding=tuple(_holding(job) for job in holding if job.placement is not None),
+            holding=tuple(_holding(job) for job in live.holding() if job.placement is not None),
         )
 
 
 def _node_view(name: str, is_open: bool) -> NodeView:
     gpus = tuple(GpuView(index, "RTX 4070", 8 * _GIB) for index in range(GPUS_OF_A_NODE))
     return NodeView(name, 8, 32 * _GIB, gpus, unusable=None if is_open else "is unreachable")
-
-
-def _waiting(job: Job) -> Waiting:
-    submitted_at = datetime.fromisoformat(job.submitted_at).timestamp()
-    tries = job.tries
-    return Waiting(job.id, job.user, job.spec, submitted_at, job.state, job.attempt, tries.not_before, tries.avoid)
 
 
 def _holding(job: Job) -> Holding:
@@ -391,8 +354,9 @@ class ModelAgent:
         watch = cast(Any, self.watch)
         parts: tuple[Any, ...] = (
             watch,
-            ModelLaunching(self.jobs, self.watch),
-            ModelSnapshots(self.jobs, self.watch, clock),
+            ModelPlanner(),
+            NoCode(),
+            ModelInput(self.watch, clock),
             Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ugro.core.errors import RemoteFailure
 from ugro.core.node import Machine
-from ugro.nodes.runs import Order, RankRecord, RunStatus
+from ugro.nodes.runs import RankRecord, RunStart, RunStatus
 
 Key = tuple[int, int]  # job and attempt
 
@@ -36,7 +36,7 @@ class ModelNode:
         boot_id = f"{self.root}-boot-{self.boots}"
         return Machine(self.name, "", "", "", boot_id, "", self.root, "", "", 8, "", 0)
 
-    def start(self, order: Order, ranks: Sequence[int]) -> RunStatus:
+    def start(self, order: RunStart, ranks: Sequence[int]) -> RunStatus:
         key = job, attempt = order.job, order.attempt
         if order.boot_id != self.machine.boot_id:
             raise RemoteFailure("the node was restarted", cause="other-boot", subject=self.name)

@@ -1,15 +1,13 @@
-"""Many small runs in the hands of keepers, as a test starts them and finds them again."""
+"""Many small runs that share supervisors, as a test starts them and finds them again."""
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from tests.rig.ledger import Ledger
-from tests.rig.nodeprogram import AGENT, LocalNode
-from tests.rig.waiting import is_alive, processes_with_variable, wait_until
+from tests.rig.nodeprogram import LocalNode
+from tests.rig.waiting import wait_until
 from tests.rig.watcher import Watcher
 from ugro.nodes.link import Link
 from ugro.remote.clock import boot_id
@@ -25,11 +23,12 @@ def saying(text: str) -> dict[str, Any]:
 
 
 def wanted(specs: dict[str, dict[str, Any]], attempt: int = 1) -> list[dict[str, Any]]:
-    return [{"job": job, "attempt": attempt, "spec": spec} for job, spec in specs.items()]
+    """Starts of runs that may share a supervisor."""
+    return [{"job": job, "attempt": attempt, "spec": {**spec, "shared": True}} for job, spec in specs.items()]
 
 
-def start(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
-    answer = node.call(link, "start_many", runs=wanted(specs), boot_id=boot_id(), **more)
+def start(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    answer = node.call(link, "start", runs=[{**run, "boot_id": boot_id()} for run in wanted(specs)])
     return list(answer["results"])
 
 
@@ -43,33 +42,21 @@ def records(node: LocalNode, link: Link, timeout_s: float = 20) -> dict[str, dic
     return {run["job"]: run["exit"] for run in node.call(link, "list")["runs"]}
 
 
-def end_as_told(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns when the node program has heard from the keeper that all are over, with how they began."""
+def end_as_reported(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns when the node program has heard from the supervisor that all are over, with how they began."""
 
-    async def story() -> list[dict[str, Any]]:
+    async def until_all_ended() -> list[dict[str, Any]]:
         watcher = Watcher(node, link)
-        answer = await node.acall(link, "start_many", runs=wanted(specs))
+        answer = await node.acall(link, "start", runs=wanted(specs))
         await watcher.until(lambda: all(watcher.status(f"{job}.1") == "exited" for job in specs))
         watcher.stream.cancel()
         return list(answer["results"])
 
-    return node.wait(story())
+    return node.wait(until_all_ended())
 
 
-def keeper_of(result: dict[str, Any]) -> int:
+def supervisor_of(result: dict[str, Any]) -> int:
     return int(result["run"]["state"]["pid"])
-
-
-def keepers(node: LocalNode) -> list[int]:
-    """With their wardens."""
-    found = processes_with_variable("UGRO_RUN", [f"{AGENT}/keeper"])
-    return [pid for pid in found if is_alive(pid) and _is_of(pid, node)]
-
-
-def _is_of(pid: int, node: LocalNode) -> bool:
-    with suppress(OSError):
-        return f"TEST_NODE_ROOT={node.root}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
 
 
 def leaving(ledger: Ledger, device: int, kind: str) -> dict[str, Any]:

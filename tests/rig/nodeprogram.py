@@ -19,10 +19,13 @@ from tests.rig.waiting import (
     signal_all,
     wait_until,
 )
+from ugro.core.errors import RemoteFailure
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
+from ugro.remote import durable
 from ugro.remote.identity import node_key
+from ugro.remote.process_id import ProcessName
 
 T = TypeVar("T")
 AGENT = "agent-1"
@@ -63,7 +66,18 @@ class LocalNode:
         return self.wait(self.acall(link, method, timeout_s, **params))
 
     async def acall(self, link: Link, method: str, timeout_s: float = 60, **params: Any) -> dict[str, Any]:
+        if method in ("start", "remove") and "runs" not in params:
+            return await self._call_with_one(link, method, timeout_s, params)
         return await link.call(f"runs.{method}", self.params(**params), timeout_s=timeout_s)
+
+    async def _call_with_one(self, link: Link, method: str, timeout_s: float, params: dict[str, Any]) -> dict[str, Any]:
+        """A list of one run: its answer, or its error."""
+        run: Any = params if method == "start" else [params["job"], params["attempt"]]
+        answer = await link.call(f"runs.{method}", self.params(runs=[run]), timeout_s=timeout_s)
+        [result] = answer["results"]
+        if "error" in result:
+            raise RemoteFailure(result["error"]["message"], cause=result["error"]["kind"])
+        return {"now": answer["now"], **result}
 
     def params(self, **params: Any) -> dict[str, Any]:
         return {"agent": AGENT, "generation": self.generation, **params}
@@ -97,9 +111,21 @@ class LocalNode:
         return agent_folder(self.root.resolve(), self.spec.name) / "runs" / f"{job}.{attempt}"
 
     def supervisors(self, job: str, attempt: int) -> list[int]:
-        wanted = [str(self.run_dir(job, attempt))]
-        found = [pid for pid in processes_with_variable("UGRO_RUN_DIR", wanted) if is_alive(pid)]
-        return [pid for pid in found if b"ugro.remote.runs.supervisor" in _cmdline(pid)]
+        """The one that has the run, if it lives."""
+        spec = durable.read_json(str(self.run_dir(job, attempt) / "spec.json")) or {}
+        pid = ProcessName.parse(spec["supervisor"]).pid if "supervisor" in spec else 0
+        return [pid] if pid and is_alive(pid) else []
+
+    def kill_supervisor(self, job: str, attempt: int) -> None:
+        """With its reaper, which would end what it leaves."""
+        pid = self.supervisor(job, attempt)
+        reaper = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        signal_all(signal.SIGKILL, [reaper, pid])
+
+    def supervising(self) -> list[int]:
+        """All supervisors of this node, and their reapers."""
+        found = processes_with_variable("UGRO_RUN", [f"{AGENT}/supervisor"])
+        return [pid for pid in found if is_alive(pid) and _variable(pid, MARK).endswith(f"={self.root}".encode())]
 
     def supervisor(self, job: str, attempt: int) -> int:
         return wait_until(lambda: self.supervisors(job, attempt), 10, "a supervisor")[0]
@@ -116,6 +142,13 @@ class LocalNode:
                 assert not task.done(), f"it never came to {point}: {task.result()}"
                 await asyncio.sleep(0.01)
         return found
+
+    async def kill_all_that_stop(self, task: asyncio.Task[Any]) -> None:
+        """Also the process that is started in the place of one that was killed, while ``task`` goes on."""
+        async with asyncio.timeout(_OPEN_S):
+            while not task.done():
+                signal_all(signal.SIGKILL, self.stopped())
+                await asyncio.sleep(0.01)
 
     def let_go(self, pids: list[int]) -> None:
         for pid in pids:
@@ -134,13 +167,6 @@ def _variable(pid: int, name: str) -> bytes:
     except OSError:
         return b""
     return next((entry for entry in entries if entry.startswith(name.encode() + b"=")), b"")
-
-
-def _cmdline(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def _state(pid: int) -> str:

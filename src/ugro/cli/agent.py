@@ -1,4 +1,4 @@
-"""``ugro agent``: mostly not needed, since any command starts the agent."""
+"""``ugro agent``: rarely needed, because every command starts the agent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from ugro.core.errors import NotFound
 
 @click.group(cls=CommandGroup)
 def agent() -> None:
-    """Start, stop and look at the agent."""
+    """Start, stop and inspect the agent.
+
+    The agent is the process on this machine that keeps the queue, starts jobs and watches nodes. Any command that needs
+    it starts it.
+    """
 
 
 @agent.command()
 @json_option
 @pass_session
 def start(session: Session) -> None:
-    """Start the agent, if it does not run yet."""
+    """Start the agent, if it is not running."""
     _show(session.output, session.new_client().agent())
 
 
@@ -32,18 +36,21 @@ def start(session: Session) -> None:
 @json_option
 @pass_session
 def stop(session: Session) -> None:
-    """End the agent. Jobs on the nodes go on."""
+    """Stop the agent. Jobs on the nodes keep running."""
     was_running = session.new_client().stop_agent()
     if session.output.is_json:
         session.output.document({"stopped": was_running})
-    session.output.note("the agent has ended" if was_running else "no agent was running")
+    session.output.note("the agent has stopped" if was_running else "no agent was running")
 
 
 @agent.command()
 @json_option
 @pass_session
 def status(session: Session) -> int:
-    """Say whether an agent runs, and what it serves. Exit code 5 when there is none."""
+    """Show the running agent.
+
+    Exit code: 0 if an agent runs, 5 if not.
+    """
     found = session.new_client().running_agent()
     if found is None:
         if session.output.is_json:
@@ -55,31 +62,34 @@ def status(session: Session) -> int:
 
 
 @agent.command()
-@click.option("-n", "--tail", type=click.IntRange(0), default=50, show_default=True, help="How many lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as lines are written, until Ctrl-C.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", default=50, show_default=True, help="Print N lines.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @json_option
 @pass_session
 def logs(session: Session, tail: int, follow: bool) -> None:
-    """Print the agent's log: one JSON object a line. Works also when no agent runs."""
+    """Print the agent's log, one JSON object per line.
+
+    Works without a running agent, too.
+    """
     path = session.new_client().home.log
     try:
         log = path.open("rb")
     except OSError as error:
-        raise NotFound(f"there is no log at {path}", hint="it begins with the first agent: ugro agent start") from error
+        raise NotFound(f"there is no log at {path}", hint="the agent writes it: ugro agent start") from error
     lines = log.read().splitlines(keepends=True)
     session.output.raw(b"".join(lines[-tail:] if tail else []))
     while follow:
         time.sleep(0.2)
         session.output.raw(log.read())
         if _is_replaced(log, path):
-            session.output.raw(log.read())  # written between our look and the change
+            session.output.raw(log.read())  # written before the log was replaced
             log.close()
             log = path.open("rb")
     log.close()
 
 
 def _is_replaced(log: BinaryIO, path: Path) -> bool:
-    """A full log is renamed, and a new one begun."""
+    """A full log is renamed, and a new one started."""
     return path.exists() and path.stat().st_ino != os.fstat(log.fileno()).st_ino
 
 
@@ -92,4 +102,4 @@ def _show(output: Output, status: AgentStatus) -> None:
     output.text(f"nodes    {status.nodes_connected} of {status.nodes} connected")
     output.text(f"home     {status.home}")
     if status.config_error:
-        output.warn(f"{status.config_error} (the last good configuration stays in force)", status.config_hint)
+        output.warn(f"{status.config_error} (the last valid configuration stays in use)", status.config_hint)

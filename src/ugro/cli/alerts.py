@@ -1,4 +1,4 @@
-"""``ugro alerts``: what is wrong with nodes, what was, and whether channels work."""
+"""``ugro alerts``: active alerts, past ones, and a test of the notification channels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,26 @@ _SIGNS: dict[Severity, tuple[str, Style]] = {
 
 @click.group(cls=CommandGroup)
 def alerts() -> None:
-    """Show what is wrong with nodes, and try the channels."""
+    """Show alerts about nodes, and test notification channels."""
 
 
 @alerts.command("ls")
-@click.option("-n", "--limit", type=click.IntRange(0, 10_000), default=10, show_default=True, help="Events to show.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(0, 10_000),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Number of past events to show.",
+)
 @json_option
 @pass_session
 def list_(session: Session, limit: int) -> int:
-    """Show the alerts that are on, and what happened before. Exit code 1 when one is on."""
+    """List active alerts and past ones.
+
+    Exit code: 0 if no alert is active, 1 if one is.
+    """
     on, events = session.client().alerts(limit)
     output = session.output
     if output.is_json:
@@ -38,7 +49,7 @@ def list_(session: Session, limit: int) -> int:
     if on:
         output.table(("", "SEVERITY", "NODE", "FOR", "ALERT"), [_row(alert) for alert in on])
     else:
-        output.note("no alert is on")
+        output.note("no active alerts")
     for event in reversed(events):
         output.text(f"{local_time(event.at)}  {event.text}")
     return 1 if on else 0
@@ -49,7 +60,14 @@ def list_(session: Session, limit: int) -> int:
 @json_option
 @pass_session
 def test(session: Session, channels: tuple[str, ...]) -> int:
-    """Send a message by CHANNELS (default: all of the cluster file, and the log). Exit code 1 when one failed."""
+    """Send a test message to CHANNELS.
+
+    Default: all channels of the cluster file, and the log. Exit code: 0 if all were sent, 1 if not.
+
+    \b
+    Example:
+      ugro alerts test ops
+    """
     client = session.client()
     session.output.progress("sending")
     tried = client.test_channels(channels)

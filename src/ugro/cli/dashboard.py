@@ -1,4 +1,4 @@
-"""``ugro dashboard``: a link that lets one browser in, opened where there is one."""
+"""``ugro dashboard``: opens the dashboard in a browser with a link that works once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from ugro.core.support.quantity import format_duration
 
 
 @click.command()
-@click.option("--no-open", is_flag=True, help="Only print the link.")
+@click.option("--no-open", is_flag=True, help="Print the link; do not open a browser.")
 @json_option
 @pass_session
 def dashboard(session: Session, no_open: bool) -> None:
-    """Open the dashboard in a browser, and print a link that works once.
+    """Open the web dashboard.
 
-    On a machine without a browser, print the link; from elsewhere: ssh -L 8099:127.0.0.1:8099 MACHINE.
+    Prints a link that works once, and opens it in a browser if there is one. To open it from another machine, forward
+    the port and use the printed link.
+
+    \b
+    Example:
+      ssh -L 8099:127.0.0.1:8099 MACHINE
     """
     output = session.output
     client = session.client()
@@ -36,13 +41,13 @@ def dashboard(session: Session, no_open: bool) -> None:
 
 
 def _has_screen() -> bool:
-    """Not over ssh, and not in a script: nothing must pop up there."""
+    """False over ssh and in a script: no window may open there."""
     is_graphical = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return is_graphical and sys.stdout.isatty() and "SSH_CONNECTION" not in os.environ
 
 
 def _open(url: str, page: Path) -> None:
-    """By way of a file of the user's own: what a browser is started with can be read by everybody on the machine."""
+    """Through a private file: other users can read a browser's command line."""
     import webbrowser
 
     page.unlink(missing_ok=True)

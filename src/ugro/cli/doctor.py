@@ -1,4 +1,4 @@
-"""``ugro doctor``: what could be in the way, each with its remedy."""
+"""``ugro doctor``: finds problems on nodes and between them, each with a remedy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style, clean
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.finding import Finding, Grade
@@ -22,21 +23,29 @@ _HEADER = ("GRADE", "SUBJECT", "CHECK", "TEXT", "REMEDY")
 
 
 @click.command()
-@click.argument("nodes", nargs=-1)
+@click.argument("nodes", nargs=-1, shell_complete=candidates.nodes)
 @json_option
 @pass_session
 def doctor(session: Session, nodes: tuple[str, ...]) -> int:
-    """Check everything that could be in the way on NODES (names, @all, @label; default all), and between them.
+    """Find problems on nodes and between them, with remedies.
 
-    Exit code: 0 nothing failed (warnings may be there), 1 something did, 5 a node cannot be reached.
+    NODES are names, @all or @label; the default is all nodes. Checks SSH, Python, disks, GPUs, versions and the network
+    between nodes.
+
+    Exit code: 0 if nothing failed (there may be warnings), 1 if a check failed, 5 if a node cannot be reached.
+
+    \b
+    Examples:
+      ugro doctor
+      ugro doctor gpu1 gpu2
     """
     started = time.monotonic()
     output = session.output
     findings: list[Finding] = []
-    output.progress("looking at the nodes")
+    output.progress("checking the nodes")
     for finding in session.client().doctor(nodes):
         findings.append(finding)
-        output.progress(f"looking at the nodes: {_counts(findings)} so far")
+        output.progress(f"checking the nodes: {_counts(findings)} so far")
     findings.sort(key=lambda finding: _place(finding, nodes))
     if output.is_json:
         output.document({"findings": findings})
@@ -49,7 +58,7 @@ def doctor(session: Session, nodes: tuple[str, ...]) -> int:
 
 
 def _place(finding: Finding, nodes: Sequence[str]) -> tuple[bool, int, str]:
-    """Nodes in the order they were asked for, else gpu2 before gpu10; what lies between nodes comes last."""
+    """Nodes in the order they were given, else gpu2 before gpu10; findings between nodes last."""
     subject = finding.subject
     is_between = subject == "cluster" or " → " in subject
     place = nodes.index(subject) if subject in nodes else len(nodes)

@@ -1,4 +1,4 @@
-"""``ugro exec``: the same command on many nodes, each line with its node's name."""
+"""``ugro exec``: one command on many nodes; each line of output begins with the node's name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import FrameType
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client, Ended
@@ -19,13 +20,13 @@ from ugro.client.client import Output as Piece
 from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
 from ugro.core.support.signals import signal_name
 
-_LONGEST_LINE = 64 * 1024  # that is kept until its end is there
+_LONGEST_LINE = 64 * 1024  # that is buffered until its end arrives
 _MOST_HELD = 1024 * 1024
 _EXAMPLE = "for example: ugro exec @all -- nvidia-smi"
 
 
 class ExecCommand(click.Command):
-    """Cut at the ``--`` before click sees it: options stand anywhere before it, and all behind it is the command's."""
+    """Options may stand anywhere before the ``--``; everything behind it is the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -34,21 +35,28 @@ class ExecCommand(click.Command):
 
 
 @click.command("exec", cls=ExecCommand)
-@click.option("--cwd", help="Where to run it on the node; default: the home folder.")
-@click.option("--env", "-e", multiple=True, metavar="KEY=VALUE", help="Add to its environment; may be repeated.")
-@click.option("--no-prefix", is_flag=True, help="Leave out the nodes' names: the bytes as they are.")
+@click.option("--cwd", help="Directory on the node to run in; default: the home directory.")
+@click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set an environment variable. May be repeated.")
+@click.option("--no-prefix", is_flag=True, help="Print the output as it is, without the nodes' names.")
 @json_option
-@click.argument("nodes", nargs=-1, metavar="@all|NODE... -- COMMAND...")
+@click.argument("nodes", nargs=-1, metavar="@all|NODE... -- COMMAND...", shell_complete=candidates.nodes)
 @pass_session
 @click.pass_context
 def exec_(
     ctx: click.Context, session: Session, nodes: tuple[str, ...], cwd: str | None, env: tuple[str, ...], no_prefix: bool
 ) -> int:
-    """Run COMMAND on nodes at once and show its output as it comes.
+    """Run a command on several nodes at once.
 
-    Nodes are names, @all or @label. The command gets no stdin and ends, with all it started, when it is done or on
-    Ctrl-C. Exit code: the command's own for one node; for several 0 if all were 0, otherwise 1, or 5 if a node
-    could not be reached.
+    Nodes are names, @all or @label. Output is shown as it arrives. The command gets no stdin. When it ends, or on
+    Ctrl-C, all processes that it started are stopped too.
+
+    Exit code: the command's own for one node; for several nodes 0 if all were 0, else 1, or 5 if a node cannot be
+    reached.
+
+    \b
+    Examples:
+      ugro exec @all -- nvidia-smi
+      ugro exec gpu1 gpu2 --cwd /data -- du -sh .
     """
     argv = _command(nodes, ctx.meta["argv"])
     environment = _environment(env)
@@ -74,9 +82,9 @@ def exec_(
 
 def _command(nodes: tuple[str, ...], argv: list[str] | None) -> list[str]:
     if argv is None:
-        raise UsageError("say where the command begins with --", hint=_EXAMPLE)
+        raise UsageError("put -- before the command", hint=_EXAMPLE)
     if not nodes:
-        raise UsageError("say on which nodes, before the --", hint=_EXAMPLE)
+        raise UsageError("name the nodes before the --", hint=_EXAMPLE)
     if not argv:
         raise UsageError("there is no command after the --", hint=_EXAMPLE)
     return argv
@@ -85,24 +93,24 @@ def _command(nodes: tuple[str, ...], argv: list[str] | None) -> list[str]:
 def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
     bad = [pair for pair in pairs if not pair.partition("=")[0] or "=" not in pair]
     if bad:
-        raise UsageError(f"--env {bad[0]}: expected KEY=VALUE")
+        raise UsageError(f"--env {bad[0]}: expected NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 @contextlib.contextmanager
 def _cancel_on_interrupt(client: Client, key: str, output: Output) -> Iterator[list[int]]:
-    """The first Ctrl-C ends the command on the nodes and waits for their word; the second leaves at once."""
+    """The first Ctrl-C stops the command on the nodes and waits for them; the second exits at once."""
     interrupted: list[int] = []
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
         if interrupted:
             raise KeyboardInterrupt
         interrupted.append(signum)
-        output.note("ending it on the nodes (Ctrl-C again leaves at once)")
+        output.note("stopping it on the nodes (Ctrl-C again exits at once)")
         try:
             client.cancel(key)
         except (NotFound, Unreachable):
-            # It has not begun or has just ended, or nobody can tell: hanging up ends whatever there is.
+            # It has not begun, has just ended, or cannot be asked: closing the connection stops what there is.
             raise KeyboardInterrupt from None
 
     before = signal.signal(signal.SIGINT, on_interrupt)
@@ -116,16 +124,16 @@ _Source = tuple[str, bool]  # a node, and whether it is its stderr
 
 
 class _Lines:
-    """Whole lines, so that nodes never mix within one; bytes pass through as they are.
+    """Prints whole lines, so that no line mixes nodes; bytes are not changed.
 
-    A line too long to be kept is open: it is shown as it comes, and the lines of others wait for its end, but not
-    for ever: when too much waits, it is broken.
+    A line too long to buffer is printed as it arrives, and other nodes' lines wait for its end. When too much waits,
+    the long line is broken.
     """
 
     def __init__(self, output: Output, nodes: tuple[str, ...], *, has_prefix: bool) -> None:
         self._output = output
         self._has_prefix = has_prefix
-        # Who is behind a label is known only when they speak.
+        # The nodes of a label are known only when their output arrives.
         self._width = max((len(node) for node in nodes if not node.startswith("@")), default=0)
         self._rest: dict[_Source, bytearray] = {}
         self._open: _Source | None = None
@@ -153,7 +161,7 @@ class _Lines:
                 self._show(source, rest + b"\n")
 
     def close(self) -> None:
-        """When there is nothing more to come, also of those that did not end."""
+        """Called when no more output comes, also if nodes did not end."""
         self._break()
 
     def _show(self, source: _Source, lines: bytes) -> None:
@@ -169,7 +177,7 @@ class _Lines:
             self._make_room()
 
     def _show_long(self, source: _Source) -> None:
-        """What there is of a line that is open, or too long to be kept."""
+        """Prints the rest of an open line, or of one too long to buffer."""
         rest = self._rest[source]
         if self._open is None and len(rest) > _LONGEST_LINE:
             self._open = source
@@ -190,7 +198,7 @@ class _Lines:
             self._release()
 
     def _release(self) -> None:
-        """The open line has ended: now those that waited, and then perhaps another long one."""
+        """The open line has ended: prints the lines that waited, then perhaps another long one."""
         self._open = None
         held, self._held, self._held_bytes = self._held, [], 0
         for source, lines in held:
@@ -209,11 +217,11 @@ class _Lines:
 
 
 class _Json:
-    """NDJSON: what was written and how each node ended. Bytes that are no UTF-8 go as base64."""
+    """NDJSON: the output, and how each node ended. Bytes that are not UTF-8 become base64."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._rest: dict[_Source, bytes] = {}  # the begin of a letter whose end comes with the next piece
+        self._rest: dict[_Source, bytes] = {}  # the start of a character that ends in the next piece
 
     def piece(self, piece: Piece) -> None:
         source = (piece.node, piece.is_stderr)
@@ -232,7 +240,7 @@ class _Json:
         self._output.document({"node": source[0], f"{_stream(source)}_base64": text})
 
     def close(self) -> None:
-        """Nothing is kept that could still be shown."""
+        """Nothing is buffered."""
 
     def ended(self, ended: Ended) -> None:
         for source in ((ended.node, False), (ended.node, True)):
@@ -259,8 +267,8 @@ def _summarise(output: Output, ended: list[Ended]) -> None:
     for end in ended:
         if end.unkillable:
             pids = ", ".join(map(str, end.unkillable))
-            hint = "they wait for a disk or a driver; see: ps -l there"
-            output.warn(f"{end.node}: even SIGKILL did not end {pids}", hint)
+            hint = "they wait for a disk or a driver; run ps -l on the node"
+            output.warn(f"{end.node}: SIGKILL did not end {pids}", hint)
     failed = sorted((end for end in ended if end.exit_code), key=lambda end: end.node)
     errors = [end.error for end in failed if end.error is not None]
     for error in errors:
@@ -270,7 +278,7 @@ def _summarise(output: Output, ended: list[Ended]) -> None:
 
 
 def _counts(done: int, errors: list[UgroError]) -> list[str]:
-    """Those with an error have been named with it."""
+    """Nodes with an error are named above."""
     unreachable = sum(isinstance(error, Unreachable) for error in errors)
     counts = ((done, "ok"), (unreachable, "unreachable"), (len(errors) - unreachable, "not run"))
     return [f"{count} {word}" for count, word in counts if count]

@@ -1,4 +1,4 @@
-"""``ugro health``: a table a person likes to read."""
+"""``ugro health``: probes nodes and shows a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
@@ -25,24 +26,32 @@ _HEADER = (
     *("GPU", "USE", "VRAM", "TEMP", "POWER", "NOTE"),
 )
 _SPARE = ("RTT", "DISK", "POWER", "CPU", "LOAD", "MEM", "SCORE", "TEMP", "USE", "VRAM", "GPU", "STATUS")
-_SHORTEST_S, _LONGEST_S = 0.2, 3600  # between looks
+_SHORTEST_S, _LONGEST_S = 0.2, 3600  # between refreshes
 _SHORT_ABSENCE_S = 60
 
 
 @click.command()
-@click.argument("nodes", nargs=-1)
-@click.option("--watch", "-w", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=float, default=2.0, help="Seconds between looks, 0.2 to 3600 (2).")
+@click.argument("nodes", nargs=-1, shell_complete=candidates.nodes)
+@click.option("--watch", "-w", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between refreshes, 0.2 to 3600.")
 @json_option
 @pass_session
 def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: float) -> int:
-    """Probe all NODES (names, @all, @label; default all) and show how they do.
+    """Check the health of nodes.
 
-    Exit code: 0 all healthy, 1 some not, 5 some unreachable.
+    Probes NODES (names, @all or @label; default: all) and shows load, memory, disks and GPUs, with a score from 0 to
+    100.
+
+    Exit code: 0 if all are healthy, 1 if some are not, 5 if some cannot be reached.
+
+    \b
+    Examples:
+      ugro health
+      ugro health @fast --watch
     """
     check_interval(interval)
     client = session.client()
-    session.output.progress("asking the nodes")
+    session.output.progress("probing the nodes")
     if watch:
         return _watch(session.output, client, nodes, interval)
     reports, elapsed_s = _check(session.output, client, nodes)
@@ -52,7 +61,7 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
 
 
 def check_interval(seconds: float) -> None:
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # "nan" is a number, too
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # also refuses NaN
         problem = f"--interval: expected {_SHORTEST_S} to {_LONGEST_S} seconds"
         raise UsageError(problem, hint="for example: --interval 5")
 
@@ -68,7 +77,7 @@ def show(output: Output, reports: Sequence[NodeReport]) -> None:
 
 
 def rows(reports: Sequence[NodeReport], *, is_each_whole: bool = False) -> list[list[Cell]]:
-    """One for each GPU. A person reads what is the node's own once, a program in each of them."""
+    """One row per GPU. For people, only a node's first row has its own values; for programs, each row has them."""
     return [row for report in reports for row in _rows(report, is_each_whole=is_each_whole)]
 
 
@@ -162,7 +171,7 @@ def note(report: NodeReport) -> str:
 
 
 def _absence_s(since: str, checked_at: str) -> float:
-    from datetime import UTC, datetime  # most nodes are there
+    from datetime import UTC, datetime  # most nodes are reachable
 
     until = datetime.fromisoformat(checked_at) if checked_at else datetime.now(UTC)
     return (until - datetime.fromisoformat(since)).total_seconds()

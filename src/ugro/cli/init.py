@@ -1,4 +1,4 @@
-"""``ugro init``: a first cluster.yaml, from hosts that were tried and not only typed in."""
+"""``ugro init``: writes a first cluster.yaml, after trying to reach the hosts."""
 
 from __future__ import annotations
 
@@ -28,23 +28,28 @@ _OWN_CONFIG = f"without the option, {_SSH_CONFIG} is read"
 
 @click.command()
 @click.argument("hosts", nargs=-1)
-@click.option("--ssh-config", help="The ssh configuration to read and to use; default: ~/.ssh/config.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where to write it; default: ./cluster.yaml.")
-@click.option("--local/--no-local", default=True, show_default=True, help="Make this machine a node, too.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--ssh-config", help="ssh configuration to read and to use; default: ~/.ssh/config.")
+@click.option("--output", type=click.Path(path_type=Path), help="File to write; default: ./cluster.yaml.")
+@click.option("--local/--no-local", default=True, show_default=True, help="Add this machine as a node, too.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
 @pass_session
 def init(
     session: Session, hosts: tuple[str, ...], ssh_config: str | None, output: Path | None, local: bool, force: bool
 ) -> int:
-    """Write a first cluster.yaml from HOSTS (NAME, USER@HOST or USER@HOST:PORT), or from ~/.ssh/config.
+    """Write a first cluster.yaml from your SSH hosts.
 
-    All are tried at once. From ~/.ssh/config only those that answer become nodes, the others are noted as comments;
-    HOSTS you name are all written.
+    Tries to reach HOSTS (NAME, USER@HOST or USER@HOST:PORT), or the hosts in ~/.ssh/config, all at once. HOSTS that you
+    name are all written; from ~/.ssh/config, only those that answer become nodes, and the others become comments.
+
+    \b
+    Examples:
+      ugro init
+      ugro init gpu1 ann@10.0.0.7
     """
     path = output or session.cluster or Path(os.environ.get(CLUSTER_VARIABLE) or CLUSTER_FILE)
     if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} is there already", hint=f"edit it, or write over it: {_again(session, output)}")
+        raise UsageError(f"{path} exists already", hint=f"edit it, or overwrite it: {_again(session, output)}")
     ssh_config = _existing(ssh_config) if ssh_config else None
     _check_writable(path)
     reports = _examine(session, hosts, ssh_config)
@@ -54,7 +59,7 @@ def init(
     if reports or session.output.is_json:
         health.show(session.output, reports)
     else:
-        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file holds this machine only")
+        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file has this machine only")
     session.output.note(f"wrote {path}; next: {_next(path)}")
     return 0
 
@@ -66,7 +71,7 @@ def _again(session: Session, output: Path | None) -> str:
 
 
 def _next(path: Path) -> str:
-    """A plain ``ugro health`` may mean another file: that of a lab, or of another folder."""
+    """A plain ``ugro health`` may use another file: that of a lab, or of another folder."""
     found = find_cluster_file(None, os.environ, Path.cwd(), StateDir.find(os.environ)).path
     is_found = found is not None and found.exists() and found.samefile(path)
     return "ugro health" if is_found else f"ugro --cluster {shlex.quote(str(path))} health"
@@ -82,12 +87,12 @@ def _existing(ssh_config: str) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Before hosts are tried: that takes its time."""
+    """Checked before the hosts are tried, which takes a while."""
     folder = path.parent
     _make_if_own(folder)
     hint = None
     if not os.path.exists(folder):
-        problem, hint = errno.ENOENT, f"make its folder first: mkdir -p {shlex.quote(str(folder))}"
+        problem, hint = errno.ENOENT, f"create its directory first: mkdir -p {shlex.quote(str(folder))}"
     elif not os.path.isdir(folder):
         problem = errno.ENOTDIR
     elif os.path.isdir(path):
@@ -100,7 +105,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _make_if_own(folder: Path) -> None:
-    """The state directory, where a file counts for every folder: the first command makes it, and this may be it."""
+    """Creates the state directory, if the file goes there: this may be the first command."""
     state = StateDir.find(os.environ)
     if Path(os.path.abspath(folder)) == state.path:
         try:
@@ -114,7 +119,7 @@ def _unwritable(path: Path, problem: str, hint: str | None = None) -> UgroError:
 
 
 def _examine(session: Session, hosts: tuple[str, ...], ssh_config: str | None) -> list[NodeReport]:
-    # Whatever the agent serves: the file to be written may not be there yet, or be a broken one.
+    # With any cluster: the file to be written may not exist yet, or may be invalid.
     client = session.new_client(any_cluster=True)
     wanted = list(dict.fromkeys(hosts)) or client.ssh_hosts(ssh_config)
     reports: list[NodeReport] = []
@@ -135,7 +140,7 @@ def _write(path: Path, text: str) -> None:
 def _render(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool, is_explicit: bool) -> str:
     names: set[str] = set()
     answering = [report for report in reports if is_explicit or report.status is not Status.UNREACHABLE]
-    lines = ["# The machines of this cluster. Edit it at any time: the agent takes changes up by itself.", "nodes:"]
+    lines = ["# The machines of this cluster. Edit it at any time: the agent reads changes by itself.", "nodes:"]
     if has_local or not answering:
         name = _unique(os.uname().nodename, names)
         lines.append(f"  {name}: {{transport: local, role: master}}  # this machine")
@@ -166,12 +171,12 @@ def _remark(report: NodeReport) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """A comment ends with its line, and YAML takes no control characters, not even there."""
+    """A comment ends with its line, and YAML allows no control characters in it."""
     return re.sub(r"\s+", " ", clean(text))
 
 
 def _unique(host: str, names: set[str]) -> str:
-    """A node name made of a host name: an address becomes a word, and no name is taken twice."""
+    """A node name made from a host name; no name is used twice."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:50] or "node"
     if re.fullmatch(r"[0-9]+(\.[0-9]*)?", base):  # a number to other readers of YAML
         base = f"node-{base}"

@@ -1,4 +1,4 @@
-"""``ugro lab``: unequal nodes on this machine, to try and to test things without a cluster."""
+"""``ugro lab``: unequal simulated nodes on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ugro.lab.shape import Shape, Throttle, Wish, parse_speeds
 _HEADER = ("NODE", "SPEED", "THROTTLE", "PROCESSES", "HOME")
 _MEANS = {
     Throttle.CGROUP: "slowed down by control groups",
-    Throttle.DUTY_CYCLE: "slowed down by stopping and continuing processes",
+    Throttle.DUTY_CYCLE: "slowed down by pausing processes",
 }
 _OUTCOMES = {
     Outcome.MADE: "the lab is up",
@@ -29,24 +29,29 @@ _OUTCOMES = {
 
 @click.group(cls=CommandGroup)
 def lab() -> None:
-    """Unequal nodes on this machine, to try things.
+    """Create simulated nodes on this machine.
 
-    While a lab is up, every ugro command of this UGRO_HOME talks to it.
+    The nodes have different speeds and may have simulated GPUs. While the lab is up, every ugro command with this
+    UGRO_HOME uses it.
+
+    \b
+    Example:
+      ugro lab up --speeds 1,0.5,0.25
     """
 
 
 @lab.command()
-@click.option("--nodes", type=int, help="How many nodes, 1 to 64.  [default: one for each speed, else 3]")
-@click.option("--speeds", help="Parts of one core, such as 1,0.5,0.25 (the default); too few repeat the last.")
-@click.option("--gpus", type=int, help="Pretend GPUs on each node.  [default: 0]")
-@click.option("--no-cgroups", is_flag=True, help="Slow down by stopping and continuing processes instead.")
+@click.option("--nodes", type=int, help="Number of nodes, 1 to 64.  [default: one for each speed, else 3]")
+@click.option("--speeds", help="Share of one core per node; the last one repeats.  [default: 1,0.5,0.25]")
+@click.option("--gpus", type=int, help="Simulated GPUs on each node.  [default: 0]")
+@click.option("--no-cgroups", is_flag=True, help="Slow nodes down by pausing processes, not with control groups.")
 @json_option
 @pass_session
 def up(session: Session, nodes: int | None, speeds: str | None, gpus: int | None, no_cgroups: bool) -> int:
-    """Make the lab, or change it to these numbers; what runs on a lab that changes is ended.
+    """Create the lab, or change it.
 
-    A node of speed 1 may use one whole core, 0.25 a quarter of one. Where this user may make no control groups,
-    nodes are slowed down by stopping and continuing their processes for that share of the time.
+    A node of speed 1 may use one whole core, 0.25 a quarter of one. Without the right to create control groups, nodes
+    are slowed down by pausing their processes. A change stops what runs on the lab.
     """
     wish = Wish(nodes, parse_speeds(speeds) if speeds is not None else None, gpus, no_cgroups)
     made = find_lab(session)
@@ -60,7 +65,10 @@ def up(session: Session, nodes: int | None, speeds: str | None, gpus: int | None
 @json_option
 @pass_session
 def down(session: Session) -> None:
-    """End every process of the lab and remove it. Also mends what a crash has left."""
+    """Stop all processes of the lab and remove it.
+
+    Also removes what a crash has left behind.
+    """
     was_there = find_lab(session).down()
     if session.output.is_json:
         session.output.document({"lab": None})
@@ -71,7 +79,7 @@ def down(session: Session) -> None:
 @json_option
 @pass_session
 def status(session: Session) -> None:
-    """Show the lab's nodes, how they are slowed down, and their processes."""
+    """Show the lab's nodes and their processes."""
     found = find_lab(session)
     shape = found.shape()
     if session.output.is_json:
@@ -79,21 +87,21 @@ def status(session: Session) -> None:
     elif shape is not None:
         session.output.table(_HEADER, _rows(found, shape))
     else:
-        session.output.note("no lab is up; make one: ugro lab up")
+        session.output.note("no lab is up; create one: ugro lab up")
     if found.is_left_over():
-        session.output.warn("parts of a lab are left over", "remove them: ugro lab down")
+        session.output.warn("parts of a lab are left", "remove them: ugro lab down")
 
 
 def find_lab(session: Session, home: StateDir | None = None) -> Lab:
     if session.cluster is not None:
-        raise UsageError("a lab has a cluster file of its own", hint="leave --cluster out")
+        raise UsageError("a lab has a cluster file of its own", hint="run it without --cluster")
     return Lab(
         home or StateDir.find(os.environ), log_level=session.log_level, on_wait=session.output.progress
     )
 
 
 def show_health(output: Output, lab: Lab) -> int:
-    """The lab's health table, or its document; the exit code tells of nodes that are not there."""
+    """Shows the lab's health; returns 5 if a node cannot be reached."""
     with lab.client() as client:
         reports = client.health()
     if output.is_json:
@@ -135,10 +143,10 @@ def _rows(lab: Lab, shape: Shape) -> list[list[Cell]]:
 
 
 def _tell(output: Output, outcome: Outcome, shape: Shape | None) -> None:
-    if shape is None:  # taken down by somebody else meanwhile
+    if shape is None:  # removed by another process meanwhile
         return
     output.note(f"{_OUTCOMES[outcome]}: {_speeds(shape)}, {_MEANS[shape.nodes[0].throttle]}")
-    output.note("try: ugro health; ugro exec @all -- hostname; and in the end: ugro lab down")
+    output.note("try: ugro health; ugro exec @all -- hostname; when you are done: ugro lab down")
     if os.environ.get("UGRO_CLUSTER"):
         output.warn("UGRO_CLUSTER names another cluster file", "to use the lab: unset UGRO_CLUSTER")
 

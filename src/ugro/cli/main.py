@@ -1,4 +1,4 @@
-"""``ugro``: the command line. Commands are loaded when they are called, so that ``ugro --help`` costs nothing."""
+"""``ugro``: the command line. A command's module is loaded when it is called, so that ``ugro --help`` stays fast."""
 
 from __future__ import annotations
 
@@ -7,56 +7,71 @@ import importlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import ugro
 from ugro.cli.output import Output
-from ugro.cli.session import CommandGroup, Session
+from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session
 from ugro.core.errors import UgroError
 
-# name → module:attribute and the one line that `ugro --help` shows.
-_COMMANDS = {
-    "init": ("ugro.cli.init:init", "Write a first cluster.yaml from your SSH hosts."),
-    "health": ("ugro.cli.health:health", "Probe the nodes and show how they do."),
-    "top": ("ugro.cli.top.command:top", "Show all nodes, GPUs, jobs and alerts, live."),
-    "doctor": ("ugro.cli.doctor:doctor", "Check everything that could be in the way, with remedies."),
-    "node": ("ugro.cli.node:node", "List, show, add, remove, trust, drain and resume nodes."),
-    "exec": ("ugro.cli.exec:exec_", "Run a command on nodes at once."),
-    "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
-    "launch": ("ugro.cli.jobs.submit:launch", "Launch a training on several nodes at once."),
-    "sync": ("ugro.cli.sync:sync", "Send code to the nodes, or say what would travel."),
-    "status": ("ugro.cli.jobs.show:status", "Show the jobs, or all about one of them."),
-    "why": ("ugro.cli.jobs.show:why", "Say what a job waits for, where it runs, or how it ended."),
-    "logs": ("ugro.cli.jobs.logs:logs", "Print what a job's ranks wrote."),
-    "results": ("ugro.cli.results.show:results", "Show what a job made, copy it, or free its space."),
-    "compare": ("ugro.cli.results.compare:compare", "Show what differs between jobs: code, settings, results."),
-    "note": ("ugro.cli.results.note:note", "Show or write the note and tags of a job."),
-    "profile": ("ugro.cli.results.profile:profile", "Show where a training's time goes, and what holds it back."),
-    "wait": ("ugro.cli.jobs.end:wait", "Wait until jobs have ended."),
-    "cancel": ("ugro.cli.jobs.end:cancel", "End jobs and everything they started."),
-    "clone": ("ugro.cli.jobs.show:clone", "Write a job as a job file, to change it and submit it anew."),
-    "retry": ("ugro.cli.jobs.submit:retry", "Run a job that has ended once more."),
-    "events": ("ugro.cli.jobs.logs:events", "Print what happened."),
-    "alerts": ("ugro.cli.alerts:alerts", "Show what is wrong with nodes, and try the channels."),
-    "metrics": ("ugro.cli.metrics:metrics", "Print the figures that Prometheus gets."),
-    "dashboard": ("ugro.cli.dashboard:dashboard", "Open the dashboard in a browser."),
-    "lab": ("ugro.cli.lab:lab", "Unequal nodes on this machine, to try things."),
-    "demo": ("ugro.cli.demo.command:demo", "Show UGRO at work on this machine alone."),
-    "agent": ("ugro.cli.agent:agent", "Start, stop and look at the agent."),
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
+_GROUPS = {
+    "Cluster": {
+        "init": ("ugro.cli.init:init", "Write a first cluster.yaml from your SSH hosts."),
+        "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, remove, trust, drain, resume."),
+        "health": ("ugro.cli.health:health", "Check the health of nodes."),
+        "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
+        "exec": ("ugro.cli.exec:exec_", "Run a command on several nodes at once."),
+        "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
+        "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
+        "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
+    },
+    "Jobs": {
+        "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
+        "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
+        "status": ("ugro.cli.jobs.show:status", "List jobs, or show one."),
+        "why": ("ugro.cli.jobs.show:why", "Explain why a job waits, where it runs, or how it ended."),
+        "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
+        "wait": ("ugro.cli.jobs.end:wait", "Wait until jobs have ended."),
+        "cancel": ("ugro.cli.jobs.end:cancel", "Stop jobs and all their processes."),
+        "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
+        "clone": ("ugro.cli.jobs.show:clone", "Print a job as a job file, to edit and submit again."),
+    },
+    "Results": {
+        "results": ("ugro.cli.results.show:results", "Show, copy or delete the results of a job."),
+        "compare": ("ugro.cli.results.compare:compare", "Show what differs between jobs."),
+        "note": ("ugro.cli.results.note:note", "Show or change the note and tags of a job."),
+        "profile": ("ugro.cli.results.profile:profile", "Show where a training's time goes."),
+    },
+    "Observe": {
+        "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs and alerts, live."),
+        "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
+        "events": ("ugro.cli.jobs.logs:events", "Print the history of events."),
+        "alerts": ("ugro.cli.alerts:alerts", "Show alerts about nodes, and test notification channels."),
+        "metrics": ("ugro.cli.metrics:metrics", "Print metrics in Prometheus format."),
+    },
+    "Try it": {
+        "demo": ("ugro.cli.demo.command:demo", "Train on three unequal simulated nodes on this machine."),
+        "lab": ("ugro.cli.lab:lab", "Create simulated nodes on this machine."),
+    },
 }
+COMMANDS = {name: command for commands in _GROUPS.values() for name, command in commands.items()}
 
 
 class LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        gc.disable()  # what is loaded is no garbage, and to look for some takes a tenth of a command's start
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        gc.disable()  # modules are no garbage; a collection takes a tenth of the start-up time
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
         finally:
@@ -64,8 +79,18 @@ class LazyGroup(CommandGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        longest = max(map(len, COMMANDS))
+        for heading, commands in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(longest), text) for name, (_, text) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Loads no command for it."""
+        from click.shell_completion import CompletionItem
+
+        found = [(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=text) for name, text in found), *options]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -75,23 +100,30 @@ class LazyGroup(CommandGroup):
 
 
 class _ReaderLeft(Exception):
-    """Whoever read our output has seen enough."""
+    """The reader of our output has closed it."""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--cluster", type=click.Path(), help="The cluster file to use.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (NDJSON for streams).")
-@click.option("-q", "--quiet", is_flag=True, help="Only results, no talk on stderr.")
+@click.option("--cluster", type=click.Path(), help="Use this cluster file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout (NDJSON for streams).")
+@click.option("-q", "--quiet", is_flag=True, help="Print only results, no messages.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
-    help="For the agent's log, when this command starts it.",
+    help="Log level of the agent, if this command starts it.",
 )
 @click.version_option(ugro.__version__, prog_name="ugro", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log_level: str) -> None:
-    """UGRO turns a handful of unequal machines reached by SSH into one training cluster."""
+    """Turn machines that you reach by SSH into one training cluster.
+
+    \b
+    Examples:
+      ugro demo                           try it on this machine
+      ugro init                           write cluster.yaml from your SSH hosts
+      ugro launch train.py --nodes 3      train on three nodes
+    """
     from pathlib import Path  # `ugro --help` does without
 
     output = ctx.obj if isinstance(ctx.obj, Output) else Output()
@@ -101,6 +133,10 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
 
 def main() -> None:
     _mend_streams()
+    if COMPLETION_VARIABLE in os.environ:
+        from ugro.cli.completion import answer
+
+        sys.exit(answer(cli))
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -127,15 +163,15 @@ def run(arguments: list[str]) -> int:
     except _ReaderLeft:
         _drop_streams()
         return 0
-    except Exception as error:  # noqa: BLE001  # the last stop: a user gets one clear line and never a traceback
+    except Exception as error:  # noqa: BLE001  # the top of the program: a user gets one clear line, never a traceback
         return output.crash(error)
     finally:
         output.end_progress()
 
 
 def _mend_streams() -> None:
-    """A stream that was closed before us is read by nobody; a letter that a terminal does not know is no failure."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # for as long as we live
+    """Replaces closed streams; a character that the terminal cannot show is escaped."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # open until we exit
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -143,7 +179,7 @@ def _mend_streams() -> None:
 
 
 def _drop_streams() -> None:
-    """The interpreter must not complain that nobody reads while it closes them."""
+    """Keeps the interpreter from reporting a closed pipe when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())

@@ -11,9 +11,9 @@ from ugro.cli.session import Session, json_option, pass_session
 @json_option
 @pass_session
 def metrics(session: Session) -> None:
-    """Print the figures that Prometheus gets, in its own text format.
+    """Print metrics in Prometheus format.
 
-    With --json: {"text": …}.
+    The same text that Prometheus scrapes. With --json: {"text": …}.
     """
     page = session.client().metrics_page()
     if session.output.is_json:

@@ -1,4 +1,4 @@
-"""``ugro node``: the machines of the cluster."""
+"""``ugro node``: the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ugro.cli import health
+from ugro.cli import candidates, health
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import NotAllowed, UgroError, UsageError
@@ -17,14 +17,14 @@ from ugro.core.support.quantity import format_duration, format_size
 
 @click.group(cls=CommandGroup)
 def node() -> None:
-    """List, show, add, remove, trust, drain and resume nodes."""
+    """Manage nodes: list, show, add, remove, trust, drain, resume."""
 
 
 @node.command()
 @json_option
 @pass_session
 def ls(session: Session) -> int:
-    """List the nodes: how each is reached, what it is, whether it takes work."""
+    """List the nodes with their address, hardware and labels."""
     reports = sorted(session.client().iter_health(), key=lambda report: by_name(report.name))
     if session.output.is_json:
         session.output.document({"nodes": reports})
@@ -37,13 +37,13 @@ def ls(session: Session) -> int:
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=candidates.node_names)
 @json_option
 @pass_session
 def show(session: Session, name: str) -> int:
-    """Show all that is known of one node."""
+    """Show one node in detail."""
     if name.startswith("@"):
-        raise UsageError(f"{name} is no single node", hint=f"for several: ugro health {name}")
+        raise UsageError(f"{name} is not a single node", hint=f"for several nodes: ugro health {name}")
     report = next(session.client().iter_health([name]))
     if session.output.is_json:
         session.output.document({"node": report})
@@ -53,13 +53,16 @@ def show(session: Session, name: str) -> int:
 
 
 @node.command()
-@click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Not only what is over the limit: all that nobody needs now.")
+@click.argument("names", nargs=-1, shell_complete=candidates.nodes)
+@click.option("--all", "everything", is_flag=True, help="Remove all unused code, not only above sync.store_limit.")
 @json_option
 @pass_session
 def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
-    """Free the code that jobs left on nodes NAMES, or on all, and here: what was not used for longest goes first."""
-    session.output.progress("tidying up")
+    """Remove unused code of jobs from nodes and this machine.
+
+    NAMES are nodes; the default is all. The least recently used code is removed first.
+    """
+    session.output.progress("removing unused code")
     found = session.client().tidy(names, everything=everything)
     if session.output.is_json:
         session.output.document({"tidied": found})
@@ -80,15 +83,24 @@ def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
 
 @node.command()
 @click.argument("name")
-@click.option("--host", help="Address or host name; default: NAME, as your ssh configuration knows it.")
-@click.option("--user", help="Login name there.")
-@click.option("--port", type=click.IntRange(1, 65535))
-@click.option("--label", "labels", multiple=True, help="May be repeated.")
-@click.option("--python", help="Path of the Python to use there.")
+@click.option("--host", help="Host name, address or ssh alias; default: NAME.")
+@click.option("--user", help="User name to log in with.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the ssh server.")
+@click.option(
+    "--label", "labels", multiple=True, shell_complete=candidates.labels, help="Label of the node. May be repeated."
+)
+@click.option("--python", help="Path of the Python to use on the node.")
 @json_option
 @pass_session
 def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str | int | None) -> int:
-    """Add a node to the cluster file and try to reach it. No restart, and no other link is touched."""
+    """Add a node to the cluster file and try to reach it.
+
+    Other nodes and running jobs are not affected.
+
+    \b
+    Example:
+      ugro node add gpu4 --host 10.0.0.14 --user ann --label fast
+    """
     given = {key: value for key, value in fields.items() if value is not None}
     client = session.client()
     client.add_node(name, **given, **({"labels": list(labels)} if labels else {}))
@@ -100,11 +112,14 @@ def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str |
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=candidates.node_names)
 @json_option
 @pass_session
 def rm(session: Session, name: str) -> None:
-    """Remove a node from the cluster file. Nothing is done on the node itself."""
+    """Remove a node from the cluster file.
+
+    Nothing is changed on the node itself.
+    """
     session.client().remove_node(name)
     if session.output.is_json:
         session.output.document({"removed": name})
@@ -112,40 +127,43 @@ def rm(session: Session, name: str) -> None:
 
 
 @node.command()
-@click.argument("name")
-@click.option("--reason", default="", help="Why; shown wherever the node is.")
+@click.argument("name", shell_complete=candidates.node_names)
+@click.option("--reason", default="", help="Reason, shown with the node.")
 @json_option
 @pass_session
 def drain(session: Session, name: str, reason: str) -> None:
-    """Give a node no new work. What runs on it goes on."""
+    """Start no new jobs on a node.
+
+    Running jobs continue. Undo with: ugro node resume NAME.
+    """
     session.client().drain(name, reason)
     if session.output.is_json:
         session.output.document({"node": {"name": name, "drained": reason}})
-    session.output.note(f"{name} takes no new work; undo with: ugro node resume {name}")
+    session.output.note(f"{name} takes no new jobs; undo with: ugro node resume {name}")
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=candidates.node_names)
 @json_option
 @pass_session
 def resume(session: Session, name: str) -> None:
-    """Let a drained node take work again."""
+    """Let a drained node take jobs again."""
     session.client().resume(name)
     if session.output.is_json:
         session.output.document({"node": {"name": name, "drained": None}})
-    session.output.note(f"{name} takes work again")
+    session.output.note(f"{name} takes jobs again")
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=candidates.node_names)
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking.")
-@click.option("--replace", is_flag=True, help="Accept a key that differs from the one known before.")
+@click.option("--replace", is_flag=True, help="Accept a key that differs from the known one.")
 @json_option
 @pass_session
 def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
-    """Show a node's SSH host key and, if you say so, accept it.
+    """Show a node's SSH host key, and accept it after asking.
 
-    With --json nobody is asked: without --yes the key is shown and not accepted, with exit code 6.
+    With --json there is no question: without --yes the key is printed and not accepted, with exit code 6.
     """
     client = session.client()
     key = client.host_key(name)
@@ -159,16 +177,16 @@ def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
         key = client.trust(key, replace=replace)
     if session.output.is_json:
         session.output.document({"host_key": key})
-    session.output.note(f"{name}: {key.address} is known by {', '.join(key.fingerprints)}")
+    session.output.note(f"{name}: accepted host key of {key.address}: {', '.join(key.fingerprints)}")
     return 0
 
 
 def _changed(key: HostKey) -> NotAllowed:
     return NotAllowed(
-        f"its host key has changed: it shows {', '.join(key.fingerprints)}, "
-        f"and {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}",
+        f"its host key has changed: it sends {', '.join(key.fingerprints)}, "
+        f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}",
         subject=key.node,
-        hint=f"someone may be in between; if the machine was reinstalled: ugro node trust {key.node} --replace",
+        hint=f"this may be an attack; if the machine was reinstalled: ugro node trust {key.node} --replace",
     )
 
 
@@ -176,16 +194,16 @@ def _unaccepted(key: HostKey) -> NotAllowed:
     return NotAllowed(
         f"its host key is not accepted: {', '.join(key.fingerprints)}",
         subject=key.node,
-        hint="compare the fingerprint on the machine itself, and accept it: --yes",
+        hint="compare the fingerprint on the machine itself, then accept it with --yes",
     )
 
 
 def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
     if key.is_changed and not replace:
         raise _changed(key)
-    facts = [f"{key.node} ({key.address}) shows the host key", *(f"    {shown}" for shown in key.fingerprints)]
+    facts = [f"{key.node} ({key.address}) sends the host key", *(f"    {shown}" for shown in key.fingerprints)]
     if key.is_changed:
-        facts.append(f"but {key.known_hosts} knows it by {', '.join(key.known_fingerprints)}")
+        facts.append(f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}")
     facts.append("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         if not output.confirm(facts, "Accept it?"):
@@ -194,7 +212,7 @@ def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
     for fact in facts:
         output.note(fact)
     if not yes:
-        raise UsageError("nobody can be asked here", hint="accept it without asking: --yes")
+        raise UsageError("cannot ask here: stdin is not a terminal", hint="accept it without asking: --yes")
 
 
 def _row(report: NodeReport) -> list[Cell]:

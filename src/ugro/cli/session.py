@@ -1,4 +1,4 @@
-"""What every command gets: the global options, one client, one output."""
+"""What every command gets: the global options, a client and the output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+COMPLETION_VARIABLE = "_UGRO_COMPLETE"  # set by a shell that asks for candidates
+
 
 @dataclass(slots=True)
 class Session:
@@ -25,33 +27,35 @@ class Session:
     output: Output
 
     def client(self) -> Client:
-        """A client whose agent runs and has been asked for trouble with its configuration."""
+        """A client with a running agent. Warns if the agent could not load its configuration."""
         client = self.new_client()
         agent = client.agent()
         if agent.config_error:
-            self.output.warn(f"{agent.config_error} (the last good configuration stays in force)", agent.config_hint)
+            self.output.warn(f"{agent.config_error} (the last valid configuration stays in use)", agent.config_hint)
         return client
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
         from ugro.client.client import Client
 
-        return Client(
+        client = Client(
             cluster=self.cluster, any_cluster=any_cluster, log_level=self.log_level, on_wait=self.output.progress
         )
+        click.get_current_context().call_on_close(client.close)
+        return client
 
 
 pass_session = click.make_pass_decorator(Session)
 
 
 class CommandGroup(click.Group):
-    """Alone it shows its help; a misspelt command is guessed."""
+    """Without a command it shows its help; for a misspelt one it suggests the nearest."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **settings})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         session = ctx.find_object(Session)
-        is_for_a_program = session is not None and session.output.is_json  # help is no document
+        is_for_a_program = session is not None and session.output.is_json  # help is not JSON
         return super().parse_args(ctx, args if args or is_for_a_program else ["--help"])
 
     def resolve_command(
@@ -67,12 +71,12 @@ class CommandGroup(click.Group):
 
 
 def json_option(command: F) -> F:
-    """``--json`` after the command as well as before it."""
+    """``--json``, which may also stand before the command."""
 
     def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value:
             ctx.find_object(Session).output.is_json = True  # type: ignore[union-attr]  # set by the group
 
     return click.option(
-        "--json", is_flag=True, expose_value=False, callback=remember, help="One JSON document on stdout."
+        "--json", is_flag=True, expose_value=False, callback=remember, help="Print JSON on stdout."
     )(command)

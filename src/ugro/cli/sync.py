@@ -1,4 +1,4 @@
-"""``ugro sync``: sends code to the nodes by hand, or says what would travel and why."""
+"""``ugro sync``: sends code to the nodes, or shows what would be sent and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.code import Snapshot, SyncReport
@@ -17,27 +18,39 @@ _STYLES: dict[str, Style] = {"done": "good", "failed": "bad"}
 
 
 @click.command()
-@click.argument("nodes", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Say what would travel, and why; send nothing.")
-@click.option("--workdir", metavar="DIR", default=".", help="The folder to send; default: this one.")
-@click.option("--force", is_flag=True, help="However large it is.")
+@click.argument("nodes", nargs=-1, shell_complete=candidates.nodes)
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and why; send nothing.")
+@click.option(
+    "--workdir",
+    metavar="DIR",
+    default=".",
+    shell_complete=candidates.directories,
+    help="Directory to send; default: the current one.",
+)
+@click.option("--force", is_flag=True, help="Send the code even if it is larger than sync.max_size.")
 @json_option
 @pass_session
 def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, force: bool) -> int:
-    """Send the code in this folder to NODES, or to all of them: only what they lack travels.
+    """Send code to nodes.
 
-    Jobs do so by themselves, when they are submitted. What stays at home, and why: docs/sync.md.
+    Sends the code in the current directory to NODES, or to all nodes; only files that a node lacks are transferred.
+    Jobs do this by themselves. See docs/sync.md for what is left out.
+
+    \b
+    Examples:
+      ugro sync --dry-run
+      ugro sync gpu1 gpu2
     """
     output = session.output
     client = session.client()
-    output.progress(f"looking at {workdir}")
+    output.progress(f"reading {workdir}")
     snapshot: Snapshot | None = None
     reports: dict[str, SyncReport] = {}
-    for told in client.sync(Path(workdir), nodes, dry_run=dry_run, force=force):
-        if isinstance(told, Snapshot):
-            snapshot = told
+    for update in client.sync(Path(workdir), nodes, dry_run=dry_run, force=force):
+        if isinstance(update, Snapshot):
+            snapshot = update
         else:
-            reports[told.node] = told
+            reports[update.node] = update
             output.progress(_progress(list(reports.values())))
     output.end_progress()
     found = sorted(reports.values(), key=lambda report: report.node)
@@ -85,4 +98,4 @@ def _show_paths(output: Output, reports: list[SyncReport]) -> None:
         for travel in report.travels[:_MOST_SHOWN]:
             output.note(f"{report.node}  {travel.why:<8} {format_size(travel.bytes):>10}  {travel.path}")
         if report.files > _MOST_SHOWN and report.travels:
-            output.note(f"{report.node}  … and {report.files - _MOST_SHOWN:,} more: --json has them")
+            output.note(f"{report.node}  … and {report.files - _MOST_SHOWN:,} more; see all with --json")

@@ -48,6 +48,7 @@ class BadValueError(ValueError):
 class Kind:
     expected: str  # so that "expected X, got Y" is a sentence
     metavar = "TEXT"  # what stands for the value in the help of a command
+    choices: tuple[str, ...] = ()  # words among which a shell can complete
 
     def parse(self, value: object) -> Any:
         """The value in the form that the program uses; raises BadValueError."""
@@ -74,6 +75,7 @@ class OrNull(Kind):
         self.kind = kind
         self.expected = kind.expected
         self.metavar = kind.metavar
+        self.choices = kind.choices
 
     def parse(self, value: object) -> Any:
         return None if value is None else self.kind.parse(value)
@@ -95,6 +97,7 @@ class Whole(Kind):
         words = "".join(f"{name}, " for name in self.names)
         self.expected = f"{words}{'or ' if words else ''}a whole number from {low} to {high}"
         self.metavar = "|".join(["N", *self.names])
+        self.choices = tuple(self.names)
 
     def parse(self, value: object) -> int:
         if isinstance(value, str) and value in self.names:
@@ -259,6 +262,7 @@ class Choice(Kind):
         *first, last = self.words
         self.expected = f"{', '.join(first)} or {last}"
         self.metavar = "|".join(self.words)
+        self.choices = tuple(self.words)
 
     def parse(self, value: object) -> str:
         if value is False and "off" in self.words:
@@ -301,6 +305,7 @@ class ListOf(Kind):
         self.may_be_single = may_be_single
         self.may_repeat = may_repeat
         self.metavar = item.metavar
+        self.choices = item.choices
 
     def parse(self, value: object) -> tuple[Any, ...]:
         # A tuple comes from our own code and from defaults, a list from a file.

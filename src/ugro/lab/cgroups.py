@@ -1,6 +1,6 @@
-"""CPU quotas for the nodes of a lab: control groups, version 1 or 2, where this user may make them.
+"""CPU quotas for lab nodes by control groups, version 1 or 2, where this user may create them.
 
-Speed 1 is one whole core, 0.25 a quarter of one, however many the machine has.
+Speed 1 is one whole core, 0.25 a quarter of a core, however many cores the machine has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Short, so that a slow node is slow evenly: longer ones make every step of a training as uneven as they are long. The
-# kernel wants a quota of 1 ms.
+# Short, so that a slow node is evenly slow: a long period makes the steps of a training uneven. The kernel requires a
+# quota of at least 1 ms.
 _PERIOD_US = 10_000
 _LONGEST_PERIOD_US = 1_000_000
 _LEAST_QUOTA_US = 1_000
@@ -28,14 +28,14 @@ _JOIN = 'echo $$ > "$1/cgroup.procs"'
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where the CPU controller is mounted, and where this process is in it."""
+    """The mount of the CPU controller, and the position of this process in it."""
 
     version: int
     mount: Path
-    own: tuple[str, ...]  # the names of our own group and those above it, below the mount
+    own: tuple[str, ...]  # the names of our group and its parents, below the mount
 
     def places(self) -> Iterator[Path]:
-        """Where a group could be made, the highest first: that is the one other logins of this user find again."""
+        """Where a group could be created, the highest first, because other logins of this user find that one again."""
         for depth in range(len(self.own) + 1):
             yield self.mount.joinpath(*self.own[:depth])
 
@@ -43,11 +43,11 @@ class Hierarchy:
 def create(
     hierarchy: Hierarchy, name: str, speeds: Mapping[str, float], *, takes_precedence: bool = False
 ) -> Path | None:
-    """A group ``name`` with a limited group for each node; None where this user may not make it.
+    """A group ``name`` with a limited group for each node; None if this user may not create it.
 
-    With precedence, a node of speed 0.5 is half a core also where much else runs; its quota is all that it can take.
+    With precedence, a node of speed 0.5 gets its half core even if other programs are busy, and never more.
     """
-    # Not where the nodes could take the whole machine.
+    # Not if the nodes together could use the whole machine.
     is_bounded = sum(speeds.values()) < (os.cpu_count() or 1)
     weight = sum(speeds.values()) * (_PRECEDENCE if takes_precedence and is_bounded else 1)
     for place in hierarchy.places():
@@ -68,7 +68,7 @@ def find(hierarchy: Hierarchy, name: str) -> list[Path]:
 
 
 def members(group: Path) -> list[int]:
-    """The processes in a group and those below it."""
+    """The processes in a group and its children."""
     found: list[int] = []
     for folder in _with_children(group):
         with contextlib.suppress(OSError):
@@ -77,11 +77,11 @@ def members(group: Path) -> list[int]:
 
 
 def remove(group: Path) -> bool:
-    """False when a process keeps it."""
+    """False if a process is still in it."""
     deadline = time.monotonic() + _REMOVE_LIMIT_S
     for folder in reversed(_with_children(group)):
         while not _is_removed(folder):
-            # What was killed leaves its group a moment after it is gone.
+            # A killed process leaves its group a moment after it has ended.
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
@@ -89,18 +89,18 @@ def remove(group: Path) -> bool:
 
 
 def quota(speed: float) -> tuple[int, int]:
-    """Microseconds of CPU time, and the period they are for."""
+    """Microseconds of CPU time, and their period."""
     period_us = min(_LONGEST_PERIOD_US, max(_PERIOD_US, round(_LEAST_QUOTA_US / speed)))
     return max(_LEAST_QUOTA_US, round(period_us * speed)), period_us
 
 
 def limits(version: int, speed: float) -> list[tuple[str, str]]:
-    """Files and what to write into them, in this order."""
+    """Files and their new contents, in order."""
     quota_us, period_us = quota(speed)
     if version == 2:
         return [("cpu.max", f"{quota_us} {period_us}"), _weight(version, speed)]
     return [
-        # Without a quota any period goes; a quota of before might be too much for the new one.
+        # The old quota is removed first: it might be too large for the new period.
         ("cpu.cfs_quota_us", "-1"),
         ("cpu.cfs_period_us", str(period_us)),
         ("cpu.cfs_quota_us", str(quota_us)),
@@ -119,7 +119,7 @@ def cpu_hierarchy() -> Hierarchy | None:
 
 
 def hierarchies(mounts: str, groups: str) -> Iterator[Hierarchy]:
-    """Those that may have the CPU controller, from the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    """Mounts that may have the CPU controller, from /proc/self/mountinfo and /proc/self/cgroup."""
     own = _own_groups(groups)
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -129,7 +129,7 @@ def hierarchies(mounts: str, groups: str) -> Iterator[Hierarchy]:
         if version is None or (version == 1 and "cpu" not in options.split(",")):
             continue
         path = own.get("cpu" if version == 1 else "", "/")
-        # In a container, only what is below the mount's root can be seen.
+        # In a container, only what is below the mount's root is visible.
         inside = path[len(root.rstrip("/")) :] if f"{path}/".startswith(f"{root.rstrip('/')}/") else ""
         yield Hierarchy(version, Path(mount), tuple(name for name in inside.split("/") if name))
 
@@ -169,13 +169,13 @@ def _make(version: int, group: Path, weight: float, speeds: Mapping[str, float])
 
 
 def _weight(version: int, speed: float) -> tuple[str, str]:
-    """Keeps the nodes as unequal as they should be when the machine has less to give than their quotas."""
+    """Keeps the ratio of the nodes when the machine has less CPU time than their quotas."""
     name, of_a_core = ("cpu.weight", 100) if version == 2 else ("cpu.shares", 1024)
     return name, str(min(_LARGEST_WEIGHT[version], max(1, round(of_a_core * speed))))
 
 
 def _pass_cpu_on(group: Path) -> None:
-    """Version 2: groups below have the CPU controller only if the one above says so."""
+    """Version 2: child groups have the CPU controller only if the parent enables it."""
     switches = group / "cgroup.subtree_control"
     if "cpu" not in switches.read_text().split():
         _write(switches, "+cpu")
@@ -187,7 +187,7 @@ def _write_all(group: Path, settings: Iterable[tuple[str, str]]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # never created: these files are the kernel's
+    descriptor = os.open(path, os.O_WRONLY)  # never created: the kernel provides these files
     try:
         os.write(descriptor, text.encode())
     finally:
@@ -195,13 +195,13 @@ def _write(path: Path, text: str) -> None:
 
 
 def _can_join(group: Path) -> bool:
-    """Version 2 also asks for rights above the group, so the only proof is a process that tries."""
+    """Version 2 also requires permissions above the group, so a process tries it."""
     argv = ["sh", "-c", _JOIN, "sh", str(group)]
     return subprocess.run(argv, stderr=subprocess.DEVNULL, check=False, timeout=10).returncode == 0
 
 
 def _with_children(group: Path) -> list[Path]:
-    """The group, then those below it; empty when it is gone."""
+    """The group, then its children; empty if it does not exist."""
     return [Path(folder) for folder, _, _ in os.walk(group)]
 
 

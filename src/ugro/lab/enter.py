@@ -1,8 +1,8 @@
 """The transport of a lab node: ``python -m ugro.lab.enter --home DIR [options] COMMAND…`` becomes COMMAND on that node.
 
 Options: ``--cgroup PATH`` joins a CPU quota; ``--speed S`` starts a throttle instead; ``--env NAME=VALUE`` and
-``--path DIR`` (put first on PATH) as often as needed. It is run each time a link is opened: few imports, no work.
-It makes nothing: where the lab is down, there is nothing to enter.
+``--path DIR`` (put first on PATH) as often as needed. It runs each time a link opens, so it imports little.
+It creates nothing, and fails if the lab is down.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-# Carried by every process of a node. The value is the node's home, so labs of other state directories differ.
+# In the environment of every process of a node. The value is the node's home, which differs between labs.
 MARK = "UGRO_LAB_NODE"
-# Known to the agent's user, and of no meaning on another machine, which a lab node plays.
+# Variables of the agent's user that another machine would not have.
 _NOT_OF_THE_NODE = ("UGRO_HOME", "UGRO_CLUSTER")
 
 
-class Entry:  # no dataclass: importing those takes longer than all the rest
+class Entry:  # no dataclass, because importing dataclasses takes longer than everything else
     def __init__(self) -> None:
         self.home = ""
         self.cgroup = ""
@@ -60,7 +60,7 @@ def environment(entry: Entry, ours: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in ours.items() if name not in _NOT_OF_THE_NODE}
     env.update(entry.env)
     env["HOME"] = env[MARK] = entry.home
-    # PyTorch would make it in /tmp, where it outlives the node.
+    # PyTorch would create it in /tmp, where it outlives the node.
     env["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(entry.home, ".cache", "torchinductor")
     env["PATH"] = os.pathsep.join([*entry.paths, ours.get("PATH", os.defpath)])
     return env
@@ -89,9 +89,9 @@ def _join(cgroup: str) -> None:
 
 
 def _start_throttle(entry: Entry) -> None:
-    """Beside this process, which is about to become the node program; it holds nothing of the link open."""
+    """Starts the throttle beside this process, which becomes the node program. It keeps no file of the link open."""
     argv = [sys.executable, "-m", "ugro.lab.throttle", entry.home, str(entry.speed), str(os.getpid())]
-    # Our own environment otherwise: with the node's home, Python might not find its packages.
+    # With our own environment: with the node's home, Python might not find its packages.
     env = {**os.environ, MARK: entry.home}
     if os.fork() == 0:
         try:

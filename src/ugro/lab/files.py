@@ -1,4 +1,4 @@
-"""The files of a lab: what it remembers of itself, the cluster file its agent serves, the nodes' pretend GPUs."""
+"""The files of a lab: its record, the cluster file of its agent, and the simulated GPUs of its nodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from ugro.core.errors import UgroError
 from ugro.core.support.codec import DecodeError, decode, dumps
-from ugro.lab.pretend import PRETEND_MODELS, build_nvml_stub, write_gpus, write_nvidia_smi
 from ugro.lab.shape import LabNode, Shape
+from ugro.lab.simulated_gpus import SIMULATED_MODELS, build_nvml_stub, write_gpus, write_nvidia_smi
 
 _TITLE = "# Written by `ugro lab up`; `ugro lab down` removes it.\n"
-# A node at a small part of a core takes its time to start and to answer.
+# A node with a small part of a core starts and answers slowly.
 _PATIENCE = {"ssh": {"connect_timeout": 15}, "health_check": {"timeout": 10}}
 
 
 def remembered(lab: Path) -> Shape | None:
-    """None without a lab, and for a file that makes no sense: such a lab can only be taken down."""
+    """None without a lab or with an invalid file; such a lab can only be taken down."""
     try:
         return decode(Shape, json.loads(_memory(lab).read_text()))
     except (OSError, json.JSONDecodeError, DecodeError):
@@ -27,7 +27,7 @@ def remembered(lab: Path) -> Shape | None:
 
 
 def write(lab: Path, shape: Shape, cluster_file: Path) -> None:
-    """The same shape writes the same files, and an agent that serves them has nothing to take up."""
+    """The same shape writes the same files, so a running agent has no change to apply."""
     for node in shape.nodes:
         Path(node.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     _replace(_memory(lab), dumps(shape) + "\n")
@@ -51,19 +51,19 @@ def _entry(node: LabNode, options: list[str]) -> dict[str, Any]:
         "transport": [sys.executable, "-m", "ugro.lab.enter", "--home", node.home, *slow, *options],
         "remote_root": f"{node.home}/grid_workspace",
     }
-    # Jobs get the packages that are installed beside UGRO. The first stage's list of Pythons is ASCII, parted by ":".
+    # Jobs get the packages of UGRO's environment. The first stage reads a list of Pythons in ASCII, separated by ":".
     if sys.executable.isascii() and ":" not in sys.executable:
         entry["python"] = sys.executable
     return entry
 
 
 def _gpu_options(lab: Path, shape: Shape, node: LabNode) -> list[str]:
-    """For ``ugro.lab.enter``: what lets a node see its pretend GPUs, which are of another model on each node."""
+    """Options for ``ugro.lab.enter`` that show a node its simulated GPUs, of a different model on each node."""
     if not shape.gpus:
         return []
     gpus = Path(node.home) / "gpus"
     if not gpus.exists():  # a user may have changed them
-        models = list(PRETEND_MODELS.values())
+        models = list(SIMULATED_MODELS.values())
         write_gpus(gpus, [models[shape.nodes.index(node) % len(models)]] * shape.gpus)
     library = _nvml_stub(lab)
     if library is not None:
@@ -73,7 +73,7 @@ def _gpu_options(lab: Path, shape: Shape, node: LabNode) -> list[str]:
 
 
 def _nvml_stub(lab: Path) -> Path | None:
-    """None where there is no compiler: then a stub ``nvidia-smi`` must do."""
+    """None without a compiler; then a stub ``nvidia-smi`` is used."""
     library = lab / "nvml" / "libnvidia-ml.so.1"
     if library.exists():
         return library
@@ -88,7 +88,7 @@ def _memory(lab: Path) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """In one step, and only if it differs."""
+    """Writes atomically, and only if the text differs."""
     if path.exists() and path.read_text() == text:
         return
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
-"""A lab: unequal nodes on this machine, served by the agent of one state directory, made and taken away as a whole.
+"""A lab: unequal nodes on this machine, served by the agent of one state directory, created and removed as a whole.
 
-Each node is a home directory, a share of a core and, when asked for, pretend GPUs. Everything a lab starts carries
-its mark, so that it can be ended without the agent, and after any crash.
+Each node has a home directory, a share of a core and, on request, simulated GPUs. Every process of a lab carries its
+mark in the environment, so it can be ended without the agent and after any crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lab:
         self, home: StateDir, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
     ) -> None:
         self.home = home
-        # Resolved: the processes of a lab are known by this path, however its user spells it.
+        # Resolved: the processes of a lab are found by this path, however the user writes it.
         self.root = Path(os.path.realpath(home.lab))
         self.group_name = f"ugro-lab-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
         self._log_level = log_level
@@ -44,7 +44,7 @@ class Lab:
         return files.remembered(self.root)
 
     def is_left_over(self) -> bool:
-        """Something of a lab is there, and not enough to use it."""
+        """Part of a lab exists, but not enough to use it."""
         return self.home.lab.exists() and self.shape() is None
 
     def processes(self) -> dict[int, str]:
@@ -57,9 +57,9 @@ class Lab:
         )
 
     def up(self, wish: Wish) -> Outcome:
-        """Also mends a lab that is up in part, for example after a restart of the machine."""
+        """Also repairs a lab that is partly up, for example after a restart of the machine."""
         speeds, gpus = wish.wanted_speeds(), wish.wanted_gpus()
-        with _os_errors("the lab cannot be made"), self._alone():
+        with _os_errors("cannot create the lab"), self._alone():
             self._refuse_another_cluster()
             found = self.shape()
             if found is not None and wish.is_granted_by(found):
@@ -75,13 +75,13 @@ class Lab:
             return Outcome.CHANGED if was_there else Outcome.MADE
 
     def down(self, *, with_agent: bool = False) -> bool:
-        """Ends and removes all of it; False when there was nothing. Needs no agent, and no whole lab.
+        """Ends and removes everything; False if there was nothing. Needs no agent and no complete lab.
 
-        The agent then serves this machine, or is ended with the lab.
+        The agent then serves this machine, or is stopped with the lab.
         """
         if not self.home.path.is_dir():
             return False
-        with _os_errors("the lab cannot be removed"), self._alone():
+        with _os_errors("cannot remove the lab"), self._alone():
             return self._take_down(with_agent=with_agent)
 
     # --- up ----------------------------------------------------------------------------------------------------
@@ -123,20 +123,20 @@ class Lab:
     def _take_down(self, *, with_agent: bool = False) -> bool:
         was_there = self._release_agent(with_agent) or self.home.lab.exists()
         groups = self._groups()
-        # From here on, nothing can enter any more.
+        # From here on, no process can enter the lab.
         self.home.lab_cluster.unlink(missing_ok=True)
         left = processes.end(lambda: {*self.processes(), *(pid for group in groups for pid in cgroups.members(group))})
         if left:
-            raise UgroError(f"processes of the lab do not end: {', '.join(map(str, left))}", hint="try it again")
+            raise UgroError(f"processes of the lab do not exit: {', '.join(map(str, left))}", hint="try it again")
         for group in groups:
             if not cgroups.remove(group):
-                raise UgroError(f"{group} cannot be removed", hint="try it again")
+                raise UgroError(f"cannot remove {group}", hint="try it again")
         if self.root.exists():
             shutil.rmtree(self.root)
         return was_there or bool(groups)
 
     def _release_agent(self, is_to_end: bool) -> bool:
-        """One that is dead or hangs is left alone: it finds no lab to dial."""
+        """Ignores an agent that is dead or hangs: it finds no lab to connect to."""
         try:
             with Client(home=self.home.path, any_cluster=True) as client:
                 agent = client.running_agent()
@@ -152,7 +152,7 @@ class Lab:
         return True
 
     def _groups(self) -> list[Path]:
-        """As remembered, and where a lab that remembers nothing would have made them."""
+        """The recorded groups, and the default ones of a lab without a record."""
         shape = self.shape()
         found = {Path(node.cgroup).parent for node in shape.nodes if node.cgroup} if shape else set()
         hierarchy = cgroups.cpu_hierarchy()
@@ -161,14 +161,14 @@ class Lab:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One lab command at a time for a state directory; the kernel lets go when this process ends."""
+        """Allows one lab command at a time per state directory; the kernel releases the lock when this process ends."""
         self.home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(self.home.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(folder)
-            raise NotAllowed("another lab command is at work here", hint="try again when it has ended") from error
+            raise NotAllowed("another lab command is running", hint="try again when it has ended") from error
         try:
             yield
         finally:
@@ -180,4 +180,4 @@ def _os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UgroError(f"{what}: {error}", hint="UGRO_HOME=DIR chooses another place for it") from error
+        raise UgroError(f"{what}: {error}", hint="set UGRO_HOME=DIR to use another folder") from error

@@ -1,4 +1,4 @@
-"""The processes of a lab: found by the mark in their environment, shown to the throttle, and ended."""
+"""Finds the processes of a lab by the mark in their environment, and ends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ugro.lab.enter import MARK
 
 _GRACE_S = 1.0
 _LIMIT_S = 10.0
-# Longer than an entering process takes from its look at the lab to its mark.
+# Longer than an entering process takes from checking the lab to setting its mark.
 _BETWEEN_LOOKS_S = 0.1
 
 
@@ -31,7 +31,7 @@ def home_of(environment: bytes) -> str | None:
 
 
 def read(pid: int, file: str) -> bytes:
-    """Empty for a process that has ended, or that is another user's."""
+    """Empty for a process that has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
@@ -39,14 +39,14 @@ def read(pid: int, file: str) -> bytes:
 
 
 def of_lab(lab: Path) -> dict[int, str]:
-    """pid → home of its node, for every process of the lab that lives."""
+    """pid → home of its node, for every live process of the lab."""
     inside = f"{lab}{os.sep}"
     homes = {pid: home_of(read(pid, "environ")) for pid in pids()}
     return {pid: home for pid, home in homes.items() if home is not None and home.startswith(inside)}
 
 
 def end(find: Callable[[], Collection[int]], *, grace_s: float = _GRACE_S, limit_s: float = _LIMIT_S) -> list[int]:
-    """SIGTERM, a little time, SIGKILL, until two looks find nothing. Returns what could not be ended."""
+    """SIGTERM, a short wait, SIGKILL, until two scans find nothing. Returns the processes that did not end."""
     started = time.monotonic()
     asked: set[int] = set()
     quiet_looks = 0

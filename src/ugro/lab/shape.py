@@ -1,4 +1,4 @@
-"""What a lab is: its nodes, how fast each is, and how that is brought about. It makes nothing and asks nothing."""
+"""The shape of a lab: its nodes, their speeds, and how they are slowed down. No side effects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ugro.core.errors import UsageError
 MOST_NODES = 64
 MOST_GPUS = 16
 DEFAULT_SPEEDS = (1.0, 0.5, 0.25)
-# Below it, even the start of a node program takes longer than an agent waits.
+# Below this, starting a node program takes longer than the agent waits.
 LEAST_SPEED = 0.02
 
 
@@ -31,10 +31,10 @@ class LabNode:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A lab as it was made, and as its file remembers it."""
+    """A lab as created, and as recorded in its file."""
 
     nodes: tuple[LabNode, ...]
-    gpus: int = 0  # pretend GPUs of each node
+    gpus: int = 0  # simulated GPUs per node
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -43,16 +43,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for. ``None`` is no wish: as it is, or else the default."""
+    """What the user requested. ``None`` keeps the existing value, or the default."""
 
     nodes: int | None = None
     speeds: tuple[float, ...] | None = None
     gpus: int | None = None
     without_cgroups: bool = False
-    takes_precedence: bool = False  # over other programs on this machine: for a lab that is soon gone
+    takes_precedence: bool = False  # over other programs on this machine, for a short-lived lab
 
     def wanted_speeds(self) -> tuple[float, ...]:
-        """One for each node: too few are filled up with the last."""
+        """One speed per node; missing ones repeat the last."""
         count = self._count()
         if not 1 <= count <= MOST_NODES:
             raise UsageError(f"a lab has 1 to {MOST_NODES} nodes, not {count}")
@@ -67,7 +67,7 @@ class Wish:
     def wanted_gpus(self) -> int:
         gpus = self.gpus or 0
         if not 0 <= gpus <= MOST_GPUS:
-            raise UsageError(f"a lab node has 0 to {MOST_GPUS} pretend GPUs, not {gpus}")
+            raise UsageError(f"a lab node has 0 to {MOST_GPUS} simulated GPUs, not {gpus}")
         return gpus
 
     def is_granted_by(self, shape: Shape) -> bool:

@@ -1,8 +1,8 @@
-"""Slows a lab node down where control groups may not be used: its work runs for a share of each period and stands
-still for the rest. It is no cap on cores: each process of a node at half speed runs half of the time.
+"""Slows a lab node down without control groups: its processes run for a part of each period and are stopped for the
+rest. It does not limit cores: each process of a node at half speed runs half of the time.
 
-The node program and what it forked to watch and to probe are never stopped: a slow node answers. It ends with the
-node program, leaving nothing stopped.
+The node program and its forks for watching and probing are never stopped, so a slow node still answers. The throttle
+ends with the node program and leaves no process stopped.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ def main(home: str, speed: float, program: int) -> None:
 
 
 class Work:
-    """What runs on a node, apart from the node program and its forks, which share its command line."""
+    """The processes of a node except the node program and its forks, which have the same command line."""
 
     def __init__(self, home: str, program: int) -> None:
         self.program = program
         self._home = home
-        # Reading every process's environment in every period would cost more than a slow node may use.
+        # Reading the environment of every process in every period would cost too much.
         self._is_work: dict[int, bool] = {}
-        self._blank: set[int] = set()
+        self._unreadable: set[int] = set()
 
     def pids(self) -> list[int]:
         present = set(pids())
         self._is_work = {pid: known for pid, known in self._is_work.items() if pid in present}
-        blank_before, self._blank = self._blank, set()
+        unreadable_before, self._unreadable = self._unreadable, set()
         command_line = read(self.program, "cmdline")
         for pid in present - self._is_work.keys():
             environment = read(pid, "environ")
-            if not environment and pid not in blank_before:
-                self._blank.add(pid)  # perhaps in the middle of an exec: one more look decides
+            if not environment and pid not in unreadable_before:
+                self._unreadable.add(pid)  # perhaps in the middle of an exec: check once more
             elif home_of(environment) != self._home:
                 self._is_work[pid] = False
             elif not self._is_machinery(pid, command_line):
                 self._is_work[pid] = True
-            # else: a fork of the node program may be about to become work, so it is looked at again.
+            # else: a fork of the node program may be about to exec, so check it again.
         return [pid for pid, is_work in self._is_work.items() if is_work]
 
     def _is_machinery(self, pid: int, command_line: bytes) -> bool:
@@ -68,7 +68,7 @@ def _alternate(work: Work, speed: float) -> None:
         _signal(stopped, signal.SIGSTOP)
         _sleep_until(begin + PERIOD_S)
         _signal(stopped, signal.SIGCONT)
-        # After a delay of this very process, the lost periods are not made up for.
+        # If this process was delayed, it skips the lost periods.
         begin = max(begin + PERIOD_S, time.monotonic() - PERIOD_S)
 
 

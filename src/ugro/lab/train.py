@@ -1,8 +1,8 @@
-"""A small data-parallel training in plain Python, which ``ugro demo`` launches: it stands for yours, without PyTorch.
+"""A small data-parallel training in plain Python, which ``ugro demo`` launches in place of one with PyTorch.
 
 Each rank computes the gradient of its part of a batch, and an all-reduce over TCP adds the parts up, so that every rank
-makes the same step. It is a script, and needs nothing of UGRO: of the environment it uses what every launcher gives
-(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and, where they are set, UGRO_CHECKPOINT_DIR and UGRO_RESUME_DIR.
+makes the same step. The script needs nothing of UGRO: it uses the variables that every launcher sets (RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT) and, if set, UGRO_CHECKPOINT_DIR and UGRO_RESUME_DIR.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 EPOCHS, SAMPLES, BATCH = 8, 10_800, 1_800
 HIDDEN, RATE, MOMENTUM = 100, 0.2, 0.9
-_PATIENCE_S = 60.0  # with a rank that is slow to come, or to answer
+_PATIENCE_S = 60.0  # for a rank that is slow to connect or to answer
 _AGAIN_S = 0.05
 
 Vector = list[float]
-Sample = tuple[float, float, float]  # a place, and the moon that it belongs to: 0 or 1
+Sample = tuple[float, float, float]  # a point, and the moon that it belongs to: 0 or 1
 
 
 @dataclass(slots=True)
 class State:
-    """All that an epoch hands on to the next, and so all that a checkpoint holds."""
+    """The state between two epochs, which a checkpoint holds."""
 
     epoch: int
     weights: Vector
@@ -60,9 +60,9 @@ def main() -> None:
 
 
 def train_epoch(state: State, samples: list[Sample], peers: Peers, clock: Clock) -> tuple[float, float]:
-    """Mean loss, and the part of the samples that was told right."""
+    """Mean loss, and the share of samples that were classified correctly."""
     loss = right = 0.0
-    order = random.Random(state.epoch).sample(samples, SAMPLES)  # by the epoch alone: the same for all, always
+    order = random.Random(state.epoch).sample(samples, SAMPLES)  # the same on all ranks
     for first in range(0, SAMPLES, BATCH):
         batch = order[first : first + BATCH]
         clock.begin()
@@ -82,7 +82,7 @@ def step(state: State, slopes: Vector) -> None:
 
 
 def gradient(weights: Vector, samples: Sequence[Sample]) -> Vector:
-    """Of a net with one hidden layer, summed over the samples; then their loss, and how many were told right."""
+    """The gradient of a net with one hidden layer, summed over the samples; their loss; how many were correct."""
     units = list(zip(*(weights[first::4] for first in range(4)), strict=True))  # to x, to y, bias, from the unit
     slopes = [0.0] * len(weights)
     loss = right = 0.0
@@ -101,7 +101,7 @@ def gradient(weights: Vector, samples: Sequence[Sample]) -> Vector:
 
 
 def two_moons() -> list[Sample]:
-    """That embrace each other; the same on every rank and in every attempt."""
+    """Two interleaved moons; the same on every rank and in every attempt."""
     drawn = random.Random(7)
     return [_sample(drawn) for _ in range(SAMPLES)]
 
@@ -131,7 +131,7 @@ def resumed() -> State | None:
 
 
 def save(state: State) -> None:
-    """Under another name until it is complete: one that is cut short is none."""
+    """Written under another name until it is complete."""
     if folder := os.environ.get("UGRO_CHECKPOINT_DIR"):
         unfinished = Path(folder, f"epoch_{state.epoch}.json.tmp")
         unfinished.write_text(json.dumps({name: getattr(state, name) for name in State.__slots__}))
@@ -142,7 +142,7 @@ def save(state: State) -> None:
 
 
 class Peers:
-    """All ranks: the first one adds up what the others send, in their order, so that every run gives the same sums."""
+    """All ranks. The first adds up what the others send, in rank order, so that every run gives the same sums."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank = rank
@@ -183,7 +183,7 @@ def _connect(place: tuple[str, int], rank: int) -> socket.socket:
     while True:
         try:
             first = socket.create_connection(place, timeout=_PATIENCE_S)
-        except ConnectionRefusedError:  # it has not begun to listen yet
+        except ConnectionRefusedError:  # it does not listen yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(_AGAIN_S)
@@ -212,7 +212,7 @@ def _read(connection: socket.socket, length: int, other: int) -> bytes:
 
 @dataclass(slots=True)
 class Clock:
-    """Computing apart from waiting: what all do together takes all of them equally long, however fast they are."""
+    """Times computing and waiting separately, since a common exchange takes all ranks equally long."""
 
     steps: int = 0
     compute_s: float = 0.0

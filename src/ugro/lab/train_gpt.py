@@ -1,8 +1,8 @@
-"""A small GPT that learns to continue text, which ``ugro demo`` trains on unequal nodes: once with equal shares, and
-once with shares that follow what is measured.
+"""A small GPT that learns to continue text. ``ugro demo`` trains it on unequal nodes, once with equal shares and once
+with shares that follow the measurements.
 
-It is a script as a user would write it with ``ugro.train``, and makes its own text. Rank 0 tells how it goes, in lines
-that people and the demo read; all figures are those that the run itself has measured.
+It is a script as a user would write it with ``ugro.train``, and generates its own text. Rank 0 prints the progress in
+lines that people and the demo read; all numbers were measured by the run itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import ugro.train as ut
 
 LENGTH, WIDTH, HEADS, LAYERS = 32, 128, 4, 4
 SAMPLES, GLOBAL_BATCH, EPOCHS = 1_536, 96, 3
-SETTLED_STEPS = 8  # by then the shares are found; what is told of a whole run is measured behind them
+SETTLED_STEPS = 8  # the shares have settled by then; results are measured after these steps
 TOLD_EVERY = 4  # steps
 
 _WHO = "the fox|a tired owl|the old miller|my brother|her neighbour|the quiet engineer|a small robot"
@@ -34,7 +34,7 @@ _WHERE = "in the rain|before dawn|behind the mill|without a word|near the harbou
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)  # a node of a lab has a core at most
+    torch.set_num_threads(1)  # a lab node has at most one core
     run = ut.init()
     letters, dataset = make_dataset()
     model = run.wrap(Gpt(len(letters)))
@@ -91,7 +91,7 @@ def make_text() -> str:
 
 
 def make_dataset() -> tuple[str, Any]:
-    """Pieces of the text, each with its number, so that it can be counted who was seen how often."""
+    """Pieces of the text, each with its number, so that uses can be counted."""
     text = make_text()
     letters = "".join(sorted(set(text)))
     numbers = torch.tensor([letters.index(letter) for letter in text])
@@ -101,11 +101,11 @@ def make_dataset() -> tuple[str, Any]:
     )
 
 
-# --- what is told -----------------------------------------------------------------------------------------------
+# --- reporting --------------------------------------------------------------------------------------------------
 
 
 class Teller:
-    """Reads what the run writes about itself and all ranks, and says it; on rank 0 only."""
+    """Prints what the run records about all ranks; on rank 0 only."""
 
     def __init__(self, run: ut.Run, steps: int) -> None:
         self._path = Path(os.environ.get("UGRO_OUTPUT", "ugro_output"), "metrics.jsonl") if run.is_main else None
@@ -128,9 +128,9 @@ class Teller:
                     self._tell_steps(record["step"] + 1, self._profiles[-TOLD_EVERY:])
 
     def conclude(self, least_seen: int, most_seen: int) -> None:
-        """When the ranks have parted, all is written."""
+        """Call this after the ranks have finished, when all records are written."""
         self.tell()
-        # Of an attempt that was too short to settle, all there is.
+        # All steps, if the attempt was too short to settle.
         if settled := self._profiles[SETTLED_STEPS:] or self._profiles:
             result = {
                 "steps": len(self._profiles),
@@ -161,12 +161,12 @@ class Teller:
 
 
 def speed(profiles: list[dict[str, Any]]) -> float:
-    """In samples per second."""
+    """Samples per second."""
     return float(sum(one["samples"] for one in profiles) / math.fsum(one["step_s"] for one in profiles))
 
 
 def waiting_ratio(profiles: list[dict[str, Any]]) -> float:
-    """Of all the ranks' time, how much went by waiting for slower ones."""
+    """The share of the time of all ranks that was spent waiting for slower ones."""
     waited_s = math.fsum(math.fsum(one["waiting_s"]) for one in profiles)
     return waited_s / math.fsum(one["step_s"] * len(one["waiting_s"]) for one in profiles)
 
@@ -176,7 +176,7 @@ def mean_loss(profiles: list[dict[str, Any]]) -> float:
 
 
 def means(profiles: list[dict[str, Any]], name: str) -> list[float]:
-    """Of each rank."""
+    """The values of each rank."""
     return [math.fsum(ranks) / len(profiles) for ranks in zip(*(one[name] for one in profiles), strict=True)]
 
 

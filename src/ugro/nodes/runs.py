@@ -15,7 +15,7 @@ from ugro.remote import wire
 
 _START_S = 120.0
 _PREPARE_S = 30.0
-_MANY_BYTES = wire.MAX_PAYLOAD // 2
+_MOST_BYTES = wire.MAX_PAYLOAD // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """``dead``: the supervisor is gone without a last word; the ranks may live on until they are stopped."""
+    """``dead``: the supervisor is gone without an exit record; the ranks may live on until they are stopped."""
 
     job: str
     attempt: int
@@ -43,7 +43,7 @@ class RunStatus:
     is_programs_fault: bool = False  # it could not be started because of what it is, not because of where
     tail: tuple[str, ...] = ()
     was_rebooted: bool = False
-    # By rank, of one that has ended: whole, where they are so small that they came along.
+    # By rank, of one that has ended: whole, where they are so small that they came with its exit.
     logs: tuple[tuple[int, bytes], ...] | None = None
     has_outputs: bool = False  # of one that has ended: it wrote something to be kept
 
@@ -53,7 +53,7 @@ class RunStatus:
 
     @property
     def known_ranks(self) -> tuple[int, ...]:
-        """Also of a run whose supervisor died without a last word; none when it died before it could say which."""
+        """Also of a run whose supervisor died without an exit record; none when it died before it could say which."""
         return tuple(sorted({rank.rank for rank in self.ranks} | set(self.started_ranks)))
 
     @property
@@ -106,7 +106,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RunStart:
     """A run to be started on a node; the same one each time it is asked for."""
 
     job: int
@@ -116,12 +116,14 @@ class Order:
     # Of the node when it was decided.
     boot_id: str | None = None
     root: str | None = None
+    as_of: Moment | None = None  # the instant that its lease counts from
 
     def params(self) -> dict[str, Any]:
         ranks = [{"rank": rank.rank, "argv": list(rank.argv), "env": dict(rank.env)} for rank in self.plan.ranks]
         spec = {"ranks": ranks, "cwd": self.plan.cwd, **self.settings}
         where = {"boot_id": self.boot_id, "root": self.root} if self.boot_id else {}
-        return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **where}
+        as_of = {"as_of": self.as_of.params()} if self.as_of else {}
+        return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **where, **as_of}
 
 
 @dataclass(slots=True)
@@ -131,37 +133,26 @@ class Runs:
     connect_s: float
     answer_s: float
 
-    async def start(self, order: Order, as_of: Moment | None = None) -> RunStatus:
-        params = order.params()
-        if as_of is not None:
-            params["as_of"] = as_of.params()
-        answer = await self._call("start", _START_S, **params)
-        return _status(answer["run"])
-
-    async def start_many(self, orders: Sequence[Order]) -> list[RunStatus | UgroError]:
-        """Small runs together, of one rank each: each one's status, or why it was refused."""
+    async def start(self, starts: Sequence[RunStart]) -> list[RunStatus | UgroError]:
+        """Each one's status, or why it was refused."""
         results: list[RunStatus | UgroError] = []
-        for runs in _packed([order.params() for order in orders]):
+        for runs in _packed([start.params() for start in starts]):
             if isinstance(runs, UgroError):
                 results.append(runs)
                 continue
-            answer = await self._call("start_many", _START_S, runs=runs)
-            results += [self._one_of_many(result) for result in answer["results"]]
+            answer = await self._call("start", _START_S, runs=runs)
+            results += [self._failure(one) or _status(one["run"]) for one in answer["results"]]
         return results
 
-    def _one_of_many(self, result: dict[str, Any]) -> RunStatus | RemoteFailure:
-        if "run" in result:
-            return _status(result["run"])
-        error = result["error"]
-        return RemoteFailure(str(error["message"]), subject=self.node.spec.name, cause=str(error["kind"]))
-
-    async def remove_many(self, runs: Sequence[tuple[int, int]]) -> list[RemoteFailure | None]:
+    async def remove(self, runs: Sequence[tuple[int, int]]) -> list[RemoteFailure | None]:
         """Job and attempt of each: None where it is gone now."""
-        answer = await self._call("remove_many", _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
-        return [
-            RemoteFailure(str(result["error"]["message"]), subject=self.node.spec.name) if "error" in result else None
-            for result in answer["results"]
-        ]
+        answer = await self._call("remove", _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
+        return [self._failure(one) for one in answer["results"]]
+
+    def _failure(self, result: dict[str, Any]) -> RemoteFailure | None:
+        if (error := result.get("error")) is None:
+            return None
+        return RemoteFailure(str(error["message"]), subject=self.node.spec.name, cause=str(error["kind"]))
 
     async def watch(self) -> AsyncGenerator[News]:
         """All our runs on the node, then every change of one, until the link is lost."""
@@ -183,13 +174,6 @@ class Runs:
         limit_s = grace_s + _PREPARE_S
         answer = await self._call("stop", limit_s, job=str(job), attempt=attempt, reason=reason, grace_s=grace_s)
         return _status(answer["run"])
-
-    async def remove(self, job: int, attempt: int) -> None:
-        await self._call("remove", _PREPARE_S, job=str(job), attempt=attempt)
-
-    async def reserve_port(self, job: int, attempt: int) -> int:
-        answer = await self._call("reserve_port", self.answer_s, job=str(job), attempt=attempt, count=1)
-        return int(answer["ports"][0])
 
     async def trace(self, job: int, attempt: int, steps: int, key: str) -> None:
         """Asks the ranks to record their next steps; once for each key."""
@@ -218,18 +202,18 @@ class Runs:
 
 def _packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
     """As many in one message as fit into it; in its place, what fits into none."""
-    if len(json.dumps(runs)) <= _MANY_BYTES:
+    if len(json.dumps(runs)) <= _MOST_BYTES:
         yield runs
         return
     part: list[dict[str, Any]] = []
     size = 0
     for run in runs:
         length = len(json.dumps(run))
-        if part and size + length > _MANY_BYTES:
+        if part and size + length > _MOST_BYTES:
             yield part
             part, size = [], 0
-        if length > _MANY_BYTES:
-            yield UsageError(f"job {run['job']} takes {length} bytes to tell, and {_MANY_BYTES} is the most")
+        if length > _MOST_BYTES:
+            yield UsageError(f"job {run['job']} is too large to send: {length} bytes (limit {_MOST_BYTES})")
             continue
         part.append(run)
         size += length
@@ -248,7 +232,7 @@ def _news(payload: bytes) -> News:
             bool(document.get("has_more")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RemoteFailure(f"what it says of its runs makes no sense: {error!r:.200}") from error
+        raise RemoteFailure(f"invalid report on its runs: {error!r:.200}") from error
 
 
 def _moment(answer: dict[str, Any]) -> Moment:
@@ -277,7 +261,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             has_outputs=bool(answer.get("has_outputs")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RemoteFailure(f"a run's status makes no sense: {error!r:.200}") from error
+        raise RemoteFailure(f"invalid run status: {error!r:.200}") from error
 
 
 _STATUS = {word: word for word in ("starting", "running", "exited", "dead", "absent")}

@@ -1,4 +1,4 @@
-"""Where the node program begins, and the list of what it can be asked."""
+"""Where the node program starts, and where it finds its methods."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ if TYPE_CHECKING:
 
     from ugro.remote.program import Method
 
-RUN_METHODS = (
-    "start", "start_many", "stop", "remove", "remove_many", "list", "watch", "follow", "renew", "setup",
-    "reserve_port", "free_port", "control",
-)  # fmt: skip
-CONTENT_METHODS = ("has", "missing", "put", "receive", "tidy")
-FILE_METHODS = (
-    "list", "send", "hashes", "written", "keep", "drop_kept", "prepare", "newest", "receive", "drop_checkpoints",
-)  # fmt: skip
+# The module that serves a method, by the first part of its name; see ``messages.METHODS``. Loaded when first asked
+# for: a link opens faster than these modules load.
+MODULES = {
+    "exec": "ugro.remote.process.execute",
+    "check": "ugro.remote.checks.check",
+    "runs": "ugro.remote.runs.api",
+    "files": "ugro.remote.files.api",
+    "contents": "ugro.remote.cas.contents",
+}
 
 
 def main(root: str, nonce: str, silence_s: float, node: str) -> None:
-    # Whatever an imported module or a child prints must not get between the frames.
+    # Output of imported modules or child processes must not get between the frames.
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     program = Program(link_in, link_out, root, silence_s, node_key(node))
-    program.methods.update(echo=_echo, probe=_Probing(program).probe, exec=_execute, check=_check)
-    program.methods.update(("runs." + name, _runs(name)) for name in RUN_METHODS)
-    program.methods.update(("contents." + name, _contents(name)) for name in CONTENT_METHODS)
-    program.methods.update(("files." + name, _files(name)) for name in FILE_METHODS)
+    program.methods.update(echo=_echo, probe=_Probing(program).probe)
+    program.find = _find
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
     program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
     program.run()
@@ -44,12 +43,12 @@ def main(root: str, nonce: str, silence_s: float, node: str) -> None:
 
 
 def _echo(call: Call, params: Dict[str, Any]) -> None:
-    """The smallest call there is: what a link itself costs."""
+    """The smallest call: measures the cost of the link itself."""
     call.finish(params)
 
 
 class _Probing:
-    """A node without anything that hints at a GPU pays nothing for GPUs."""
+    """Nodes without any hint of a GPU do not start a sampler."""
 
     def __init__(self, program: Program) -> None:
         from ugro.remote.hardware.gpu_hint import has_gpu_hint
@@ -69,43 +68,9 @@ class _Probing:
         self._sampler.read(lambda reading: call.finish({**facts, **reading}), float(params["gpu_timeout_s"]))
 
 
-# Imported when first asked for: a link opens faster than these modules load.
-
-
-def _execute(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.process.execute import execute
-
-    execute(call, params)
-
-
-def _check(call: Call, params: Dict[str, Any]) -> None:
-    from ugro.remote.checks.check import check
-
-    check(call, params)
-
-
-def _runs(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.runs.api import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _files(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.files.api import METHODS
-
-        METHODS[name](call, params)
-
-    return method
-
-
-def _contents(name: str) -> Method:
-    def method(call: Call, params: Dict[str, Any]) -> None:
-        from ugro.remote.cas.contents import METHODS
-
-        METHODS[name](call, params)
-
-    return method
+def _find(name: str) -> Optional[Method]:
+    group, _, rest = name.partition(".")
+    if group not in MODULES:
+        return None
+    methods: Dict[str, Method] = __import__(MODULES[group], fromlist=["METHODS"]).METHODS
+    return methods.get(rest or group)

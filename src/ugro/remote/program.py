@@ -82,6 +82,7 @@ class Program:
         self.node_key = node_key
         self.calls: Dict[int, Call] = {}
         self.methods: Dict[str, Method] = {}
+        self.find: Callable[[str], Optional[Method]] = lambda name: None  # those that are not in ``methods``
         self._in_fd = in_fd
         self._out_fd = out_fd
         self._silence_s = silence_s
@@ -186,7 +187,8 @@ class Program:
 
     def _start(self, number: int, request: Dict[str, Any]) -> None:
         call = Call(self, number)
-        method = self.methods.get(str(request.get("method")))
+        name = str(request.get("method"))
+        method = self.methods.get(name) or self.find(name)
         params = request.get("params")
         if number in self.calls:
             raise wire.ProtocolError("call %d is under way already" % number)

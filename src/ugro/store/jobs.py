@@ -6,12 +6,11 @@ A move names the attempt it is about: what an older attempt reports changes noth
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypedDict, Unpack
 
 from ugro.core.environment import Origin
@@ -31,13 +30,13 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
-from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.core.support.codec import decode, dumps
 from ugro.store import smalllogs
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
+from ugro.store.job_rows import attempt_of, job_of, readable_jobs
 from ugro.store.smalllogs import SmallLog
 
-log = logging.getLogger(__name__)
 _LARGEST_ID = 2**63 - 1
 
 
@@ -73,6 +72,7 @@ class About:
 
 
 _NOTHING = About()
+Mark = tuple[str, int, str | None]  # a job's state, attempt and ending
 
 
 class JobStore:
@@ -121,9 +121,9 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish_many(self, ended: Iterable[tuple[Job, SmallLog]]) -> list[Job | Exception]:
-        """They have done all they were to do. Of each its last two moves at once, or what is against them."""
-        return await self._database.run_each((partial(_finish, job=job, log=log) for job, log in ended), self._tell)
+    async def finish(self, job: Job, log: SmallLog) -> Job:
+        """It has succeeded, and this is all that it wrote: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job, log))
 
     async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
         """Of one that has ended so, and when."""
@@ -153,7 +153,7 @@ class JobStore:
     async def attempts(self, job: int) -> list[Attempt]:
         """All tries at a job, the first one first."""
         query = "SELECT * FROM attempts WHERE job = ? ORDER BY number"
-        return await self._database.run(lambda db: [_attempt(row) for row in db.execute(query, (job,))])
+        return await self._database.run(lambda db: [attempt_of(row) for row in db.execute(query, (job,))])
 
     async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
         await self._database.run(lambda db: _note(db, kind, text, job, node))
@@ -172,6 +172,14 @@ class JobStore:
         """As ``in_states``, told in one order with the changes that ``listen`` tells of."""
         await self._database.run(lambda db: _in_states(db, states), then=then)
 
+    async def read_marks(self, states: Iterable[JobState], then: Callable[[dict[int, Mark]], None]) -> None:
+        """What tells a changed job from an unchanged one, for a fraction of the cost of reading it."""
+        await self._database.run(lambda db: _marks(db, states), then=then)
+
+    async def read_jobs(self, numbers: Sequence[int], then: Callable[[list[Job]], None]) -> None:
+        """Those of them that exist."""
+        await self._database.run(lambda db: _some(db, numbers), then=then)
+
     async def newest(self, limit: int) -> list[Job]:
         query = "SELECT * FROM jobs ORDER BY id DESC LIMIT ?"
         return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
@@ -184,8 +192,8 @@ class JobStore:
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
 
-    async def note_results_removed(self, job: Job) -> Job:
-        return await self._change(lambda db: _note_results_removed(db, job.id))
+    async def note_results_removed(self, job: Job, reason: str = "removed by their user") -> Job:
+        return await self._change(lambda db: _note_results_removed(db, job.id, reason))
 
     async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
         marks = ",".join("?" * len(jobs))
@@ -217,9 +225,21 @@ def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
     return readable_jobs(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
 
 
+def _marks(db: sqlite3.Connection, states: Iterable[JobState]) -> dict[int, Mark]:
+    wanted = sorted(states)
+    query = f"SELECT id, state, attempt, ending FROM jobs WHERE state IN ({','.join('?' * len(wanted))})"
+    return {number: (state, attempt, ending) for number, state, attempt, ending in db.execute(query, wanted)}
+
+
+def _some(db: sqlite3.Connection, numbers: Sequence[int]) -> list[Job]:
+    rows = (db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone() for number in numbers)
+    return readable_jobs(row for row in rows if row is not None)
+
+
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
     if (known := _submitted(db, key)) is not None:
         return Submission(known, is_new=False)
+    _check_exist(db, (*spec.after.ok, *spec.after.any))
     now, reason = _now(), "submitted"
     cursor = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, origin, cache_key) "
@@ -235,9 +255,16 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     return Submission(job, is_new=True)
 
 
+def _check_exist(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """A job that runs after one that was removed a moment ago would wait forever."""
+    for number in numbers:
+        if db.execute("SELECT 1 FROM jobs WHERE id = ?", (number,)).fetchone() is None:
+            raise NotFound(f"there is no job {number} to run after", hint="see: ugro status")
+
+
 def _submitted(db: sqlite3.Connection, key: str) -> Job | None:
     row = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
-    return _job(row) if row is not None else None
+    return job_of(row) if row is not None else None
 
 
 def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> Job:
@@ -257,7 +284,7 @@ def _done_before(db: sqlite3.Connection, cache_key: str) -> Job | None:
         "ORDER BY id DESC LIMIT 1"
     )
     row = db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchone()
-    return _job(row) if row is not None else None
+    return job_of(row) if row is not None else None
 
 
 def _text(origin: Origin | None) -> str | None:
@@ -357,11 +384,11 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     return _get(db, job)
 
 
-def _note_results_removed(db: sqlite3.Connection, job: int) -> Job:
+def _note_results_removed(db: sqlite3.Connection, job: int, reason: str) -> Job:
     current = _get(db, job)
     if current.results_removed_at is None:
         db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (_now(), job))
-        _note(db, "results", "removed by their user", current, None)
+        _note(db, "results", reason, current, None)
     return _get(db, job)
 
 
@@ -405,7 +432,7 @@ def _get(db: sqlite3.Connection, job: int) -> Job:
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone() if job <= _LARGEST_ID else None
     if row is None:
         raise NotFound(f"there is no job {job}", hint="see: ugro status")
-    return _job(row)
+    return job_of(row)
 
 
 def _find(db: sqlite3.Connection, word: str) -> Job:
@@ -415,69 +442,7 @@ def _find(db: sqlite3.Connection, word: str) -> Job:
     row = db.execute(f"SELECT * FROM jobs {where} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")
-    return _job(row)
-
-
-def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
-    """One that cannot be read must not keep all others from going on."""
-    found = []
-    for row in rows:
-        try:
-            found.append(_job(row))
-        except (DecodeError, ValueError) as error:
-            log.error("job %s is passed over, for it cannot be read: %s", row["id"], error)
-    return found
-
-
-def _attempt(row: sqlite3.Row) -> Attempt:
-    return Attempt(
-        number=row["number"],
-        placement=_placement(row["placement"]),
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        outcome=row["outcome"],
-        failure=decode(Failure, json.loads(row["failure"])) if row["failure"] else None,
-    )
-
-
-def _job(row: sqlite3.Row) -> Job:
-    return Job(
-        id=row["id"],
-        spec=_spec(row["spec"]),
-        user=row["user_name"],
-        state=JobState(row["state"]),
-        reason=row["reason"],
-        submitted_at=row["submitted_at"],
-        attempt=row["attempt"],
-        placement=_placement(row["placement"]) if row["placement"] else None,
-        started_at=row["started_at"],
-        attempt_started_at=row["attempt_started_at"],
-        ended_at=row["ended_at"],
-        exit_code=row["exit_code"],
-        ending=Ending(row["ending"]) if row["ending"] else None,
-        tries=_tries(row["tries"]),
-        origin=decode(Origin, json.loads(row["origin"])) if row["origin"] else None,
-        cached_from=row["cached_from"],
-        results_removed_at=row["results_removed_at"],
-    )
-
-
-# A job is read many times in its life, and many jobs are alike: frozen values can be shared.
-
-
-@lru_cache(maxsize=4096)
-def _spec(text: str) -> JobSpec:
-    return decode(JobSpec, json.loads(text))
-
-
-@lru_cache(maxsize=4096)
-def _placement(text: str) -> Placement:
-    return decode(Placement, json.loads(text))
-
-
-@lru_cache(maxsize=4096)
-def _tries(text: str) -> Tries:
-    return decode(Tries, json.loads(text))
+    return job_of(row)
 
 
 def _now() -> str:

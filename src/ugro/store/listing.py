@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ugro.core.job import Job, JobState
 from ugro.store.engine import Database
-from ugro.store.jobs import readable_jobs
+from ugro.store.job_rows import readable_jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ugro.core.job import Job
 from ugro.core.note import Note
 from ugro.store.engine import Database
 from ugro.store.events import newest_event
-from ugro.store.jobs import readable_jobs
+from ugro.store.job_rows import readable_jobs
 
 _AT_ONCE = 500
 

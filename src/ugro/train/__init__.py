@@ -1,10 +1,10 @@
-"""The SDK in a training script: ranks of unequal devices that are equally busy, metrics, checkpoints.
+"""The SDK for training scripts: balanced ranks on unequal devices, metrics, checkpoints.
 
     import ugro.train as ut
     run = ut.init()
 
-Importing it costs milliseconds and touches nothing; torch is imported when it is first needed. Outside UGRO it works as
-well: alone, or under torchrun.
+Importing it takes milliseconds and has no side effects; torch is imported when it is first needed. It also works
+outside UGRO: alone, or under torchrun.
 """
 
 from __future__ import annotations

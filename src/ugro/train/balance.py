@@ -1,4 +1,4 @@
-"""Between what the ranks told each other and the plans: what is observed, what holds from when, what is recorded."""
+"""Turns the measurements of all ranks into plans, and records plans, profiles and advice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_ADVICE = 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks do now, in the same step."""
+    """What all ranks do next, in the same step."""
 
     stops: bool
     repeats: bool
@@ -29,7 +29,7 @@ class Verdict:
 
 class Balance:
     def __init__(self, names: Sequence[str], metrics: Metrics | None) -> None:
-        """``metrics`` is the main rank's."""
+        """``metrics`` is given on the main rank only."""
         self.names = tuple(names)
         self.balancer: Balancer | None = None
         self.schedule: Schedule | None = None
@@ -41,7 +41,7 @@ class Balance:
         self._record_plan(balancer.plan, 0, 0)
 
     def digest(self, words: list[Word], step: int, epoch: int) -> Verdict:
-        """``step`` is the one that was just synchronised."""
+        """``step`` was just synchronised."""
         is_short_of_memory = any(word.is_out_of_memory for word in words)
         verdict = Verdict(any(word.stops for word in words), is_short_of_memory, words[0].trace_steps)
         self._replan(words, step)
@@ -60,7 +60,7 @@ class Balance:
             return None
 
     def close(self) -> None:
-        """The last step is told of too, as far as it is known."""
+        """Records the last step too, as far as it is known."""
         if self._last:
             self._record_step([Word() for _ in self._last], 0)
             self._last = []
@@ -84,9 +84,10 @@ class Balance:
             return None
         shares = tuple(word.share for word in words)
         if sum(shares) > self.balancer.batch.total:
-            # Going on would train on something else than what is written down.
+            # Continuing would train on shares other than the recorded ones.
             raise UgroError(
-                f"the ranks disagree about their shares: {list(shares)}", hint="do all run the same script?"
+                f"the ranks disagree about their shares: {list(shares)}",
+                hint="check that all ranks run the same script",
             )
         if min(shares) < 1:
             return None
@@ -99,7 +100,7 @@ class Balance:
         )
 
     def _tail_s(self, words: list[Word]) -> float:
-        """What the exchange itself took in the step before: whoever was ready last waited for nobody."""
+        """The duration of the exchange itself in the previous step: the rank that was ready last waited for nobody."""
         if not self._last:
             return 0.0
         last = max(range(len(words)), key=lambda rank: self._last[rank].own_s)
@@ -124,7 +125,7 @@ class Balance:
         )
 
     def _record_step(self, words: list[Word], epoch: int) -> None:
-        """The step before: only now it is known how it ended."""
+        """Records the previous step, whose end is known only now."""
         if self._metrics is None or not self._last or self._last[0].step < 0:
             return
         slowest_s = max(word.own_s for word in self._last)
@@ -175,7 +176,7 @@ class Balance:
 
 
 def _mean_loss(words: list[Word]) -> float:
-    """Over the samples of all ranks."""
+    """The mean over the samples of all ranks."""
     samples = sum(word.share for word in words)
     if not samples:
         return math.nan

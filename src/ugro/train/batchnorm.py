@@ -1,7 +1,7 @@
-"""BatchNorm over the samples of all ranks, each counting once, however they are shared; on CPUs and GPUs.
+"""BatchNorm over the samples of all ranks, each sample weighted equally, on CPUs and GPUs.
 
-torch's own counts the samples of unequal ranks rightly too, but refuses CPUs, cannot leave out the samples that only
-keep a rank company, and does not say how long it waited.
+torch's SyncBatchNorm also handles unequal ranks, but refuses CPUs, cannot exclude dummy samples, and does not report
+how long it waited.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Company:
-    """What a synchronised layer must know of the step, and what it tells."""
+    """What a synchronised layer needs to know about the step, and what it reports."""
 
-    is_dummy: bool = False  # this rank's samples count for nothing
+    is_dummy: bool = False  # this rank's samples have weight zero
     waited_s: float = 0.0
 
 

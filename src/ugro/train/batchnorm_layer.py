@@ -1,4 +1,4 @@
-"""The synchronised layer itself; only those who use it import it, and torch with it."""
+"""The synchronised layer itself, in a module of its own because it imports torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ugro.train.batchnorm import Company
 
 
-class _Sum(torch.autograd.Function):  # type: ignore[misc]  # torch's types are not read
-    """Over all ranks, forward and backward: each one's statistics depend on everybody's samples."""
+class _Sum(torch.autograd.Function):  # type: ignore[misc]  # torch's types are skipped
+    """A sum over all ranks, forward and backward: the statistics of each rank depend on all samples."""
 
     @staticmethod
     def forward(context: Any, values: Any, company: Company) -> Any:
@@ -33,7 +33,7 @@ def _summed(values: Any, company: Company) -> Any:
     return whole
 
 
-class SynchronisedBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch's types are not read
+class SynchronisedBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch's types are skipped
     company: Company
 
     def _check_input_dim(self, inputs: Any) -> None:
@@ -53,7 +53,7 @@ class SynchronisedBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch's types 
         return normal if self.weight is None else normal * self.weight.view(shape) + self.bias.view(shape)
 
     def _statistics(self, inputs: Any) -> tuple[Any, Any, Any]:
-        # In double: the difference of two large sums would lose what single precision has.
+        # In double precision: the difference of two large sums would be too inaccurate in single.
         channels = inputs.transpose(0, 1).flatten(1).double()
         counts = 0.0 if self.company.is_dummy else 1.0
         sums = torch.cat([channels.sum(1), (channels * channels).sum(1)]) * counts

@@ -1,6 +1,7 @@
-"""What a run can go on from: one file for each, whole or not there, written by one rank and read by all.
+"""Checkpoints of a run: one file each, complete or absent, written by one rank and read by all.
 
-It holds what the script keeps, how far the run is, what the balancer learned, and the random generators of every rank.
+A file holds the objects of the script, the progress of the run, the balancer's measurements, and the random
+generators of every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NAME = re.compile(r"step_(\d+)\.pt")
 
 
 def write(folder: Path, step: int, content: Mapping[str, Any], most_kept: int | None) -> Path:
-    """Under another name until it is on the disk: one that is cut short is none."""
+    """Written under another name until it is on disk, so that a partial file is never used."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,13 +40,13 @@ def write(folder: Path, step: int, content: Mapping[str, Any], most_kept: int | 
 
 
 def read(place: Path) -> dict[str, Any]:
-    """Of a file, or of the newest in a folder. Only numbers, texts and tensors are loaded: nothing that could run."""
+    """Loads a file, or the newest in a folder. Only numbers, texts and tensors are loaded, never code."""
     import torch
 
     path = _newest(place)
     content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise UgroError(f"{path} is no checkpoint of run.checkpoint()", hint="load your own in your script")
+        raise UgroError(f"{path} is not a checkpoint written by run.checkpoint()", hint="load your own in your script")
     return content
 
 
@@ -81,12 +82,12 @@ def states(objects: Mapping[str, Any]) -> dict[str, Any]:
 def load(objects: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     for name, one in objects.items():
         if name not in content:
-            raise UgroError(f"the checkpoint holds no {name!r}", hint=f"it holds: {', '.join(content) or 'nothing'}")
+            raise UgroError(f"the checkpoint has no {name!r}", hint=f"it has: {', '.join(content) or 'nothing'}")
         bare(one).load_state_dict(content[name])
 
 
 def bare(model: Any) -> Any:
-    """A model as it was before it was wrapped: its checkpoint then fits any number of ranks."""
+    """The unwrapped model, so that a checkpoint fits any number of ranks."""
     return model.module if hasattr(model, "no_sync") and hasattr(model, "module") else model
 
 

@@ -1,7 +1,7 @@
-"""When the parts of a step happened on this rank's device: its own computing, apart from waiting for others.
+"""Times the parts of a step on this rank's device, and separates computing from waiting for other ranks.
 
-All-reduce makes everybody's backward equally long, so a rank's own time ends when its last gradients are ready. On a
-GPU the moments are events in its stream, read a step later: nothing is ever stopped to be measured.
+All-reduce makes the backward of all ranks equally long, so a rank's own time ends when its last gradients are ready. On
+a GPU the moments are events in its stream and are read a step later, so measuring never stops the device.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CudaClock:
         return moment
 
     def between(self, earlier: Any, later: Any) -> float:
-        later.synchronize()  # of the step before: the GPU has work enough meanwhile
+        later.synchronize()  # of the previous step: the GPU has other work meanwhile
         return float(earlier.elapsed_time(later)) / 1000
 
     def kept(self, loss: Any) -> Any:
-        """On its way to the host. Asked for later, the GPU would first finish all it has been given since."""
+        """Copies to the host now. A later copy would wait for all work that was queued since."""
         import torch
 
         return torch.empty_like(loss, device="cpu", pin_memory=True).copy_(loss.detach(), non_blocking=True)
@@ -47,7 +47,7 @@ class CudaClock:
 
 @dataclass(slots=True)
 class Moments:
-    """Of one step. ``own`` begins where the step before was synchronised: its optimizer is part of this cycle."""
+    """The moments of one step. ``own`` starts when the previous step was synchronised, and includes its optimizer."""
 
     step: int
     share: int = 0
@@ -60,7 +60,7 @@ class Moments:
     synced: Any = None
     ended: Any = None
     data_s: float = 0.0
-    inner_wait_s: float = 0.0  # for others, inside forward and backward: a synchronised BatchNorm
+    inner_wait_s: float = 0.0  # waiting for other ranks inside forward and backward (synchronised BatchNorm)
     is_clean: bool = True
     loss: Any = None
 
@@ -74,7 +74,7 @@ class Phases:
 
 
 def phases(clock: CpuClock | CudaClock, moments: Moments) -> Phases:
-    """Of a step whose gradients are ready."""
+    """The durations of a step whose gradients are ready."""
     begun = moments.begun
     forward_done = moments.forward_done or moments.backward_begun or moments.ready
     backward_begun = moments.backward_begun or forward_done
@@ -88,7 +88,7 @@ def phases(clock: CpuClock | CudaClock, moments: Moments) -> Phases:
 
 
 def after_ready(clock: CpuClock | CudaClock, moments: Moments) -> tuple[float, float]:
-    """Of a step that is over: until the gradients of all were there, and then the optimizer."""
+    """The durations after that: until the gradients of all ranks arrived, and the optimizer."""
     if moments.synced is None:
         return 0.0, 0.0
     optimizer_s = clock.between(moments.synced, moments.ended) if moments.ended is not None else 0.0

@@ -1,6 +1,6 @@
-"""The ranks of a run together: they meet, tell each other small things, and add up gradients.
+"""The process group of a run: rendezvous, exchange of small values, sum of gradients.
 
-With one rank there is no process group, and everything is known at once.
+With one rank there is no process group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ugro.train.surroundings import Surroundings
 
-_GRADIENT_PIECE = 25 << 20  # bytes of one all-reduce: as DDP's own buckets, so that no second copy of all is made
+_GRADIENT_PIECE = 25 << 20  # bytes per all-reduce, like DDP's buckets, to avoid a second copy of all gradients
 
 
 class Group:
@@ -19,19 +19,19 @@ class Group:
         self.rank = surroundings.rank
         self.ranks = surroundings.ranks
         self.device = device
-        self._small: Any = None  # for small things on the CPU
+        self._small: Any = None  # for small values on the CPU
         if self.ranks > 1:
             self._meet()
 
     def _meet(self) -> None:
-        # DDP loads this. Its functions keep, for good, the group that is there by then, and with it Gloo's threads.
+        # DDP imports this. Its functions keep the group that exists at import, and with it Gloo's threads.
         import_module("torch.distributed.nn.functional")
         from torch import distributed
 
         if not distributed.is_initialized():
             distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
-        # NCCL moves only what is on a GPU, and reading that back would stop it.
+        # NCCL exchanges GPU memory only, and reading that back would stop the GPU.
         is_gloo = distributed.get_backend() == "gloo"
         self._small = distributed.group.WORLD if is_gloo else distributed.new_group(backend="gloo")
 
@@ -39,7 +39,7 @@ class Group:
         return Gathering(values, self._small, self.ranks)
 
     def texts(self, text: str) -> list[str]:
-        """What each rank says."""
+        """The value of each rank."""
         return [content.decode("utf-8", "replace") for content in self.contents(text.encode())]
 
     def contents(self, content: bytes) -> list[bytes]:
@@ -59,7 +59,7 @@ class Group:
         self.gather([0.0]).wait()
 
     def average(self, parameters: Sequence[Any]) -> None:
-        """Their gradients over all ranks, as DDP would leave them; one that a rank does not have counts as zero."""
+        """Averages the gradients over all ranks, as DDP would; a missing gradient counts as zero."""
         import torch
 
         for parameter in parameters:
@@ -87,7 +87,7 @@ class Group:
 
 
 class Gathering:
-    """Some numbers of each rank, on their way."""
+    """Numbers of each rank that are being exchanged."""
 
     def __init__(self, values: Sequence[float], group: Any, ranks: int) -> None:
         self._own = list(values)
@@ -108,7 +108,7 @@ class Gathering:
 
 
 def _pieces(gradients: Sequence[Any]) -> list[list[Any]]:
-    """Of one kind each, in order, and not too large."""
+    """Buckets of one type each, in order, limited in size."""
     pieces: list[list[Any]] = []
     size = 0
     for gradient in gradients:

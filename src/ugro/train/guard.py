@@ -1,8 +1,8 @@
 """A step that survives running out of memory: ``run.step(loss_fn, batch)``.
 
-Other ranks wait for this one's gradients, and DDP counts which of them it has sent. A rank that failed therefore first
-completes the exchange with worthless ones, and says so in the same moment; all ranks then do the step again, apart from
-each other, with one exchange at the end. Left half done, DDP would send part of a gradient in some later step.
+Other ranks wait for this rank's gradients, and DDP tracks which of them it has sent. A rank that ran out of memory
+therefore first completes the exchange with meaningless gradients and reports the failure with it. All ranks then repeat
+the step separately, with one exchange at the end. An incomplete exchange would make DDP send part of a gradient later.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Guard:
         self._stepping = stepping
         model = stepping.model
         self._parameters = [one for one in model.parameters() if one.requires_grad]
-        self._sent: set[int] = set()  # parameters whose gradients DDP has got in this step
-        self._is_armed = False  # DDP waits for the rest of them
+        self._sent: set[int] = set()  # parameters whose gradients DDP has in this step
+        self._is_armed = False  # DDP waits for the others
         if stepping.is_hooked:
             model.register_forward_hook(self._went_forward)
             for parameter in self._parameters:
                 parameter.register_post_accumulate_grad_hook(self._has_gradient)
 
     def step(self, loss_fn: LossFunction, batch: Any, scaler: Any = None) -> Any:
-        """The mean loss over this rank's share; the gradients are those of the whole batch, and of nothing before."""
+        """Returns the mean loss over this rank's share. Gradients are those of the whole batch in this step."""
         stepping = self._stepping
         samples = pieces(batch, None)
         parts = sizes(samples, self._micro_batches(samples))
@@ -54,7 +54,7 @@ class Guard:
     # --- computing ----------------------------------------------------------------------------------------------
 
     def _tried(self, loss_fn: LossFunction, batch: Any, parts: list[int], scaler: Any, is_alone: bool) -> Any:
-        """None when memory ran out."""
+        """None if memory ran out."""
         self._forget_gradients()
         try:
             return self._computed(loss_fn, batch, parts, scaler, is_alone)
@@ -108,7 +108,7 @@ class Guard:
         if not self._stepping.is_hooked:
             return
         if self._is_armed:
-            # Not by the model: DDP refuses to go forward before it has got all it waits for.
+            # Not through the model: DDP refuses a forward pass while it waits for gradients.
             missing = [parameter for parameter in self._parameters if id(parameter) not in self._sent]
             for parameter in missing:
                 (parameter * 0.0).sum().backward()
@@ -131,5 +131,5 @@ def _smaller(parts: list[int], samples: int) -> list[int]:
     if largest <= 1:
         import torch
 
-        raise torch.OutOfMemoryError("not even one sample fits into this device's memory")
+        raise torch.OutOfMemoryError("not even one sample fits into the memory of this device")
     return sizes(samples, math.ceil(samples / max(1, largest * 3 // 4)))

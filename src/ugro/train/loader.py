@@ -1,4 +1,4 @@
-"""This rank's part of the data, batch by batch; its size follows the plan."""
+"""This rank's share of each batch; its size follows the plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Course(Protocol):
 
 @dataclass(slots=True)
 class _Batches:
-    """Lists of indices for torch's loader, which may ask for some of them long before they are used."""
+    """Lists of indices for torch's loader, which may request some long before they are used."""
 
     make: Callable[[], Iterator[Slice]]
     handed_out: deque[Slice]
@@ -55,13 +55,13 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         progress = self._course.progress
-        if progress.cursor >= self.order.end:  # somebody counts the epochs himself
+        if progress.cursor >= self.order.end:  # the script counts epochs itself
             progress.epoch, progress.cursor = progress.epoch + 1, 0
         self._handed_out.clear()
         batches = iter(self._torchs)
         is_first = True
         while True:
-            # Not behind the last batch: what the script does at the end of an epoch belongs to it.
+            # Not after the last batch: what the script does at the end of an epoch belongs to the epoch.
             if not is_first and progress.cursor < self.order.end:
                 self._course.boundary()
             is_first = False
@@ -73,11 +73,11 @@ class Loader:
             slice_ = self._handed_out.popleft()
             self._course.fetched(slice_)
             yield batch
-            # Also of a batch that no step was made with.
+            # Also for a batch without a step.
             progress.cursor, progress.step = slice_.cursor, slice_.step + 1
         self._course.exhausted()
 
 
 def lead(num_workers: int, prefetch_factor: int | None) -> int:
-    """How many batches torch's loader asks for before they are used."""
+    """How many batches torch's loader requests ahead."""
     return num_workers * (2 if prefetch_factor is None else prefetch_factor)

@@ -1,4 +1,4 @@
-"""Whether an error says that memory ran out, and giving back what can be."""
+"""Recognises out-of-memory errors, and frees cached memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free() -> None:
-    """To be called when the error is gone: its traceback holds all that was computed."""
+    """Call this after the error is released, since its traceback keeps all tensors alive."""
     import torch
 
     gc.collect()

@@ -1,7 +1,7 @@
-"""What a run says of itself, a line of JSON for each record, appended to a file by a thread of its own.
+"""Writes records of a run to a file, one line of JSON each, in a thread.
 
-A record is put on a queue in a microsecond; it is never dropped, and whatever is wrong with the file never reaches the
-training: it is said once and tried again.
+Queueing a record takes a microsecond, and records are never dropped. Problems with the file never reach the training:
+they cause one warning, and writing is retried.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Record = Mapping[str, Any]
 
 
 class Metrics:
-    """One writer of one file; the file appears with the first record."""
+    """Writes one file, which is created with the first record."""
 
     def __init__(self, path: Path, always: Record) -> None:
-        """``always`` is part of every record."""
+        """Every record includes ``always``."""
         self.path = path
         self._always = dict(always)
         self._queue: queue.SimpleQueue[tuple[float, Record] | None] = queue.SimpleQueue()
@@ -45,9 +45,9 @@ class Metrics:
             self._start()
 
     def close(self) -> None:
-        """Everything is in the file, if it can be written to within some seconds."""
+        """Waits some seconds until everything is in the file."""
         thread, self._thread = self._thread, None
-        if thread is None or os.getpid() != self._pid:  # a forked child has the queue and not the thread
+        if thread is None or os.getpid() != self._pid:  # a forked child has the queue but not the thread
             return
         self._queue.put(None)
         thread.join(_CLOSE_LIMIT_S)
@@ -72,7 +72,7 @@ class Metrics:
             self._file = -1
 
     def _next(self, wait_s: float | None) -> tuple[list[tuple[float, Record]], bool]:
-        """All that is there, as one write; and whether it is the end."""
+        """All queued records as one write, and whether the queue has ended."""
         found: list[tuple[float, Record]] = []
         try:
             item = self._queue.get(timeout=wait_s)
@@ -90,7 +90,7 @@ class Metrics:
         return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
     def _append(self, content: bytes) -> bytes:
-        """What could not be written."""
+        """Returns what could not be written."""
         try:
             if self._file < 0:
                 self._file = _opened(self.path)
@@ -99,12 +99,12 @@ class Metrics:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn(f"metrics wait for {self.path}: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"cannot write metrics to {self.path}, retrying: {error}", RuntimeWarning, stacklevel=2)
         return content
 
 
 def kept(value: Any) -> Any:
-    """What can wait on the queue: a number of the CPU is read now, one of a GPU is copied there and read later."""
+    """A value that can wait on the queue. CPU tensors are read now; GPU tensors are copied and read later."""
     if not hasattr(value, "detach"):
         return value
     if getattr(value, "is_cpu", False):
@@ -113,7 +113,7 @@ def kept(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it. NaN and the infinities are texts, which float() reads, since JSON has no numbers for them."""
+    """A JSON value. NaN and the infinities become texts that float() can read, since JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _not_finite(value)
     if value is None or isinstance(value, bool | int):
@@ -128,7 +128,7 @@ def plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Of a tensor, or of what else is as good as a number."""
+    """The number of a tensor or of anything else that converts to one."""
     try:
         if getattr(value, "ndim", 0):
             return plain(value.tolist())
@@ -144,7 +144,7 @@ def _not_finite(value: float) -> str:
 def _opened(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    # The last line of a writer that was killed may be torn: ours must not be its end.
+    # A writer that was killed may have left a partial line: start on a new one.
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         os.write(file, b"\n")

@@ -1,4 +1,4 @@
-"""Parts of a batch, whatever it is made of: tensors, and tuples, lists, dicts and dataclasses of them."""
+"""Splits a batch into parts: tensors, and tuples, lists, dicts and dataclasses of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, overload
 
 from ugro.core.errors import UsageError
 
-Range = tuple[int, int, int]  # from, to, and how many samples there are
+Range = tuple[int, int, int]  # begin, end, and the number of samples
 
 
 def sizes(samples: int, count: int) -> list[int]:
-    """As equal as whole samples allow."""
+    """Ranges as equal as whole samples allow."""
     count = max(1, min(samples, count))
     return [samples // count + (number < samples % count) for number in range(count)]
 
@@ -22,7 +22,7 @@ def pieces(batch: Any, part: None) -> int: ...
 @overload
 def pieces(batch: Any, part: Range) -> Any: ...
 def pieces(batch: Any, part: Range | None) -> Any:
-    """The part of a batch; without one, how many samples it has."""
+    """Part of a batch; without a range, its number of samples."""
     if part is None:
         return _samples(batch)
     return batch if part[1] - part[0] == part[2] else _cut(batch, part)
@@ -32,14 +32,14 @@ def _samples(batch: Any) -> int:
     found = _lengths(batch)
     if not found:
         raise UsageError(
-            f"a batch of type {type(batch).__name__} cannot be divided",
+            f"a batch of type {type(batch).__name__} cannot be split",
             hint="collate into tensors, or tuples, lists, dicts or dataclasses of them",
         )
     return found[0]
 
 
 def _lengths(batch: Any) -> list[int]:
-    """Of the tensors in it."""
+    """The number of samples of the tensors in it."""
     if hasattr(batch, "shape"):
         return [int(batch.shape[0])] if len(batch.shape) else []
     return [length for child in _children(batch) for length in _lengths(child)]
@@ -60,7 +60,7 @@ def _cut(batch: Any, part: Range) -> Any:
     if hasattr(batch, "shape"):
         return batch[begin:end] if len(batch.shape) and batch.shape[0] == samples else batch
     if isinstance(batch, list | tuple) and len(batch) == samples and not _lengths(batch):
-        return batch[begin:end]  # one text, or the like, for each sample
+        return batch[begin:end]  # one text or similar per sample
     return _cut_children(batch, part)
 
 

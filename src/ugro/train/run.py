@@ -1,4 +1,4 @@
-"""A training run, seen from one of its ranks: ``run = ugro.train.init()``."""
+"""One rank of a training run: ``run = ugro.train.init()``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ugro.train.trace import Tracer
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3
-_TOLD_TO_END = 128 + signal.SIGTERM
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def init(
@@ -45,10 +45,10 @@ def init(
     resume: str | Path | None = None,
     checkpoints_kept: int | None = _CHECKPOINTS_KEPT,
 ) -> Run:
-    """Meets the other ranks. What is not given is taken from the environment, as UGRO or torchrun sets it.
+    """Joins the other ranks. Defaults come from the environment, as set by UGRO or torchrun.
 
-    ``balance`` is off, static or adaptive; ``speeds`` are those of the ranks, to begin with; ``resume`` is a
-    checkpoint, or a folder of them.
+    ``balance`` is off, static or adaptive; ``speeds`` are the initial speeds of the ranks; ``resume`` is a checkpoint
+    or a folder of checkpoints.
     """
     surroundings = Surroundings.of(os.environ)
     if balance is not None:
@@ -85,8 +85,8 @@ class Run:
         self._least = 1
         _seed(seed)
         self._listen()
-        # The last that is noted comes first: the writer's own end, noted with its first record, before these two.
-        if self.device.type == "cpu":  # NCCL's threads might wait for the dead
+        # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these two.
+        if self.device.type == "cpu":  # NCCL's threads might wait for dead peers
             atexit.register(self._part)
         atexit.register(self._end_at_once)
         if self.is_main:
@@ -95,23 +95,23 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Of one rank only: the one that writes for all."""
+        """True on one rank: the one that writes for all."""
         return self.rank == 0
 
     @property
     def plan(self) -> tuple[int, ...]:
-        """The newest shares; empty before there is a loader."""
+        """The current shares; empty before there is a loader."""
         balancer = self._balance.balancer
         return balancer.plan.shares if balancer else ()
 
     def advice(self) -> Advice | None:
-        """Whether all ranks are worth having; None before enough is known."""
+        """Whether all ranks are worth having; None until every rank was measured."""
         return self._balance.advice()
 
     # --- the model ----------------------------------------------------------------------------------------------
 
     def wrap(self, model: Any, *, sync_batchnorm: bool = False, comm_hook: Any = None, **options: Any) -> Any:
-        """On this rank's device, and among several ranks in DDP (which gets ``options``)."""
+        """Moves the model to this rank's device and, with several ranks, wraps it in DDP with ``options``."""
         if self._stepping.model is not None:
             raise UsageError("a run has one model", hint="put several into one torch.nn.Module")
         model = model.to(self.device)
@@ -126,7 +126,7 @@ class Run:
         self._stepping.model = model
         if self.is_main:
             self._describe(model, comm_hook)
-        _seed(self.progress.seed + self.rank)  # noise, such as that of dropout, is another one on each rank
+        _seed(self.progress.seed + self.rank)  # each rank has its own noise, such as dropout
         return model
 
     def _distributed(self, model: Any, comm_hook: Any, options: dict[str, Any]) -> Any:
@@ -134,9 +134,9 @@ class Run:
         from torch.nn.parallel import DistributedDataParallel
 
         devices = [self.device.index] if self.device.type == "cuda" else None
-        # Buffers would be sent before every forward: one more moment in which all wait for the slowest.
+        # Sending buffers before every forward would make all ranks wait for the slowest once more.
         buffers = _name_of_buffer_option(DistributedDataParallel)
-        # Gradients that lie where they are exchanged need no copy: less memory, and less work for the slowest.
+        # Gradients in the exchange buffers need no copy: less memory, and less work for the slowest rank.
         defaults = {"device_ids": devices, buffers: False, "gradient_as_bucket_view": True}
         model = DistributedDataParallel(model, **{**defaults, **options})
         reduce = comm_hook or allreduce_hook
@@ -144,7 +144,7 @@ class Run:
         return model
 
     def _describe(self, model: Any, comm_hook: Any) -> None:
-        """What is exchanged in every step."""
+        """Records what every step exchanges."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._metrics.put(
             {
@@ -192,7 +192,7 @@ class Run:
             self._stepping.cap = balancer.caps[self.rank]
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left, the one that was begun included."""
+        """The remaining epochs, including one that was interrupted."""
         if self._resumed is not None and not self._kept:
             raise UsageError(
                 "there is a checkpoint to resume from", hint="call run.keep(model=…, optimizer=…) before the epochs"
@@ -208,13 +208,13 @@ class Run:
                 self.boundary()
 
     def _go_on(self) -> None:
-        """The noise goes on where it was, for as many ranks as there were."""
+        """Restores the random generators of as many ranks as there were."""
         if self._resumed is None:
             return
         states = self._resumed["random"]
         if self.rank < len(states):
             checkpoint.set_random_state(states[self.rank].encode())
-        self._resumed["objects"].clear()  # they are in use; a second copy is only in the way
+        self._resumed["objects"].clear()  # they are in use; free the second copy
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Run:
     @overload
     def step(self, loss_fn: LossFunction, batch: Any, *, scaler: Any = None) -> Any: ...
     def step(self, loss_fn: LossFunction | None = None, batch: Any = None, *, scaler: Any = None) -> Any:
-        """``with run.step() as step:``; or forward, backward and exchange at once, which survives a lack of memory."""
+        """``with run.step() as step:``, or with arguments the complete step, which survives running out of memory."""
         if loss_fn is None:
             return Step(self._stepping)
         if self._guard is None:
@@ -244,7 +244,7 @@ class Run:
         self._stepping.exhausted()
 
     def boundary(self) -> None:
-        """Between two steps, on all ranks the same two: where a run that is told to end does so."""
+        """Runs between two steps, the same two on all ranks, and ends the run if it was asked to stop."""
         if self._stepping.stops:
             if self._kept:
                 self._save()
@@ -255,25 +255,25 @@ class Run:
         self._balance.close()
         self._metrics.close()
         self._has_left = True
-        raise SystemExit(_TOLD_TO_END)
+        raise SystemExit(_TERMINATED)
 
     def _end_at_once(self) -> None:
-        """PyTorch's threads can abort a process whose peers are gone while it is taken down: all is saved by then."""
+        """Exits without cleanup, since PyTorch's threads can abort a process whose peers are gone."""
         if self._has_left:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(_TOLD_TO_END)
+            os._exit(_TERMINATED)
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
-        """A record of this rank; of any step, in any order. It never waits, fails or loses anything."""
+        """Records values of this rank, for any step, in any order. It never waits, fails or loses anything."""
         at = self.progress.step if step is None else step
         record = {"kind": "log", "step": kept(at), "epoch": self.progress.epoch}
         self._metrics.put({**record, "values": {name: kept(value) for name, value in values.items()}})
 
     def keep(self, **objects: Any) -> None:
-        """What every checkpoint holds: whatever has a state_dict. If there is one to resume from, it is loaded now."""
+        """Adds objects with a state_dict to every checkpoint, and loads them if there is one to resume from."""
         self._kept.update(objects)
         if self._resumed is None:
             return
@@ -285,7 +285,7 @@ class Run:
             self.progress.epoch, self.progress.cursor = progress["epoch"] + 1, 0
 
     def checkpoint(self, **objects: Any) -> Path | None:
-        """By all ranks together, as the last thing of an epoch; the main one writes it, and gets its path."""
+        """Writes a checkpoint. All ranks call it, at the end of an epoch; the main rank writes it and gets its path."""
         self._kept.update(objects)
         path = self._save()
         if self._stepping.stops:
@@ -313,12 +313,12 @@ class Run:
             folder = self.surroundings.checkpoints
             path = checkpoint.write(folder, self.progress.step, content, self._checkpoints_kept)
             self._metrics.put({"kind": "checkpoint", "step": self.progress.step, "path": str(path)})
-        self._group.barrier()  # nobody leaves before it is on the disk
+        self._group.barrier()  # no rank continues before it is on disk
         self._stepping.disturb()
         return path
 
     def close(self) -> None:
-        """Everything is written; the ranks part. A script that ends without it loses nothing."""
+        """Writes everything and leaves the process group. A script that ends without it loses nothing."""
         self._tracer.close()
         self._balance.close()
         self._metrics.close()
@@ -327,13 +327,13 @@ class Run:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """A script that has its own way to end keeps it."""
+        """Handles SIGTERM, unless the script has its own handler."""
         is_free = threading.current_thread() is threading.main_thread()
         if is_free and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._asked_to_stop)
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
-        # Before the first step there is nothing to save; and who is asked twice is asked to go at once.
+        # Before the first step there is nothing to save; a second signal means to exit at once.
         if self.progress.step == 0 or self._stepping.is_asked_to_stop:
             raise SystemExit(128 + number)
         self._stepping.is_asked_to_stop = True
@@ -352,9 +352,9 @@ class Run:
         )
 
     def _part(self) -> None:
-        """Gloo's threads abort a process whose interpreter they outlive; they end with the last who holds the group.
+        """Releases the group: Gloo's threads end with its last reference, and abort a process if they outlive it.
 
-        After an error they may be in the middle of something, and are not waited for.
+        After an error the threads may be busy, and are not waited for.
         """
         self._group.close()
         model = self._stepping.model
@@ -366,7 +366,7 @@ class Run:
 
 
 def _name_of_buffer_option(wrapper: Any) -> str:
-    """PyTorch has renamed it, and warns of the old name."""
+    """PyTorch renamed this option, and warns about the old name."""
     new = "forward_sync_buffers"
     return new if new in inspect.signature(wrapper).parameters else "broadcast_buffers"
 
@@ -389,7 +389,7 @@ def _seed(seed: int) -> None:
 
 
 def _metrics_path(output: Path, rank: int) -> Path:
-    """A file has one writer: it can then be followed by its length."""
+    """The file of this rank. One writer per file lets the agent follow it by its length."""
     return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
 
 

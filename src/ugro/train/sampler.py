@@ -1,7 +1,7 @@
-"""Which samples a rank takes in each step: every sample once per epoch, also when the shares change or a run resumes.
+"""Selects the samples of a rank in each step: every sample once per epoch, also when shares change or a run resumes.
 
-One order for all ranks, from the seed and the epoch; a cursor that moves by a global batch each step; and of each
-batch, a slice for every rank by the plan of that step. Nothing else has to be agreed on.
+All ranks use one order, from the seed and the epoch, and a cursor that advances by a global batch each step. Each rank
+takes a slice of the batch according to the plan of that step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _DUMMY_SAMPLES = 2  # one would be too few for a BatchNorm
 
 @dataclass(slots=True)
 class Schedule:
-    """Plans, each with the step from which it holds.
+    """Plans, each with the first step that it applies to.
 
-    ``lead`` steps are already on their way to loader processes when a plan is made, on every rank as many.
+    When a plan is made, ``lead`` steps are already being loaded, the same number on every rank.
     """
 
     first: Plan
@@ -29,13 +29,13 @@ class Schedule:
     _plans: deque[tuple[int, Plan]] = field(default_factory=deque)
 
     def change(self, plan: Plan, after_step: int) -> int:
-        """The first step that it holds for."""
+        """Adds a plan; returns the first step that it applies to."""
         holds_from = after_step + 1 + self.lead
         self._plans.append((holds_from, plan))
         return holds_from
 
     def at(self, step: int) -> Plan:
-        """Of steps that are asked for in their order."""
+        """The plan of a step. Steps must be requested in order."""
         while self._plans and self._plans[0][0] <= step:
             self.first = self._plans.popleft()[1]
         return self.first
@@ -49,7 +49,7 @@ class Slice:
     shares: tuple[int, ...]
     own: int
     micro_batches: int
-    cursor: int  # behind this batch
+    cursor: int  # after this batch
     indices: list[int]
 
     @property
@@ -59,7 +59,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come; ``cursor`` counts the samples of the epoch that steps have used."""
+    """The progress of a run; ``cursor`` counts the samples of the epoch that steps have used."""
 
     seed: int = 0
     epoch: int = 0
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the samples of an epoch follow each other, and in which batches."""
+    """The order of the samples of an epoch, and its batches."""
 
     samples: int
     global_batch: int
@@ -103,7 +103,7 @@ def slices(order: Order, schedule: Schedule, progress: Progress, rank: int) -> I
         shares = plan.share_of(total)
         begin = cursor + sum(shares[:rank])
         indices = permutation[begin : begin + shares[rank]].tolist()
-        # Who gets nothing of a short last batch takes part all the same, with a weight of zero.
+        # A rank without samples of a short last batch still takes part, with weight zero.
         dummies = permutation[cursor : cursor + min(_DUMMY_SAMPLES, total)].tolist()
         cursor += total
         yield Slice(step, shares, shares[rank], plan.micro_batches[rank], cursor, indices or dummies)

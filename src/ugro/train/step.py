@@ -1,4 +1,4 @@
-"""A step as a ``with`` block: the script computes, and this knows what its loss counts and when all is done."""
+"""A step as a ``with`` block: weights the loss, and notes when forward and backward are done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ugro.train.memory import is_out_of_memory
 from ugro.train.pieces import pieces, sizes
 from ugro.train.stepping import Stepping
 
-_HINT = "a with block cannot be done again; run.step(loss_fn, batch) retries with fewer samples at once"
+_HINT = "a with block cannot be repeated; run.step(loss_fn, batch) retries with fewer samples at once"
 
 
 class Step:
@@ -33,20 +33,20 @@ class Step:
 
     @property
     def weight(self) -> float:
-        """For whoever calls backward himself: the loss times this."""
+        """The factor of the loss for scripts that call backward themselves."""
         return self._stepping.weight(self._samples)
 
     def loss(self, value: Any) -> Any:
-        """The mean over the samples that this rank was given, unchanged: forward is done."""
+        """Returns the mean loss of this rank unchanged, and notes the end of forward."""
         self._stepping.forward_done(value)
         return value
 
     def backward(self, loss: Any, *, samples: int | None = None, scaler: Any = None) -> None:
-        """Of a mean loss: over this rank's share, or over ``samples`` of it when there are several backwards."""
+        """Backward of a mean loss over this rank's share, or over ``samples`` of it with several backwards."""
         self._stepping.backward(loss, self._samples if samples is None else samples, scaler)
 
     def micro_batches(self, batch: Any, count: int | None = None) -> Iterator[Any]:
-        """Parts of the batch, one after the other; gradients travel with the last one only."""
+        """Parts of the batch, one after the other; gradients are exchanged with the last one only."""
         slice_ = self._stepping.slice
         planned = 1 if slice_ is None else slice_.micro_batches
         present = pieces(batch, None)

@@ -1,4 +1,4 @@
-"""One step after the other on this rank: how much it takes of each, when its parts happened, what all then know."""
+"""The steps of this rank: its share, the times of its parts, and the exchange of measurements."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Stepping:
         self.balance = balance
         self.progress = progress
         self.company = Company()
-        self.model: Any = None  # as wrapped; its hook tells when the last gradients are ready
+        self.model: Any = None  # as wrapped; its hook notes when the last gradients are ready
         self.slice: Slice | None = None
-        self.cap: int | None = None  # samples that this device holds at once, as far as it was found out
+        self.cap: int | None = None  # samples that fit into this device, if known
         self.is_out_of_memory = False
         self.is_asked_to_stop = False
         self.tracer: Tracer | None = None
-        self.stops = False  # all ranks know of it, and stop behind the same step
+        self.stops = False  # all ranks know it, and stop after the same step
         self._history = history
         self._gathering: Gathering | None = None
         self._moments: Moments | None = None
@@ -49,7 +49,7 @@ class Stepping:
         self.slice = None
 
     def disturb(self) -> None:
-        """The time until the next step is not a rank's own: all did something else together."""
+        """Excludes the time until the next step from the rank's own time: all ranks did something else."""
         self._is_clean = False
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -67,14 +67,14 @@ class Stepping:
         step = self.progress.step if slice_ is None else slice_.step
         moments = Moments(step, 0 if slice_ is None else slice_.own, micro_batches)
         moments.data_s, self._data_s = self._data_s, 0.0
-        # Without our hook, nobody can tell computing from waiting.
+        # Without our hook, computing and waiting cannot be separated.
         moments.is_clean, self._is_clean = self._is_clean and (self.is_hooked or self.group.ranks == 1), True
         self.company.is_dummy, self.company.waited_s = self.is_dummy, 0.0
         self._moments = self._history.begin(moments)
         return self._moments
 
     def weight(self, samples: int | None = None) -> float:
-        """What the mean loss over ``samples`` of this rank counts, so that the mean over ranks is that of the batch."""
+        """The weight of a mean loss over ``samples``, such that the mean over ranks is that of the batch."""
         if self.slice is None:
             return 1.0
         if self.is_dummy:
@@ -103,7 +103,7 @@ class Stepping:
             self._moments.synced = self._history.clock.now()
 
     def bucket(self, bucket: Any, reduce: Any) -> Any:
-        """DDP has gradients for the others, on all ranks in the same order; with the last ones, all is ready."""
+        """DDP's hook, called with a bucket of gradients, in the same order on all ranks."""
         is_last = self._moments is not None and bucket.is_last()
         if is_last:
             assert self._moments is not None
@@ -126,13 +126,13 @@ class Stepping:
         self._gathering = self.group.gather(word.numbers())
 
     def finish(self) -> Verdict:
-        """All ranks know the same now; every rank comes here once per step."""
+        """Called once per step on every rank, when all ranks have the same measurements."""
         moments, self._moments = self._moments, None
         if self._gathering is None:
             if moments is None or (moments.ready is None and not self.is_out_of_memory):
                 return Verdict(stops=False, repeats=False)  # there was no backward
             self._tell()
-        if moments is not None and moments.synced is None:  # somebody else called backward
+        if moments is not None and moments.synced is None:  # another library called backward
             moments.synced = self._history.clock.now()
         gathering, self._gathering = self._gathering, None
         assert gathering is not None
@@ -154,4 +154,4 @@ class Stepping:
         was_tracing = tracer.is_tracing
         tracer.after_step(step, asked)
         if was_tracing or tracer.is_tracing:
-            self.disturb()  # recording takes its time, and not equally much everywhere
+            self.disturb()  # recording takes time, and not the same on every rank

@@ -1,4 +1,4 @@
-"""What a rank is told by its environment: who it is among the others, and where its files go."""
+"""Reads the environment of a rank: its number, the other ranks, and its folders."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Surroundings:
     resume: Path | None
     mode: Mode
     speeds: tuple[float, ...]
-    run_folder: Path | None = None  # of this attempt on this node, where UGRO leaves a word for us
+    run_folder: Path | None = None  # of this attempt on this node, where UGRO writes requests
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Surroundings:
-        """Without a launcher, one rank; without UGRO, a folder here."""
+        """Without a launcher there is one rank; without UGRO, output goes to a local folder."""
         output = Path(env.get("UGRO_OUTPUT") or _OUTPUT).absolute()
         resume = env.get("UGRO_RESUME_DIR")
         return cls(
@@ -53,7 +53,7 @@ def mode(name: str) -> Mode:
     try:
         return Mode(name)
     except ValueError:
-        raise UsageError(f"no way to balance: {name!r}", hint=f"one of {', '.join(Mode)}") from None
+        raise UsageError(f"unknown balance mode {name!r}", hint=f"one of {', '.join(Mode)}") from None
 
 
 def _whole(env: Mapping[str, str], name: str, default: int) -> int:
@@ -70,4 +70,4 @@ def _speeds(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise UsageError(f"UGRO_SPEEDS is not a list of numbers: {text!r}", hint="such as 1,0.5,0.25") from None
+        raise UsageError(f"UGRO_SPEEDS is not a list of numbers: {text!r}", hint="example: 1,0.5,0.25") from None

@@ -1,6 +1,6 @@
-"""What ranks tell each other in every step: some numbers, sent along with the last gradients, there when those are.
+"""The measurements that ranks exchange in every step, together with the last gradients.
 
-So nobody waits for them, and after each step all ranks know the same.
+No rank waits for them additionally, and after each step all ranks have the same numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _STOP, _OUT_OF_MEMORY, _UNCLEAN = 1, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Of one rank. What follows a step is told with the next one; on a GPU, everything a step later."""
+    """The numbers of one rank. Times after a step are sent with the next one; on a GPU, all times a step later."""
 
     stops: bool = False
     is_out_of_memory: bool = False
     is_clean: bool = True
     cap: int | None = None
-    step: int = -1  # that it tells of; -1 for none
+    step: int = -1  # the measured step; -1 for none
     share: int = 0
     micro_batches: int = 1
     own_s: float = 0.0
@@ -31,9 +31,9 @@ class Word:
     forward_s: float = 0.0
     backward_s: float = 0.0
     loss: float = math.nan
-    tail_s: float = 0.0  # of the step before that: from ready to synchronised
+    tail_s: float = 0.0  # of the previous step: from ready to synchronised
     optimizer_s: float = 0.0  # the same
-    trace_steps: int = 0  # that somebody asked the main rank to record, from the next one on
+    trace_steps: int = 0  # steps to record from the next one on, as requested from the main rank
 
     def numbers(self) -> list[float]:
         flags = _STOP * self.stops + _OUT_OF_MEMORY * self.is_out_of_memory + _UNCLEAN * (not self.is_clean)
@@ -74,13 +74,13 @@ class History:
         return self._steps[-1] if self._steps else None
 
     def end(self) -> None:
-        """The newest step is over, if it was not already."""
+        """Ends the newest step, if it has not ended."""
         latest = self.latest
         if latest is not None and latest.ended is None and latest.synced is not None:
             latest.ended = self.clock.now()
 
     def word(self, *, stops: bool, is_out_of_memory: bool, cap: int | None, trace_steps: int = 0) -> Word:
-        """Of the newest step whose moments can be read, and of the one before it."""
+        """The numbers of the newest step whose moments can be read, and of the one before it."""
         measured, finished = self._at(-1 - self.clock.lag), self._at(-2 - self.clock.lag)
         if measured is None or is_out_of_memory:
             return Word(stops, is_out_of_memory, False, cap, trace_steps=trace_steps)

@@ -1,8 +1,8 @@
-"""A trace of some steps by torch's own profiler, when somebody asks for it while the training runs.
+"""Records a trace of some steps with torch's profiler, on request while the training runs.
 
-The agent puts a word into a file of the run's folder on the node. The main rank looks at it once a second at most,
-and tells the others along with its numbers: all ranks record the same steps, and none waits for another one.
-Whatever goes wrong here is written where the trace would be, and the training goes on.
+The agent writes a request to a file in the run's folder on the node. The main rank checks it at most once per second
+and sends it to the others with its measurements, so all ranks record the same steps without waiting for each other.
+Errors are written where the trace would be, and the training continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAILURES = (ImportError, OSError, RuntimeError, ValueError, TypeError, Attribut
 
 class Tracer:
     def __init__(self, run_folder: Path | None, run_name: str, output: Path, rank: int, is_cuda: bool) -> None:
-        """Without a folder of the run, which UGRO makes, nobody can ask."""
+        """Requests need the run's folder, which UGRO creates."""
         self._folder = run_folder
         self._run_name = run_name
         self._output = output / "traces"
@@ -45,7 +45,7 @@ class Tracer:
         return self._left > 0
 
     def asked(self) -> int:
-        """How many steps somebody wants; the same until it has begun."""
+        """The requested number of steps; the same until recording starts."""
         now = time.monotonic()
         if self._rank == 0 and self._folder is not None and now >= self._next_look:
             self._next_look = now + _LOOK_S
@@ -53,7 +53,7 @@ class Tracer:
         return self._asked
 
     def after_step(self, step: int, asked: int) -> None:
-        """``asked`` is what the main rank said in this step, on all ranks the same."""
+        """``asked`` is what the main rank sent in this step, the same on all ranks."""
         if self._left:
             self._left -= 1
             if self._left:
@@ -66,12 +66,12 @@ class Tracer:
             self._guarded(self._begin)
 
     def close(self) -> None:
-        """The training ends before the trace does: what there is, is kept."""
+        """The training ends before the trace: keeps what was recorded."""
         if self._left:
             self._left = 0
             self._end(is_last_moment=True)
 
-    # --- being asked --------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------
 
     def _look(self, path: Path) -> None:
         try:
@@ -97,7 +97,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
         profiler = profile(activities=activities)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a machine without a GPU is told so each time
+            warnings.simplefilter("ignore")  # torch warns each time if there is no GPU
             profiler.start()
         self._profiler = profiler
         atexit.register(self.close)
@@ -108,7 +108,7 @@ class Tracer:
 
     def _end(self, *, is_last_moment: bool) -> None:
         profiler, self._profiler = self._profiler, None
-        name = self._name  # of the next one, when this is written
+        name = self._name  # the next trace has another name
         atexit.unregister(self.close)
         if profiler is None or not self._guarded(profiler.stop):
             return
@@ -119,11 +119,11 @@ class Tracer:
         if is_last_moment:
             write()
         else:
-            # Not in the way of the next step. The interpreter waits for it at its end.
+            # In a thread, to not delay the next step. The interpreter waits for it at its end.
             threading.Thread(target=write, name="ugro trace").start()
 
     def _write(self, profiler: Any, name: str) -> None:
-        """Whole or not at all: what stands in the output folder is on its way home."""
+        """Complete or not at all, because UGRO collects the output folder meanwhile."""
         assert self._folder is not None
         self._output.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"trace.{name}.json.gz"

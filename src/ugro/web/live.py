@@ -1,6 +1,6 @@
 """The stream that keeps pages up to date: server-sent events, whose id is the number of the last event.
 
-A browser that was cut off says which one it has seen, and gets what came after it. Reports of nodes come anew.
+A browser that reconnects sends the id that it has seen and receives all events after it. Node reports are sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ugro.agent.api.responses import LiveResponse
 from ugro.core.errors import UgroError
 from ugro.core.support.codec import dumps
 
-_BEAT_S = 5.0
+_HEARTBEAT_S = 5.0
 _RETRY_MS = 1000
 _LARGEST = 1 << 53
 
@@ -31,7 +31,7 @@ def add_live(app: FastAPI, agent: Agent) -> None:
     ) -> Response:
         seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
         newest = await agent.store.ends.newest()
-        # Of another agent, whose numbers went further: nobody waits until ours do.
+        # A larger number is from another agent's database: start at our newest.
         begin = newest if seen is None else min(seen, newest)
         return LiveResponse(_events(agent, begin), "text/event-stream")
 
@@ -39,30 +39,30 @@ def add_live(app: FastAPI, agent: Agent) -> None:
 async def _events(agent: Agent, after: int) -> AsyncGenerator[bytes]:
     yield f"retry: {_RETRY_MS}\nid: {after}\n{_event('beat', {'now': time.time()})}".encode()
     try:
-        async with contextlib.aclosing(_with_beats(agent.watching.changes(after))) as batches:
+        async with contextlib.aclosing(_with_heartbeats(agent.monitoring.changes(after))) as batches:
             async for batch in batches:
                 yield "".join(batch).encode()
     except UgroError as error:
         yield _event("bye", error.to_wire()).encode()
 
 
-async def _with_beats(changes: AsyncGenerator[list[dict[str, Any]]]) -> AsyncGenerator[list[str]]:
-    """A page cannot tell silence from a cut cable: every few seconds there is a sign of life."""
-    coming: asyncio.Task[list[dict[str, Any]]] | None = None
+async def _with_heartbeats(changes: AsyncGenerator[list[dict[str, Any]]]) -> AsyncGenerator[list[str]]:
+    """Adds a heartbeat every few seconds, because a page cannot tell silence from a cut connection."""
+    pending: asyncio.Task[list[dict[str, Any]]] | None = None
     try:
         while True:
-            coming = coming or asyncio.ensure_future(anext(changes))
-            done, _ = await asyncio.wait([coming], timeout=_BEAT_S)
+            pending = pending or asyncio.ensure_future(anext(changes))
+            done, _ = await asyncio.wait([pending], timeout=_HEARTBEAT_S)
             if not done:
                 yield [_event("beat", {"now": time.time()})]
                 continue
-            lines = coming.result()
-            coming = None
+            lines = pending.result()
+            pending = None
             yield [f"id: {line['cursor']}\ndata: {dumps(line)}\n\n" for line in lines]
     finally:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait([coming])
+        if pending is not None:
+            pending.cancel()
+            await asyncio.wait([pending])
         await changes.aclose()
 
 

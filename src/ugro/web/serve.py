@@ -1,4 +1,4 @@
-"""The dashboard's own listener, beside the agent's socket: opened with the agent, and anew when its settings change."""
+"""The dashboard's listener, beside the agent's socket. It opens with the agent, and again when its settings change."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ugro.agent.server import Server
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
-from ugro.web.access import ONCE_S, Doors, Tokens
+from ugro.web.access import LINK_LIFETIME_S, AccessSettings, Tokens
 from ugro.web.app import create_web
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-_GOODBYE_S = 1
+_POLL_S = 0.5
+_SHUTDOWN_GRACE_S = 1
 _BACKLOG = 128
 
 
 async def serve_web(agent: Agent, api: FastAPI) -> None:
-    """Until the agent stops. What keeps the dashboard from opening, a bug of ours too, keeps no job from going on."""
+    """Serves until the agent stops. A dashboard that fails, even by a bug of ours, does not affect jobs."""
     while not agent.stopping.is_set():
         settings = agent.cluster.config.dashboard
         serving = asyncio.create_task(_serve(agent, api, settings), name="dashboard")
@@ -39,33 +39,33 @@ async def serve_web(agent: Agent, api: FastAPI) -> None:
         finally:
             serving.cancel()
         if (problem := serving.exception()) is not None:
-            agent.front.closed(_in_words(problem))
+            agent.dashboard.closed(_as_error(problem))
             await _until_changed(agent, settings)
 
 
-def _in_words(problem: BaseException) -> UgroError:
+def _as_error(problem: BaseException) -> UgroError:
     if isinstance(problem, UgroError):
-        log.warning("no dashboard: %s", problem)
+        log.warning("dashboard not available: %s", problem)
         return problem
-    log.error("the dashboard ended", exc_info=problem)
-    return UgroError("the dashboard ended by a fault of its own", hint="see: ugro agent logs")
+    log.error("the dashboard failed", exc_info=problem)
+    return UgroError("the dashboard failed", hint="see: ugro agent logs")
 
 
 async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
     if not settings.enabled:
-        raise NotAllowed("the dashboard is off", hint="set dashboard.enabled to true in the cluster file")
+        raise NotAllowed("the dashboard is disabled", hint="set dashboard.enabled to true in the cluster file")
     try:
         _try_certificate(settings)
         tokens = Tokens(agent.home.path / "dashboard.token")
         listener = _listen(settings)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise NotAllowed(f"the dashboard cannot be opened: {reason}", hint=_hint(settings)) from error
+        raise NotAllowed(f"cannot open the dashboard: {reason}", hint=_hint(settings)) from error
     with listener:
-        place = Place(settings, listener.getsockname()[1], tokens)
-        server = _server(create_web(agent, api, place.doors), settings)
-        log.info("dashboard at %s", place.url)
-        agent.front.opened(place.link)
+        endpoint = Endpoint(settings, listener.getsockname()[1], tokens)
+        server = _server(create_web(agent, api, endpoint.access), settings)
+        log.info("dashboard at %s", endpoint.url)
+        agent.dashboard.opened(endpoint.link)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve([listener]), name="serve the dashboard")
             await _until_changed(agent, settings)
@@ -78,9 +78,9 @@ def _server(app: FastAPI, settings: Dashboard) -> Server:
             app,
             log_config=None,
             lifespan="off",
-            timeout_graceful_shutdown=_GOODBYE_S,
+            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
             server_header=False,
-            access_log=False,  # its lines would have the words of links in them
+            access_log=False,  # its lines would contain sign-in links
             ssl_certfile=settings.certificate_file,
             ssl_keyfile=settings.key_file,
         )
@@ -88,7 +88,7 @@ def _server(app: FastAPI, settings: Dashboard) -> Server:
 
 
 def _try_certificate(settings: Dashboard) -> None:
-    """Before the server does: a file that is not there must be said."""
+    """Loads the certificate before the server does, so that a missing file is reported."""
     if settings.certificate_file is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(settings.certificate_file, settings.key_file)
@@ -102,7 +102,7 @@ def _hint(settings: Dashboard) -> str:
 async def _until_changed(agent: Agent, settings: Dashboard) -> None:
     while agent.cluster.config.dashboard == settings and not agent.stopping.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(agent.stopping.wait(), _LOOK_S)
+            await asyncio.wait_for(agent.stopping.wait(), _POLL_S)
 
 
 def _listen(settings: Dashboard) -> socket.socket:
@@ -115,9 +115,9 @@ def _listen(settings: Dashboard) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # Two agents of one user, or two users: each has a dashboard, and `ugro dashboard` knows where.
+            # Another agent, of this user or another, has the port. `ugro dashboard` prints the one in use.
             listener.bind((address[0], 0))
-            log.info("port %s is taken; the dashboard takes another", settings.port)
+            log.info("port %s is in use; the dashboard uses another", settings.port)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
@@ -125,8 +125,8 @@ def _listen(settings: Dashboard) -> socket.socket:
     return listener
 
 
-class Place:
-    """Where a dashboard is, and what lets people in."""
+class Endpoint:
+    """The address of an open dashboard, and its sign-in links."""
 
     def __init__(self, settings: Dashboard, port: int, tokens: Tokens) -> None:
         self._is_encrypted = settings.certificate_file is not None
@@ -137,15 +137,15 @@ class Place:
             host = settings.names[0] if settings.names else socket.gethostname()
         self.url = f"{scheme}://{host}:{port}"
         names = frozenset(name.lower() for name in (settings.host, *settings.names, *_own_names(self._is_open)))
-        # Cookies know hosts and not ports: two dashboards on one machine must not overwrite each other's.
-        self.doors = Doors(tokens, names, f"ugro_{port}", self._is_encrypted)
+        # Browsers keep cookies per host, not per port: two dashboards on one machine need different names.
+        self.access = AccessSettings(tokens, names, f"ugro_{port}", self._is_encrypted)
 
     def link(self) -> DashboardLink:
-        word = self.doors.tokens.link(time.time())
+        word = self.access.tokens.link(time.time())
         warning = None
         if self._is_open and not self._is_encrypted:
-            warning = "other machines can reach the dashboard and nothing is encrypted: who listens in can use it"
-        return DashboardLink(f"{self.url}/login?once={word}", ONCE_S, warning)
+            warning = "other machines can reach the dashboard and it is not encrypted: eavesdroppers can use it"
+        return DashboardLink(f"{self.url}/login?once={word}", LINK_LIFETIME_S, warning)
 
 
 def _own_names(is_open: bool) -> tuple[str, ...]:

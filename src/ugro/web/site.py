@@ -1,4 +1,4 @@
-"""What every page has in common: its templates, what they can say, and the frame around it."""
+"""What all pages share: templates, their filters, and the context of the base template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ugro
 from ugro.agent.agent import Agent
 from ugro.core.errors import UgroError
 from ugro.policy.nodes import health
-from ugro.web import words
+from ugro.web import formatting
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -35,22 +35,22 @@ class Site:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.filters |= {
-            "age": words.age,
-            "bytes": words.size,
-            "codes": words.codes,
-            "duration": words.duration,
-            "iso": words.iso,
-            "number": words.number,
-            "percent": words.percent,
+            "age": formatting.age,
+            "bytes": formatting.size,
+            "codes": formatting.codes,
+            "duration": formatting.duration,
+            "iso": formatting.iso,
+            "number": formatting.number,
+            "percent": formatting.percent,
         }
-        # For all templates and without an import; what macros need comes before them.
+        # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
         self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": _user()}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
-        """``cli`` in the context is the page's command line equivalent; ``request`` is what was asked."""
+        """``cli`` in the context is the equivalent command."""
         theme = request.cookies.get(THEME_COOKIE)
-        frame = {
+        base = {
             "request": request,
             "path": request.url.path,
             "theme": theme if theme in THEMES else None,
@@ -60,20 +60,20 @@ class Site:
             "version": ugro.__version__,
             "cli": None,
         }
-        page = self._templates.get_template(template).render(frame | context)
+        page = self._templates.get_template(template).render(base | context)
         return HTMLResponse(page, status)
 
     async def error(self, request: Request, error: UgroError, status: int) -> Response:
         title = HTTPStatus(status).phrase.lower()
         return await self.render(request, "error.html", status=status, title=title, error=error)
 
-    def stranger(self) -> Response:
-        """For whoever has no cookie: no word of the cluster."""
+    def sign_in(self) -> Response:
+        """For browsers without a cookie. It shows nothing of the cluster."""
         page = self._templates.get_template("login.html").render(theme=None, version=ugro.__version__)
         return HTMLResponse(page, 401)
 
     def welcome(self, to: str) -> Response:
-        """A page and not a redirect: along one that began elsewhere, browsers hold a strict cookie back."""
+        """A page instead of a redirect: browsers do not send a strict cookie on a redirect from another site."""
         return HTMLResponse(self._templates.get_template("welcome.html").render(to=to))
 
 

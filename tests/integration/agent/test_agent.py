@@ -172,7 +172,7 @@ def test_a_busy_agent_of_another_version_is_left_to_its_work(ugro: Ugro, cluster
         assert running.stdout.readline() == "n001 | begun\n"
         answer = ugro("health")
         assert answer.returncode == 6
-        assert f"the agent is of version {OLD}, this is {package.__version__}" in answer.stderr
+        assert f"the agent has version {OLD}, this is {package.__version__}" in answer.stderr
         assert "1 running command" in answer.stderr
         assert "ugro agent stop" in answer.stderr
         (cluster["n001"].home / "go").touch()
@@ -344,7 +344,7 @@ def test_the_agent_can_be_stopped_when_its_cluster_file_is_gone(ugro: Ugro, tmp_
     assert ugro("agent", "start").returncode == 0
     ugro.cluster.unlink()
     assert ugro("agent", "status").returncode == 0
-    assert ugro("agent", "stop").stderr == "the agent has ended\n"
+    assert ugro("agent", "stop").stderr == "the agent has stopped\n"
 
 
 def test_logs_show_the_last_lines_and_follow_also_into_a_new_file(ugro: Ugro) -> None:

@@ -91,7 +91,7 @@ def test_a_broken_edit_is_reported_by_every_command_and_changes_nothing(ugro: Ug
         answer = ugro(*words)
         assert answer.returncode == 0
         assert answer.stderr.count(f"warning: {message}") == 1, answer.stderr
-        assert "the last good configuration stays in force" in answer.stderr
+        assert "the last valid configuration stays in use" in answer.stderr
         assert "hint:  did you mean transport?" in answer.stderr
     assert names(ugro) == ["one", "two"]
     assert status(ugro)["config_error"] == message
@@ -147,7 +147,7 @@ def test_one_agent_serves_one_cluster_file_however_it_is_spelt(ugro: Ugro, tmp_p
     assert relative.returncode == 0, relative.stderr
     refused = ugro("health", cwd=tmp_path / "other")
     assert refused.returncode == 6
-    assert f"serves {tmp_path}/first/cluster.yaml, not {tmp_path}/other/cluster.yaml" in refused.stderr
+    assert f"uses {tmp_path}/first/cluster.yaml, not {tmp_path}/other/cluster.yaml" in refused.stderr
     assert "ugro agent stop" in refused.stderr
     assert ugro("health", cwd=tmp_path).returncode == 0, "a folder without a file takes the agent as it is"
 

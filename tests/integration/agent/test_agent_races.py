@@ -109,7 +109,7 @@ def test_stopping_is_done_when_the_agent_that_was_asked_is_gone(ugro: Ugro) -> N
         assert ugro("agent", "start").returncode == 0
         os.kill(stopper.pid, signal.SIGCONT)
         _, said = stopper.communicate(timeout=30)
-    assert (stopper.returncode, said) == (0, b"the agent has ended\n")
+    assert (stopper.returncode, said) == (0, b"the agent has stopped\n")
     assert is_alive(agent_pid(ugro))
 
 

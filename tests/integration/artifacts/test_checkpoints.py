@@ -20,7 +20,7 @@ from ugro.core.errors import RemoteFailure
 from ugro.core.node import NodeSpec
 from ugro.core.plan import NodePlan, RankPlan
 from ugro.nodes.files import Found, NodeFiles, Where
-from ugro.nodes.runs import Identity, Order, Runs
+from ugro.nodes.runs import Identity, Runs, RunStart
 
 MIB = 1 << 20
 
@@ -223,7 +223,7 @@ async def test_the_nodes_forget_a_job_but_not_while_it_runs(rig: Rig) -> None:
         runs = Runs(node, Identity(AGENT, 1), 5, 10)
         plan = NodePlan("n2", (RankPlan(0, 0, ("sleep", "7773"), ()),))
         try:
-            await runs.start(Order(7, 2, plan, {}))
+            await runs.start([RunStart(7, 2, plan, {})])
             assert await checkpoints.drop_on(job(2), ["n1", "n2", "unknown"]) == ("n2",)
             await runs.stop(7, 2, "test", 1)
         finally:

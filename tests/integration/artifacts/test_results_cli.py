@@ -108,7 +108,7 @@ def test_results_are_shown_and_copied_and_what_differs_is_not_written_over(
     ugro: Ugro, failed: str, tmp_path: Path
 ) -> None:
     shown = ugro("results", failed).stdout
-    assert "all here" in shown
+    assert "complete" in shown
     assert "at best 0.3333" in shown
     target = tmp_path / "pulled"
     assert ugro("results", failed, "--pull", str(target)).returncode == 0
@@ -154,7 +154,7 @@ def test_rm_frees_the_space_here_and_on_the_nodes_and_keeps_the_logs(ugro: Ugro,
     assert {file["name"] for node in made["nodes"] for file in node["left"]} == {
         "checkpoints/step_1", "checkpoints/step_2",
     }  # fmt: skip
-    assert "2 files, 4 B stayed there (results.checkpoints is last 1)" in ugro("results", "frees").stdout
+    assert "2 files, 4 B left on the node (results.checkpoints is last 1)" in ugro("results", "frees").stdout
     kept = [path for node in farm.nodes for path in node.home.glob("grid_workspace/.ugro/agents/*/kept/*")]
     assert len(kept) == 1
     assert ugro("results", "frees", "--rm").returncode != 0, "it asks, and nobody answers"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,64 +14,10 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
+from tests.rig.terminal import PROMPT, Screen
 from tests.rig.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux draws the terminal, and is not installed")
-
-PROMPT = "ready>"
-
-
-class Screen:
-    """A shell in a terminal of a given size."""
-
-    def __init__(self, ugro: Ugro, folder: Path, columns: int, lines: int) -> None:
-        self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
-        variables = {**ugro.environment({"PS1": f"{PROMPT} ", "TERM": "xterm-256color"})}
-        variables["PATH"] = f"{Path(ugro.argv()[0]).parent}:{variables['PATH']}"
-        size = ["-x", str(columns), "-y", str(lines)]
-        shell = ["env", "-u", "TMUX", "bash", "--norc", "--noprofile"]
-        self._run("new-session", "-d", *size, *shell, env=variables)
-        self._run("set-option", "-g", "window-size", "manual")
-        self.wait_for(PROMPT)
-
-    def type(self, text: str) -> None:
-        self._run("send-keys", "-l", text)
-        self._run("send-keys", "Enter")
-
-    def press(self, key: str) -> None:
-        self._run("send-keys", key)
-
-    def resize(self, columns: int, lines: int) -> None:
-        self._run("resize-window", "-x", str(columns), "-y", str(lines))
-
-    def text(self, *options: str) -> str:
-        return self._run("capture-pane", "-p", *options)
-
-    def rows(self) -> list[str]:
-        return [line.rstrip() for line in self.text().splitlines() if line.strip()]
-
-    def wait_for(self, pattern: str, timeout_s: float = 20) -> str:
-        """The screen once the pattern is on it; on failure the screen is what was seen last."""
-        seen = ""
-
-        def is_there() -> bool:
-            nonlocal seen
-            seen = self.text()
-            return re.search(pattern, seen, re.MULTILINE) is not None
-
-        try:
-            wait_until(is_there, timeout_s, pattern)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{seen}") from None
-        return seen
-
-    def close(self) -> None:
-        subprocess.run([*self._tmux, "kill-server"], capture_output=True, timeout=10, check=False)
-
-    def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
-        done = subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=10, env=env, check=True)
-        return done.stdout
-
 
 @pytest.fixture(scope="module")
 def farm() -> Iterator[SshdFarm]:
@@ -154,7 +99,7 @@ def test_what_is_waited_for_is_shown_and_gone_afterwards(screen: Screen, farm: S
     finally:
         farm["n003"].thaw()
     assert "have answered" not in shown
-    assert "asking the nodes" not in shown
+    assert "probing the nodes" not in shown
     assert re.search(r"^\?  n003  unreachable ", shown, re.MULTILINE)
 
 
@@ -162,7 +107,7 @@ def test_ctrl_c_while_waiting_for_nodes_ends_the_wait(screen: Screen, farm: Sshd
     farm["n003"].freeze()
     try:
         screen.type("clear; ugro health; echo code=$?")
-        screen.wait_for("2 of 3 nodes have answered|asking the nodes")
+        screen.wait_for("2 of 3 nodes have answered|probing the nodes")
         screen.press("C-c")
         shown = screen.wait_for("^code=130")
     finally:
@@ -176,7 +121,7 @@ def test_ctrl_c_on_a_running_command_ends_it_and_says_so(screen: Screen, farm: S
     screen.wait_for(r"(?s)n00[12] \| begun.*n00[12] \| begun")
     screen.press("C-c")
     shown = screen.wait_for("^code=130")
-    assert "ending it on the nodes (Ctrl-C again leaves at once)" in shown
+    assert "stopping it on the nodes (Ctrl-C again exits at once)" in shown
     assert "n001 ended by SIGTERM · n002 ended by SIGTERM" in shown
     assert screen.rows()[-1] == PROMPT
 
@@ -195,7 +140,7 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
 
 def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen, ugro: Ugro) -> None:
     screen.type("echo before; ugro top --interval 0.2; echo code=$?")
-    shown = screen.wait_for("no job runs or waits")
+    shown = screen.wait_for("no running or waiting jobs")
     assert re.search(r"3 of 3 nodes +0 running, 0 waiting", shown)
     assert [row.split()[1] for row in screen.rows() if row.startswith("✓")] == ["n001", "n002", "n003"]
     assert "before" not in shown, "it has the screen to itself"
@@ -209,10 +154,10 @@ def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen,
     screen.press("s")
     screen.wait_for("s sort: use")
     screen.press("Space")
-    screen.wait_for("space goes on")
+    screen.wait_for("space continue")
     assert ugro("cancel", "last").returncode == 0
     screen.press("Space")
-    screen.wait_for("no job runs or waits")
+    screen.wait_for("no running or waiting jobs")
     screen.press("q")
     assert "before" in screen.wait_for("^code=0")
 
@@ -233,7 +178,7 @@ def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> Non
 def test_ctrl_c_while_it_is_still_loading_ends_without_a_traceback(ugro: Ugro, tmp_path: Path) -> None:
     # Found before the real one, and interrupted in the middle of it.
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    done = ugro("--version", env={"PYTHONPATH": str(tmp_path)})
+    done = Ugro(ugro.home)("--version", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

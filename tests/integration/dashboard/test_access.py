@@ -236,7 +236,7 @@ def test_the_command_prints_a_link_and_says_when_there_is_no_dashboard(ugro: Ugr
     ugro("agent", "stop")
     refused = ugro("dashboard")
     assert refused.returncode == 6
-    assert "the dashboard is off" in refused.stderr
+    assert "the dashboard is disabled" in refused.stderr
 
 
 @pytest.mark.proof

@@ -16,7 +16,7 @@ from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashb
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from ugro.core.job import Job, JobState
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -57,7 +57,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     folder = tmp_path_factory.mktemp("gpus")
     env = ""
     if shutil.which("cc") is not None:
-        write_gpus(folder / "gpus", [PretendGpu()] * _RANKS)
+        write_gpus(folder / "gpus", [SimulatedGpu()] * _RANKS)
         env = f", env: {{UGRO_NVML_LIBRARY: {build_nvml_stub(folder)}, UGRO_PRETEND_GPUS: {folder}/gpus}}"
     node = f"nodes: {{here: {{transport: local, remote_root: '%(home)s/root'{env}}}}}\n"
     with dashboards(f"{node}dashboard: {{port: {_free_port()}}}\n") as found:
@@ -157,7 +157,7 @@ def test_a_waiting_job_says_for_whom_it_waits_and_starts_before_ones_eyes(
     _open(dashboard, page, job)
 
     expect(page.locator("#why")).to_contain_text(f"job {holder.id}")
-    page.locator(".log-status", has_text="nothing written yet").wait_for()
+    page.locator(".log-status", has_text="no output yet").wait_for()
     (tmp_path / "go").touch()
     _wait_for_state(page, "succeeded")
     _wait_for_line(page, "it runs now")
@@ -333,7 +333,7 @@ def test_thousands_of_jobs_are_gone_through_by_pages_and_filtered(dashboard: Das
     expect(page).to_have_url(re.compile("after="))
     expect(ids).to_have_text(wanted[:50])
     page.goto(f"{dashboard.url}/jobs?state=queued&q=nobody")
-    page.get_by_text("No job is like that.").wait_for()
+    page.get_by_text("No job matches the filter.").wait_for()
 
 
 # --- where the time goes ------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_many_nodes_are_a_map_and_a_page_of_the_worst(dashboard: Dashboard, page
 def test_the_other_nodes_are_on_other_pages_and_the_healthy_ones_come_last(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url)
     for beginning in (51, 101):
-        page.get_by_role("link", name="more →").click()
+        page.get_by_role("link", name="next →").click()
         expect(page.locator("[data-part=nodes]")).to_contain_text(re.compile(rf"{beginning}–\d+ of {COUNT}"))
     assert _names(page)[-2:] == list(HERE)
     expect(page).to_have_url(f"{dashboard.url}/?page=3")

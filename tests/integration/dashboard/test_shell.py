@@ -46,7 +46,7 @@ def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> No
     expect(queue).to_contain_text(f"job {first}")
     for job in (second, first):
         dashboard.client.jobs.cancel(job)
-    expect(queue).to_contain_text("No job waits")
+    expect(queue).to_contain_text("No queued jobs")
 
 
 @pytest.mark.proof
@@ -55,10 +55,10 @@ def test_a_node_is_drained_and_resumed_by_buttons(dashboard: Dashboard, page: Pa
     page.get_by_role("button", name="Drain").click()
     question = page.get_by_role("dialog")
     expect(question).to_contain_text("ugro node drain here")
-    question.get_by_role("button", name="Leave it").click()
+    question.get_by_role("button", name="Back").click()
     expect(page.get_by_role("button", name="Drain")).to_be_visible()
     page.get_by_role("button", name="Drain").click()
-    page.get_by_role("textbox", name="Why?").fill("new fan")
+    page.get_by_role("textbox", name="Reason").fill("new fan")
     page.keyboard.press("Enter")
     expect(page.locator(".head")).to_contain_text("drained new fan")
     assert dashboard.client.health(["here"])[0].drained == "new fan"
@@ -86,7 +86,7 @@ def test_the_nodes_are_filtered_and_the_address_says_how(dashboard: Dashboard, p
     nodes = page.locator("[data-part=nodes]")
     page.keyboard.press("/")
     page.keyboard.type("nowhere")
-    expect(nodes).to_contain_text("No node is like that")
+    expect(nodes).to_contain_text("No node matches")
     expect(page).to_have_url(f"{dashboard.url}/?q=nowhere")
     page.reload()
     is_live(page)

@@ -18,8 +18,8 @@ from ugro.agent.artifacts.output_store import OutputStore
 from ugro.agent.artifacts.output_sync import OutputSync, Run
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.results import ResultService
-from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.agent.tracking.scheduler_input import Live, SchedulerInput
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.files import Wanted
 from ugro.nodes.runs import Runs, RunStatus
@@ -59,22 +59,22 @@ class SlowRuns(Runs):
         return status
 
 
-class SlowWatch(RunWatch):
+class SlowWatch(RunTracker):
     def runs(self, node: str) -> Runs:
         runs = super().runs(node)
         return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)
 
 
-class SlowSnapshots(Snapshots):
+class SlowInput(SchedulerInput):
     pause: Pause
     passes = 0
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        SlowSnapshots.passes += 1
-        snapshot = await super().take(waiting, holding)
-        if all(node.unusable is None for node in snapshot.nodes):
+    async def take(self, live: Live) -> ClusterView:
+        SlowInput.passes += 1
+        view = await super().take(live)
+        if all(node.unusable is None for node in view.nodes):
             await self.pause()
-        return snapshot
+        return view
 
 
 @pytest.fixture
@@ -152,15 +152,15 @@ def test_the_answer_to_a_stop_that_comes_after_the_run_was_removed_does_not_brin
 @pytest.mark.proof
 def test_no_job_starts_on_a_node_that_was_drained_while_it_was_decided_where(place: EngineRig) -> None:
     async def work() -> None:
-        pause = SlowSnapshots.pause = Pause()
-        place.snapshots_type = SlowSnapshots
+        pause = SlowInput.pause = Pause()
+        place.scheduler_input_type = SlowInput
         async with place.agent() as (store, engine):
             job = await submitted(store, engine, command("true"))
             await pause.reached()
-            passes = SlowSnapshots.passes
+            passes = SlowInput.passes
             await store.drain("n1", "new fans")
             pause.is_over.set()
-            await seen_soon(lambda: SlowSnapshots.passes > passes, "it to be placed anew")
+            await seen_soon(lambda: SlowInput.passes > passes, "it to be placed anew")
             assert (await store.jobs.get(job.id)).state is JobState.QUEUED
             await store.resume("n1")
             assert (await until(store, job, is_final)).state is JobState.SUCCEEDED

@@ -10,16 +10,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
 from ugro.policy.scheduling.decision import Decision, Start
 from ugro.policy.scheduling.scheduler import schedule
@@ -33,10 +34,13 @@ _SILENT = "{transport: [sh, -c, 'exec sleep 60', sh]}"
 class World:
     store: Store
     cluster: Cluster
-    snapshots: Snapshots
+    scheduler_input: SchedulerInput
 
     async def take(self) -> ClusterView:
-        return await self.snapshots.take(await self.store.jobs.in_states({JobState.QUEUED}))
+        live = LiveJobs(self.store.jobs, lambda: None)
+        await live.read()
+        view = await self.scheduler_input.take(live)
+        return replace(view, waiting=tuple(live.queue), ended=live.queue.outcomes)
 
     async def view(self, name: str) -> NodeView:
         return next(node for node in (await self.take()).nodes if node.name == name)
@@ -66,11 +70,11 @@ async def world(folder: Path, nodes: str, *, connect_timeout: float = 10) -> Asy
     await store.open()
     cluster = Cluster(file)
     await cluster.start()
-    snapshots = Snapshots(store.jobs, cluster, HealthCheck(cluster, store))
+    scheduler_input = SchedulerInput(store.jobs, cluster, HealthCheck(cluster, store))
     try:
-        yield World(store, cluster, snapshots)
+        yield World(store, cluster, scheduler_input)
     finally:
-        await snapshots.close()
+        await scheduler_input.close()
         await cluster.inventory.close()
         await store.close()
 
@@ -79,7 +83,7 @@ def run(work: Coroutine[None, None, None]) -> None:
     asyncio.run(work)
 
 
-def gpu_env(folder: Path, library: Path, name: str, *gpus: PretendGpu) -> str:
+def gpu_env(folder: Path, library: Path, name: str, *gpus: SimulatedGpu) -> str:
     write_gpus(folder / f"{name}.gpus", gpus)
     return f"{{UGRO_NVML_LIBRARY: {library}, UGRO_PRETEND_GPUS: {folder}/{name}.gpus}}"
 
@@ -116,12 +120,12 @@ def test_what_fits_no_known_node_is_refused_only_when_none_is_unknown(tmp_path: 
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "n1") + local(tmp_path, "n2")) as here:
-            misfit = await here.snapshots.misfit(large)
+            misfit = await here.scheduler_input.misfit(large)
             assert misfit is not None, "it waited for their first answers"
             assert misfit.reason.startswith("no node has 90000 cores")
-            assert await here.snapshots.misfit(small) is None
+            assert await here.scheduler_input.misfit(small) is None
         async with world(tmp_path, local(tmp_path, "n1") + f"  silent: {_SILENT}\n", connect_timeout=0.5) as here:
-            assert await here.snapshots.misfit(large) is None
+            assert await here.scheduler_input.misfit(large) is None
 
     run(work())
 
@@ -147,11 +151,11 @@ def test_a_drain_counts_at_once_and_so_does_a_lost_link_until_it_is_back(tmp_pat
 
 def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: Path, library: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    busy = gpu_env(tmp_path, library, "gpu", PretendGpu(), PretendGpu(processes=((other.pid, 5),)))
+    busy = gpu_env(tmp_path, library, "gpu", SimulatedGpu(), SimulatedGpu(processes=((other.pid, 5),)))
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "cpu") + local(tmp_path, "gpu", busy)) as here:
-            await here.snapshots.first_answers()
+            await here.scheduler_input.first_answers()
             gpus = (await here.view("gpu")).gpus
             assert [gpu.is_foreign for gpu in gpus] == [False, True]
             await here.submit(Resources(gpus_per_node=ANY_GPUS))
@@ -165,11 +169,11 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
 
 @pytest.mark.proof
 def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Path) -> None:
-    env = gpu_env(tmp_path, library, "gpu", PretendGpu())
+    env = gpu_env(tmp_path, library, "gpu", SimulatedGpu())
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "gpu", env)) as here:
-            await here.snapshots.first_answers()
+            await here.scheduler_input.first_answers()
             job = await here.submit(Resources(gpus_per_node=1))
             placement = Placement((Share("gpu", (0,), cpus=1),))
             job = await here.store.jobs.start(job, placement, "free")
@@ -178,7 +182,7 @@ def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Pat
                 sys.executable, "-c", "input()", stdin=subprocess.PIPE, env=with_mark
             )
             try:
-                write_gpus(tmp_path / "gpu.gpus", [PretendGpu(memory_used_bytes=2**30, processes=((rank.pid, 5),))])
+                write_gpus(tmp_path / "gpu.gpus", [SimulatedGpu(memory_used_bytes=2**30, processes=((rank.pid, 5),))])
                 shown = await here.until("gpu", lambda view: view.cost > 0.2)
                 assert [gpu.is_foreign for gpu in shown.gpus] == [False]
                 job = await here.store.jobs.move(job, JobState.STOPPING, "over")
@@ -192,7 +196,7 @@ def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Pat
 
 
 def test_a_launch_right_after_the_start_waits_for_nodes_that_may_have_gpus(tmp_path: Path, library: Path) -> None:
-    env = gpu_env(tmp_path, library, "gpu", PretendGpu())
+    env = gpu_env(tmp_path, library, "gpu", SimulatedGpu())
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "cpu") + local(tmp_path, "gpu", env)) as here:

@@ -152,4 +152,4 @@ def test_an_exact_retry_runs_the_code_that_was_submitted_whatever_is_there_now(
 def test_one_job_has_nothing_to_be_compared_with(ugro: Ugro) -> None:
     refused = ugro("compare", "last")
     assert refused.returncode == 2
-    assert "nothing to be compared with" in refused.stderr
+    assert "at least two jobs" in refused.stderr

@@ -201,7 +201,7 @@ def test_a_job_that_waits_says_for_what(ugro: Ugro) -> None:
     assert re.search(r"is running: .*\n  on n1, for ", ugro("why", str(holder)).stdout)
     dry = ugro("run", *whole, "--dry-run", "true")
     assert "would wait: " in dry.stdout
-    assert "if nobody else were here" in dry.stdout
+    assert "if the cluster were idle" in dry.stdout
     assert "    true\n" in dry.stdout
     refused = ugro("retry", str(holder))
     assert (refused.returncode, f"ugro cancel {holder}" in refused.stderr) == (6, True)
@@ -306,7 +306,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(ugro: Ugro) -> None:
     attached.send_signal(signal.SIGINT)
     _, errors = attached.communicate(timeout=10)
     assert attached.returncode == 130
-    assert re.search(rb"detached: job (\d+) goes on; see: ugro logs \1 -f", errors)
+    assert re.search(rb"detached: job (\d+) keeps running; see: ugro logs \1 -f", errors)
     assert job_of(ugro, "status", "on")["state"] == "running"
     assert ugro("cancel", "--all").returncode == 0
     assert ugro("wait", "on").returncode == 130
@@ -315,7 +315,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(ugro: Ugro) -> None:
 def test_many_jobs_are_submitted_in_one_request(ugro: Ugro) -> None:
     with package.Client(home=ugro.home, cluster=ugro.cluster) as client:
         keys = [f"many {number}" for number in range(30)]
-        fields = [{"command": ["echo", str(number)]} for number in range(30)]
+        fields = [{"command": ["echo", str(number)], "sync": False} for number in range(30)]
         jobs = client.jobs.submit_many(fields, keys=keys)
         again = client.jobs.submit_many(fields, keys=keys)
         assert [job.id for job in again] == [job.id for job in jobs]

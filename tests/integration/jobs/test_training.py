@@ -1,4 +1,4 @@
-"""A real DDP training over real sshds: a rank is killed, and the loss at the end is what it would have been."""
+"""A real DDP training over real sshds ends with the loss of one process alone, also when a rank is killed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _EPOCHS = 4
 _LIMIT_S = 150
 
 
-@pytest.fixture(scope="module")
-def undisturbed_loss() -> str:
+def loss_alone(epochs: int) -> str:
     """One process, without UGRO: the same samples in the same order."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}
     done = subprocess.run(
-        [sys.executable, str(_SCRIPT), "--epochs", str(_EPOCHS)],
+        [sys.executable, str(_SCRIPT), "--epochs", str(epochs)],
         env={**os.environ, **alone},
         capture_output=True,
         text=True,
@@ -37,13 +36,25 @@ def undisturbed_loss() -> str:
     return _final_loss(done.stdout)
 
 
-@pytest.mark.proof
-@pytest.mark.timeout(400)
-def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(
-    ugro: Ugro, farm_of: Farms, undisturbed_loss: str
-) -> None:
+@pytest.fixture
+def nodes(ugro: Ugro, farm_of: Farms) -> None:
+    """Three sshds, with a Python that has PyTorch."""
     farm = farm_of(_NODES)
     ugro.cluster = farm.cluster_yaml(nodes={node.name: {"python": sys.executable} for node in farm.nodes})
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("nodes")
+def test_a_launch_on_three_nodes_ends_with_the_loss_of_one_process(ugro: Ugro) -> None:
+    done = ugro("launch", "--nodes", str(_NODES), str(_SCRIPT), "--", "--epochs", "1", timeout=_LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _final_loss(done.stdout) == loss_alone(1)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("nodes")
+def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(ugro: Ugro) -> None:
     launched = ugro(
         *("launch", "--detach", "--json", "--nodes", str(_NODES), str(_SCRIPT)),
         *("--", "--epochs", str(_EPOCHS), "--pause", "0.02"),
@@ -65,7 +76,7 @@ def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(
     resumed = re.search(r"resumed after epoch (\d)", log)
     assert resumed is not None, log
     assert int(resumed[1]) >= 1
-    assert _final_loss(log) == undisturbed_loss
+    assert _final_loss(log) == loss_alone(_EPOCHS)
 
 
 def _rank(job: str, rank: int) -> int:

@@ -131,7 +131,7 @@ def test_a_lab_that_is_up_stays_as_it_is_until_other_numbers_are_asked_for(ugro:
         ("--speeds 1,0", "'0' is not a speed"),
         ("--speeds 2", "'2' is not a speed"),
         ("--speeds fast", "'fast' is not a speed"),
-        ("--gpus 99", "0 to 16 pretend GPUs"),
+        ("--gpus 99", "0 to 16 simulated GPUs"),
     ],
 )
 def test_wrong_numbers_get_one_clear_error_and_make_nothing(ugro: Ugro, lab: Lab, words: str, said: str) -> None:
@@ -174,7 +174,7 @@ def test_a_lab_command_leaves_the_lab_to_another_that_is_at_work(ugro: Ugro, lab
         fcntl.flock(folder, fcntl.LOCK_EX)
         for word in ("up", "down"):
             done = ugro("lab", word)
-            assert (done.returncode, done.stderr.splitlines()[0]) == (6, "error: another lab command is at work here")
+            assert (done.returncode, done.stderr.splitlines()[0]) == (6, "error: another lab command is running")
     finally:
         os.close(folder)
 
@@ -353,7 +353,7 @@ def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro:
         env = dict(node["ranks"][0]["env"])
         assert env["UGRO_BALANCE"] == "static"
         assert sorted(float(speed) for speed in env["UGRO_SPEEDS"].split(","))[-1] == 1
-        assert env["UGRO_SPEEDS_SOURCE"] == "what is stated of such GPU models"
+        assert env["UGRO_SPEEDS_SOURCE"] == "vendor figures for the GPU models"
 
 
 @pytest.mark.proof

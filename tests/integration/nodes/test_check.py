@@ -19,6 +19,7 @@ from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
 from ugro.remote import wire
 from ugro.remote.checks import connectivity, ports, system
+from ugro.remote.messages import Connections
 
 _SOON_S = 5
 
@@ -65,7 +66,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def connect(port: int, *addresses: str, word: str = "hello", connect_s: float = 4) -> dict[str, Any]:
+def connect(port: int, *addresses: str, word: str = "hello", connect_s: float = 4) -> Connections:
     target = {"node": "here", "addresses": addresses or ["127.0.0.1"], "ports": [port], "word": word, "reply": "world"}
     return connectivity.connect({"targets": [target], "connect_s": connect_s, "settle_s": 0})
 
@@ -74,7 +75,8 @@ def test_a_listener_is_gone_with_its_node_program(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with local_link(tmp_path) as link:
             _, port = await port_of(link)
-            listener = ports.port_use(port)["pid"]
+            listener = ports.port_use(port).pid
+            assert listener is not None
             # Alone, as the kernel might, not with the rest of its process group.
             os.kill(parent_of(listener), signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: not answers(port), _SOON_S, "the listener to be gone")
@@ -104,22 +106,22 @@ def test_a_listener_believes_only_who_knows_the_word(tmp_path: Path) -> None:
         async with local_link(tmp_path) as link:
             _, port = await port_of(link)
             stranger = await asyncio.to_thread(connect, port, word="wrong")
-            assert stranger["reached"] == []
+            assert stranger.reached == ()
             friend = await asyncio.to_thread(connect, port, "127.0.0.2", "127.0.0.1")
-            addresses = {one["address"] for one in friend["reached"]}
+            addresses = {one.address for one in friend.reached}
             assert addresses & {"127.0.0.1", "127.0.0.2"}
-            assert {one["interface"] for one in friend["reached"]} == {"lo"}
-            assert 0 < friend["reached"][0]["connect_s"] < 4
+            assert {one.interface for one in friend.reached} == {"lo"}
+            assert 0 < friend.reached[0].connect_s < 4
 
     asyncio.run(scenario())
 
 
 def test_whoever_else_listens_is_not_taken_for_the_node() -> None:
     with listening() as port:
-        [silent] = connect(port, connect_s=0.2)["missed"]
-    assert silent["error"].startswith("no answer within 0.2")
-    refused = connect(free_port(), "127.0.0.1", "127.0.0.2")["missed"]
-    assert [entry["error"] for entry in refused] == ["Connection refused"] * 2
+        [silent] = connect(port, connect_s=0.2).missed
+    assert silent.error.startswith("no answer within 0.2")
+    refused = connect(free_port(), "127.0.0.1", "127.0.0.2").missed
+    assert [entry.error for entry in refused] == ["Connection refused"] * 2
 
 
 @pytest.mark.parametrize(
@@ -131,15 +133,15 @@ def test_a_port_that_somebody_listens_on_is_taken(family: socket.AddressFamily, 
             use = ports.port_use(port)
     except OSError:
         pytest.skip("no IPv6 here")
-    assert not use["is_free"]
-    assert use["pid"] == os.getpid()
+    assert not use.is_free
+    assert use.pid == os.getpid()
 
 
 def test_a_port_that_somebody_has_bound_is_taken_even_where_sharing_was_allowed() -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
-        assert not ports.port_use(holder.getsockname()[1])["is_free"]
+        assert not ports.port_use(holder.getsockname()[1]).is_free
 
 
 def test_a_port_with_the_remains_of_closed_connections_is_free() -> None:
@@ -153,13 +155,13 @@ def test_a_port_with_the_remains_of_closed_connections_is_free() -> None:
         port = listener.getsockname()[1]
     with socket.socket() as naive, pytest.raises(OSError, match="in use"):
         naive.bind(("0.0.0.0", port))
-    assert ports.port_use(port)["is_free"]
+    assert ports.port_use(port).is_free
 
 
 def test_a_privileged_port_says_why_it_cannot_be_used() -> None:
     if os.geteuid() == 0:
         pytest.skip("root may use any port")
-    assert ports.port_use(1)["error"] == "Permission denied"
+    assert ports.port_use(1).error == "Permission denied"
 
 
 def write(path: Path, text: str = "") -> None:
@@ -203,29 +205,29 @@ def test_logind_is_understood_as_its_files_are_read(tmp_path: Path, files: dict[
     write(tmp_path / "etc/systemd/logind.conf.d/00-root.conf", "[Login]\nKillExcludeUsers=\n")
     for path, text in files.items():
         write(tmp_path / path, text)
-    assert system.survival(str(tmp_path))["kills_processes"] is kills
+    assert system.survival(str(tmp_path)).kills_processes is kills
 
 
 def test_the_signs_of_systemd_and_of_a_lingering_user_are_seen(tmp_path: Path) -> None:
     found = system.survival(str(tmp_path))
-    assert (found["has_logind"], found["lingers"]) == (False, False)
+    assert (found.has_logind, found.lingers) == (False, False)
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    write(tmp_path / "var/lib/systemd/linger" / found["user"])
+    write(tmp_path / "var/lib/systemd/linger" / found.user)
     found = system.survival(str(tmp_path))
-    assert (found["has_logind"], found["lingers"]) == (True, True)
+    assert (found.has_logind, found.lingers) == (True, True)
 
 
 def test_root_is_left_alone_by_logind_unless_told_otherwise(tmp_path: Path) -> None:
     write(tmp_path / "etc/systemd/logind.conf", "[Login]\nKillUserProcesses=yes\n")
-    assert system.survival(str(tmp_path))["kills_processes"] is (os.geteuid() != 0)
+    assert system.survival(str(tmp_path)).kills_processes is (os.geteuid() != 0)
 
 
 def test_the_root_is_really_written_and_left_clean(tmp_path: Path) -> None:
     found = system.root(str(tmp_path))
-    assert found["error"] is None
-    assert found["free_bytes"] > 0
+    assert found.error is None
+    assert (found.free_bytes or 0) > 0
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert left == [".ugro/folder-id"]
-    assert system.root(str(tmp_path))["folder_id"] == found["folder_id"] != ""
+    assert system.root(str(tmp_path)).folder_id == found.folder_id != ""
     assert system._filesystem("/dev/shm") == "tmpfs"
-    assert system.root(str(tmp_path / "missing"))["error"] == "No such file or directory"
+    assert system.root(str(tmp_path / "missing")).error == "No such file or directory"

@@ -179,7 +179,7 @@ def test_a_broken_file_is_not_edited(ugro: Ugro) -> None:
 def test_a_drain_is_shown_counts_at_once_and_outlives_the_agent(ugro: Ugro) -> None:
     drained = ugro("node", "drain", "n001", "--reason", "the fan\x1b[31m is loud")
     assert drained.returncode == 0
-    assert drained.stderr == "n001 takes no new work; undo with: ugro node resume n001\n"
+    assert drained.stderr == "n001 takes no new jobs; undo with: ugro node resume n001\n"
     ugro("agent", "stop")
     note = "drained: the fan�[31m is loud"
     assert ugro("node", "ls").stdout.splitlines()[1].endswith(f"\t{note}")
@@ -234,7 +234,7 @@ def test_an_unknown_key_is_shown_and_accepted_only_when_told_to(strangers: tuple
     accepted = ugro("node", "trust", "n001", "--yes")
     assert accepted.returncode == 0, accepted.stderr
     address = f"[{farm['n001'].host}]:{farm['n001'].port}"
-    assert accepted.stderr.splitlines()[-1] == f"n001: {address} is known by {fingerprint(farm['n001'])}"
+    assert accepted.stderr.splitlines()[-1] == f"n001: accepted host key of {address}: {fingerprint(farm['n001'])}"
     assert farm.known_hosts.read_text() == f"{before}{address} {farm['n001'].public_key}\n"
     wait_until(lambda: ugro("node", "show", "n001").returncode == 0, 10, "the node to be reached")
     again = document(ugro, "node", "trust", "n001")["host_key"]
@@ -406,7 +406,7 @@ def test_without_a_place_for_keys_none_is_accepted(strangers: tuple[Ugro, SshdFa
     farm.ssh_config.write_text(farm.ssh_config.read_text().replace(f'"{farm.known_hosts}"', "/dev/null"))
     answer = ugro("node", "trust", "n001", "--yes")
     assert answer.returncode == 6
-    assert "ssh is told to keep no host keys" in answer.stderr
+    assert "ssh is configured to store no host keys" in answer.stderr
 
 
 def test_a_file_whose_path_has_a_blank_is_found(strangers: tuple[Ugro, SshdFarm]) -> None:

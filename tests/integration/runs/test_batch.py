@@ -1,4 +1,4 @@
-"""Many small runs in the hands of a keeper: each has the guards and the files of a run with its own supervisor.
+"""Many small runs that share a supervisor: each has the guards and the files of a run with its own supervisor.
 
 The judge is the ledger that the ranks write, and /proc; see ``tests.rig.ledger``.
 """
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests.rig.keeping import (
-    keeper_of,
     records,
     saying,
     spec_of,
     start,
+    supervisor_of,
     wanted,
 )
 from tests.rig.ledger import Ledger
@@ -32,20 +32,22 @@ from tests.rig.watcher import Watcher, comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote.clock import boot_id
-from ugro.remote.state.rundir import KEEPER_POINTS
+from ugro.remote.state.rundir import POINTS
 
-ENDS = ["supervisor.ending", "exit.written", "exit.renamed"]
-BEFORE_THE_CLAIM = KEEPER_POINTS[: KEEPER_POINTS.index("keeper.claimed")]
+# One that is shared waits for nothing, so also not for older attempts to end.
+SHARED_POINTS = [*POINTS[1 : POINTS.index("exit.renamed") + 1]]
+SHARED_POINTS.remove("supervisor.alone")
+BEFORE_THE_CLAIM = SHARED_POINTS[: SHARED_POINTS.index("supervisor.claimed")]
 
 
 # --- the plain life of many runs --------------------------------------------------------------------------------
 
 
-def test_many_runs_have_few_keepers_and_each_its_own_end_files_and_log(node: LocalNode) -> None:
+def test_many_runs_have_few_supervisors_and_each_its_own_end_files_and_log(node: LocalNode) -> None:
     link = node.link()
     texts = {str(number): f"text {number} ü\n" * number for number in range(30)}
     results = start(node, link, {job: saying(text) for job, text in texts.items()})
-    assert len({keeper_of(result) for result in results}) <= 2
+    assert len({supervisor_of(result) for result in results}) <= 2
     assert [result["run"]["job"] for result in results] == list(texts)
     assert {record["outcome"] for record in records(node, link).values()} == {"succeeded"}
     for job, text in texts.items():
@@ -65,7 +67,7 @@ def test_a_small_log_travels_with_the_end_and_is_what_the_file_holds(node: Local
     async def told() -> dict[str, Any]:
         watcher = Watcher(node, link)
         await watcher.until(lambda: bool(watcher.documents))
-        await node.acall(link, "start_many", runs=wanted(specs))
+        await node.acall(link, "start", runs=wanted(specs))
         await watcher.until(lambda: all(watcher.status(f"{job}.1") == "exited" for job in sizes))
         watcher.stream.cancel()
         return watcher.runs
@@ -80,7 +82,7 @@ def test_a_small_log_travels_with_the_end_and_is_what_the_file_holds(node: Local
             assert runs[f"{job}.1"]["logs"] == {"0": {"content": base64.b64encode(log).decode(), "size": size}}
 
 
-def test_what_a_keeper_tells_is_what_the_files_say(node: LocalNode) -> None:
+def test_what_a_supervisor_reports_is_what_the_files_say(node: LocalNode) -> None:
     link, other = node.link(), node.link()
     specs = {"1": saying("out"), "2": {"ranks": [{"rank": 0, "argv": ["sh", "-c", "echo ü >&2; exit 3"]}]}}
 
@@ -89,7 +91,7 @@ def test_what_a_keeper_tells_is_what_the_files_say(node: LocalNode) -> None:
         watchers = [Watcher(node, link), Watcher(node, other)]
         for watcher in watchers:
             await watcher.until(lambda watcher=watcher: bool(watcher.documents))  # type: ignore[misc]
-        await node.acall(link, "start_many", runs=wanted(specs))
+        await node.acall(link, "start", runs=wanted(specs))
         for watcher in [*watchers, Watcher(node, node_link)]:
             await watcher.until(
                 lambda watcher=watcher: [watcher.status(f"{job}.1") for job in specs] == ["exited"] * 2  # type: ignore[misc]
@@ -99,12 +101,12 @@ def test_what_a_keeper_tells_is_what_the_files_say(node: LocalNode) -> None:
         return found
 
     node_link = node.link()
-    by_keeper, by_kernel, first = node.wait(told())
-    assert by_keeper == by_kernel == first
-    assert by_keeper["2.1"]["exit"]["failure"]["tail"] == ["ü"]
+    by_supervisor, by_kernel, first = node.wait(told())
+    assert by_supervisor == by_kernel == first
+    assert by_supervisor["2.1"]["exit"]["failure"]["tail"] == ["ü"]
 
 
-def test_a_rank_of_a_keeper_sees_what_a_rank_of_a_supervisor_sees(node: LocalNode, ledger: Ledger) -> None:
+def test_a_rank_of_a_shared_supervisor_sees_what_a_rank_of_its_own_sees(node: LocalNode, ledger: Ledger) -> None:
     link = node.link(crash="no.such.point")
     start(node, link, {"17": spec_of(ledger, 0, "environment", env={"BOTH": "run"})})
     assert records(node, link)["17"]["outcome"] == "succeeded"
@@ -156,10 +158,10 @@ def test_each_run_of_a_batch_has_its_own_answer(node: LocalNode, ledger: Ledger)
     specs = {"1": saying("x"), "2": two, "3": saying("x"), "4": saying("x") | {"lease_s": 5}, "5": {"ranks": 7}}
     specs |= {"6": saying("x") | {"unheard": "of"}, "no name": saying("x"), "8": saying("x")}
     kinds = [result.get("error", {}).get("kind") for result in start(node, link, specs)]
-    assert kinds == [None, "usage", "fenced", "usage", "usage", "usage", "usage", None]
+    assert kinds == [None, None, "fenced", None, "usage", "usage", "usage", None]
     for runs in ([], wanted(specs) * 63, {"no": "list"}):
         with pytest.raises(RemoteFailure, match="1 to 500"):
-            node.call(link, "start_many", runs=runs)
+            node.call(link, "start", runs=runs)
 
 
 def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(node: LocalNode) -> None:
@@ -168,13 +170,11 @@ def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(nod
     with pytest.raises(RemoteFailure, match="restarted") as caught:
         node.call(link, "start", boot_id="another", **run)
     assert caught.value.cause == "other-boot"
-    [refused] = node.call(link, "start_many", boot_id="another", runs=[run])["results"]
-    assert refused["error"]["kind"] == "other-boot"
-    each = [{**run, "boot_id": "another"}, *wanted({"2": saying("x")})]
-    refused, taken = node.call(link, "start_many", runs=each, boot_id=boot_id())["results"]
+    each = [{**run, "boot_id": "another"}, *({**one, "boot_id": boot_id()} for one in wanted({"2": saying("x")}))]
+    refused, taken = node.call(link, "start", runs=each)["results"]
     assert (refused["error"]["kind"], taken["run"]["status"]) == ("other-boot", "running")
     records(node, link)
-    node.call(link, "remove_many", runs=[["2", 1]])
+    node.call(link, "remove", runs=[["2", 1]])
     assert node.call(link, "list")["runs"] == []
     node.call(link, "start", job="1", attempt=1, spec=saying("x"), boot_id=boot_id())
     assert records(node, link)["1"]["outcome"] == "succeeded"
@@ -188,7 +188,7 @@ def test_a_start_that_was_decided_for_another_folder_is_refused(node: LocalNode)
         node.call(link, "start", root="/elsewhere", **run)
     assert caught.value.cause == "other-root"
     each = [{**run, "root": "/elsewhere"}, *({**one, "root": link.machine.root} for one in wanted({"2": saying("x")}))]
-    refused, taken = node.call(link, "start_many", runs=each)["results"]
+    refused, taken = node.call(link, "start", runs=each)["results"]
     assert (refused["error"]["kind"], taken["run"]["status"]) == ("other-root", "running")
     assert set(records(node, link)) == {"2"}
 
@@ -199,8 +199,8 @@ def test_two_node_programs_that_start_the_same_runs_at_once_start_each_once(node
 
     async def both() -> list[dict[str, Any]]:
         runs = wanted(specs)
-        first = node.acall(links[0], "start_many", runs=runs)
-        return list(await asyncio.gather(first, node.acall(links[1], "start_many", runs=runs[::-1])))
+        first = node.acall(links[0], "start", runs=runs)
+        return list(await asyncio.gather(first, node.acall(links[1], "start", runs=runs[::-1])))
 
     for answer in node.wait(both()):
         assert {result["run"]["status"] for result in answer["results"]} == {"running"}
@@ -218,9 +218,9 @@ def test_of_two_starts_at_once_one_starts_the_rank(node: LocalNode, ledger: Ledg
     runs = wanted({"7": spec_of(ledger, 0, "sleep")})
 
     async def both() -> list[dict[str, Any]]:
-        slow = asyncio.create_task(node.acall(first, "start_many", runs=runs))
+        slow = asyncio.create_task(node.acall(first, "start", runs=runs))
         await node.stopped_at(point, slow)
-        quick = asyncio.create_task(node.acall(second, "start_many", runs=runs))
+        quick = asyncio.create_task(node.acall(second, "start", runs=runs))
         await asyncio.wait([quick], timeout=0.5)
         node.let_go(node.stopped())
         return list(await asyncio.gather(slow, quick))
@@ -233,26 +233,26 @@ def test_of_two_starts_at_once_one_starts_the_rank(node: LocalNode, ledger: Ledg
     ledger.expect_nothing_alive()
 
 
-def test_a_run_that_another_keeper_has_started_meanwhile_is_told_too(node: LocalNode) -> None:
-    """While a keeper has a run in hand, its node program does not look at it; this one hands it back."""
-    first, second = node.link(crash="keeper.locked:pause"), node.link()
-    keeper = keeper_of(start(node, second, {"1": saying("x")})[0])
+def test_a_run_that_another_supervisor_has_started_meanwhile_is_reported_too(node: LocalNode) -> None:
+    """While a supervisor has a run in hand, its node program does not look at it; this one hands it back."""
+    first, second = node.link(crash="supervisor.locked:pause"), node.link()
+    supervisor = supervisor_of(start(node, second, {"1": saying("x")})[0])
     runs = wanted({"7": saying("x")})
 
     async def story() -> None:
         watcher = Watcher(node, second)
         await watcher.until(lambda: bool(watcher.documents))
-        quick_one = asyncio.create_task(node.acall(first, "start_many", runs=runs))
-        [paused] = await node.stopped_at("keeper.locked", quick_one)
-        os.kill(keeper, signal.SIGSTOP)
-        slow_one = asyncio.create_task(node.acall(second, "start_many", runs=runs))
+        quick_one = asyncio.create_task(node.acall(first, "start", runs=runs))
+        [paused] = await node.stopped_at("supervisor.locked", quick_one)
+        os.kill(supervisor, signal.SIGSTOP)
+        slow_one = asyncio.create_task(node.acall(second, "start", runs=runs))
         await asyncio.sleep(0)
         await second.call("echo", {}, timeout_s=5)
         node.let_go([paused])
         await quick_one
         await comes((node.run_dir("7", 1) / "exit.json").exists)
         await watcher.is_quiet_for(0.2)
-        node.let_go([keeper])
+        node.let_go([supervisor])
         assert (await slow_one)["results"][0]["run"]["status"] == "exited"
         await watcher.until(lambda: watcher.status("7.1") == "exited")
         watcher.stream.cancel()
@@ -265,20 +265,20 @@ def test_a_newer_attempt_ends_the_older_and_the_older_never_starts_again(node: L
     start(node, link, {"7": spec_of(ledger, 0, "hostile")})
     wait_until(lambda: ledger.lines("ready"))
     runs = [{"job": "7", "attempt": attempt, "spec": spec_of(ledger, 0, "sleep")} for attempt in (2, 1)]
-    newer, older = node.call(link, "start_many", runs=runs)["results"]
+    newer, older = node.call(link, "start", runs=runs)["results"]
     assert newer["run"]["status"] == "running"
     assert older["error"]["kind"] in ("fenced", "conflict")
     assert ledger.alive_of(f"{AGENT}/7.1") == []
     node.call(link, "stop", job="7", attempt=2)
-    node.call(link, "remove_many", runs=[["7", 1], ["7", 2]])
+    node.call(link, "remove", runs=[["7", 1], ["7", 2]])
     [again] = start(node, link, {"7": spec_of(ledger, 0, "sleep")})
     assert again["error"]["kind"] == "fenced"
-    [third] = node.call(link, "start_many", runs=wanted({"7": spec_of(ledger, 0, "sleep")}, attempt=3))["results"]
+    [third] = node.call(link, "start", runs=wanted({"7": spec_of(ledger, 0, "sleep")}, attempt=3))["results"]
     assert (third["run"]["status"], third["run"]["attempt"]) == ("running", 3)
 
 
-@pytest.mark.parametrize("point", sample([*KEEPER_POINTS, *ENDS, "start.launched"], KEEPER_POINTS[-1], ENDS[0]))
-def test_after_a_kill_of_a_keeper_at_any_point_all_goes_on(node: LocalNode, ledger: Ledger, point: str) -> None:
+@pytest.mark.parametrize("point", sample([*SHARED_POINTS, "start.launched"], "supervisor.stated", "exit.written"))
+def test_after_a_kill_of_a_shared_supervisor_all_goes_on(node: LocalNode, ledger: Ledger, point: str) -> None:
     crashing = node.link(crash=f"{point}:pause")
     runs = wanted({"7": spec_of(ledger, 0, "polite", 0)})
 
@@ -286,25 +286,26 @@ def test_after_a_kill_of_a_keeper_at_any_point_all_goes_on(node: LocalNode, ledg
         life = asyncio.create_task(whole_life(node, crashing, runs))
         paused = await node.stopped_at(point, life)
         signal_all(signal.SIGKILL, paused if point != "start.launched" else [*node.pids(), *paused])
+        await node.kill_all_that_stop(life)
         with suppress(UgroError):
-            await asyncio.wait_for(life, 30)
+            await life
 
     node.wait(live_until_killed())
     sound = node.link()
     known = node.call(sound, "list")["runs"]
-    node.call(sound, "start_many", runs=runs)
-    [second] = node.call(sound, "start_many", runs=wanted({"7": spec_of(ledger, 0, "sleep")}, attempt=2))["results"]
+    node.call(sound, "start", runs=runs)
+    [second] = node.call(sound, "start", runs=wanted({"7": spec_of(ledger, 0, "sleep")}, attempt=2))["results"]
     assert second["run"]["status"] == "running", known
     wait_until(lambda: len(ledger.starts(f"{AGENT}/7.2")) == 1)
     assert ledger.alive_of(f"{AGENT}/7.1") == []
     for attempt in (1, 2):
         assert node.call(sound, "stop", job="7", attempt=attempt)["run"]["status"] in ("exited", "absent")
-    assert node.call(sound, "remove_many", runs=[["7", 1], ["7", 2]])["results"] == [{}, {}]
+    assert node.call(sound, "remove", runs=[["7", 1], ["7", 2]])["results"] == [{}, {}]
     ledger.expect_nothing_alive()
     assert os.listdir(node.run_dir("7", 1).parent) == []
 
 
 async def whole_life(node: LocalNode, link: Link, runs: list[dict[str, Any]]) -> None:
-    await node.acall(link, "start_many", runs=runs)
+    await node.acall(link, "start", runs=runs)
     await node.acall(link, "stop", job="7", attempt=1, grace_s=1)
-    await node.acall(link, "remove_many", runs=[["7", 1]])
+    await node.acall(link, "remove", runs=[["7", 1]])

@@ -1,4 +1,4 @@
-"""Many small runs in the hands of a keeper: who dies and who goes on, what they leave, what becomes of their folders.
+"""Many small runs that share a supervisor: who dies and who goes on, what they leave, what becomes of their folders.
 
 The judge is the ledger that the ranks write, and /proc; see ``tests.rig.ledger``.
 """
@@ -18,9 +18,7 @@ import pytest
 
 from tests.rig import disk
 from tests.rig.keeping import (
-    end_as_told,
-    keeper_of,
-    keepers,
+    end_as_reported,
     leaving,
     record_of,
     records,
@@ -28,6 +26,7 @@ from tests.rig.keeping import (
     spec_of,
     start,
     statuses,
+    supervisor_of,
     wanted,
 )
 from tests.rig.ledger import Ledger
@@ -44,7 +43,7 @@ NO_DISK = disk.available()
 # --- who dies, and who goes on ----------------------------------------------------------------------------------
 
 
-def test_with_a_killed_keeper_all_its_runs_are_dead_and_nothing_of_them_lives_on(
+def test_with_a_killed_supervisor_all_its_runs_are_dead_and_nothing_of_them_lives_on(
     node: LocalNode, ledger: Ledger
 ) -> None:
     link = node.link()
@@ -54,29 +53,29 @@ def test_with_a_killed_keeper_all_its_runs_are_dead_and_nothing_of_them_lives_on
     async def story() -> None:
         watcher = Watcher(node, link)
         await watcher.until(lambda: bool(watcher.documents))
-        answer = await node.acall(link, "start_many", runs=wanted(specs))
+        answer = await node.acall(link, "start", runs=wanted(specs))
         wait_until(lambda: len(ledger.lines("ready")) == 3)
         wait_until(lambda: len(ledger.entries()) == 15)
-        old.extend(keepers(node))
-        os.kill(keeper_of(answer["results"][0]), signal.SIGKILL)
+        old.extend(node.supervising())
+        os.kill(supervisor_of(answer["results"][0]), signal.SIGKILL)
         await watcher.until(lambda: [watcher.status(f"{job}.1") for job in specs] == ["dead"] * 3)
         watcher.stream.cancel()
 
     old: list[int] = []
     node.wait(story())
     ledger.expect_nothing_alive(5)
-    wait_until(lambda: not any(map(is_alive, old)), what="the warden to end")
+    wait_until(lambda: not any(map(is_alive, old)), what="the reaper to end")
     assert start(node, link, specs)[0]["run"]["status"] == "dead"
     for job in specs:
         record = node.call(link, "stop", job=job, attempt=1)["run"]["exit"]
         assert (record["outcome"], record["reason"]) == ("lost", "its supervisor was killed")
-    assert start(node, link, {"9": saying("another keeper")})[0]["run"]["status"] == "running"
+    assert start(node, link, {"9": saying("another supervisor")})[0]["run"]["status"] == "running"
 
 
 def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     [result] = start(node, link, {"1": spec_of(ledger, 0, "sleep")})
-    os.kill(keeper_of(result), signal.SIGSTOP)  # too slow to have seen it
+    os.kill(supervisor_of(result), signal.SIGSTOP)  # too slow to have seen it
     os.kill(result["run"]["state"]["ranks"][0]["pid"], signal.SIGKILL)
     record = node.call(link, "stop", job="1", attempt=1)["run"]["exit"]
     assert (record["outcome"], record["reason"]) == ("failed", "rank 0 ended with signal 9")
@@ -90,7 +89,7 @@ def test_runs_go_on_without_their_node_program_and_another_tells_how_they_ended(
     specs = {str(number): spec_of(ledger, number, "wait_for", go, number % 2) for number in range(12)}
 
     async def cut_in_the_middle() -> None:
-        call = asyncio.create_task(node.acall(link, "start_many", runs=wanted(specs)))
+        call = asyncio.create_task(node.acall(link, "start", runs=wanted(specs)))
         await comes(lambda: len(ledger.starts()) >= 4)
         node.kill_programs()
         with suppress(UgroError):
@@ -102,7 +101,7 @@ def test_runs_go_on_without_their_node_program_and_another_tells_how_they_ended(
     async def told() -> dict[str, Any]:
         watcher = Watcher(node, other)
         await watcher.until(lambda: bool(watcher.documents))
-        await node.acall(other, "start_many", runs=wanted(specs))
+        await node.acall(other, "start", runs=wanted(specs))
         assert all(watcher.status(f"{job}.1") in (None, "starting", "running") for job in specs)
         go.touch()
         await watcher.until(lambda: all(watcher.status(f"{job}.1") == "exited" for job in specs))
@@ -114,10 +113,10 @@ def test_runs_go_on_without_their_node_program_and_another_tells_how_they_ended(
     assert codes == [0, 1] * 6
     assert len(ledger.starts()) == 12
     other.close()
-    wait_until(lambda: not keepers(node), what="all keepers to end")
+    wait_until(lambda: not node.supervising(), what="all supervisors to end")
 
 
-def test_a_stop_reaches_a_keeper_from_any_node_program_and_no_other_run(node: LocalNode, ledger: Ledger) -> None:
+def test_a_stop_reaches_one_run_of_a_supervisor_from_any_node_program(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     specs = {str(number): spec_of(ledger, number, "polite", 0, grace_s=20) for number in range(3)}
     start(node, link, specs)
@@ -130,36 +129,36 @@ def test_a_stop_reaches_a_keeper_from_any_node_program_and_no_other_run(node: Lo
     assert statuses(node, other) == {"0": "running", "1": "exited", "2": "running"}
 
 
-def test_a_stopped_keeper_counts_as_alive_and_hears_a_stop(node: LocalNode, ledger: Ledger) -> None:
+def test_a_stopped_supervisor_counts_as_alive_and_hears_a_stop(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     [result] = start(node, link, {"7": spec_of(ledger, 0, "sleep")})
-    os.kill(keeper_of(result), signal.SIGSTOP)
+    os.kill(supervisor_of(result), signal.SIGSTOP)
     assert statuses(node, link) == {"7": "running"}
     assert node.call(link, "stop", job="7", attempt=1)["run"]["exit"]["outcome"] == "stopped"
 
 
-def test_a_keeper_that_is_asked_to_end_ends_all_its_runs_and_says_so(node: LocalNode, ledger: Ledger) -> None:
+def test_a_supervisor_that_is_asked_to_end_ends_all_its_runs_and_says_so(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     specs = {str(number): spec_of(ledger, number, "polite", 0, grace_s=20) for number in range(3)}
     [result, *_] = start(node, link, specs)
     wait_until(lambda: len(ledger.lines("ready")) == 3)
-    os.kill(keeper_of(result), signal.SIGTERM)
+    os.kill(supervisor_of(result), signal.SIGTERM)
     assert {record["outcome"] for record in records(node, link).values()} == {"interrupted"}
     assert len(ledger.lines("asked")) == 3
 
 
-def test_a_keeper_is_no_child_of_the_node_program_and_ends_with_it_when_it_has_no_run(node: LocalNode) -> None:
+def test_a_supervisor_is_no_child_of_the_node_program_and_ends_with_it_when_it_has_no_run(node: LocalNode) -> None:
     link = node.link()
     [program] = node.pids()
     [result] = start(node, link, {"7": saying("x")})
-    keeper = keeper_of(result)
-    assert len(keepers(node)) == 2
-    assert os.getsid(keeper) not in (os.getsid(program), keeper)
-    assert Path(f"/proc/{keeper}/cwd").readlink() == Path("/")
+    supervisor = supervisor_of(result)
+    assert len(node.supervising()) == 2
+    assert os.getsid(supervisor) not in (os.getsid(program), supervisor)
+    assert Path(f"/proc/{supervisor}/cwd").readlink() == Path("/")
     records(node, link)
     link.close()
-    wait_until(lambda: not keepers(node), 5, "the keeper and its warden to end")
-    assert os.listdir(node.run_dir("7", 1).parent.parent / "keepers") == []
+    wait_until(lambda: not node.supervising(), 5, "the supervisor and its reaper to end")
+    assert os.listdir(node.run_dir("7", 1).parent.parent / "supervisors") == []
 
 
 # --- the whole tree ends ----------------------------------------------------------------------------------------
@@ -231,8 +230,8 @@ def test_a_stubborn_run_and_a_flood_do_not_keep_others_waiting(node: LocalNode, 
     async def story() -> None:
         stopping = asyncio.create_task(node.acall(link, "stop", job="1", attempt=1, grace_s=30))
         await asyncio.sleep(0.2)
-        answer = await node.acall(link, "start_many", runs=wanted({"3": saying("quick")}))
-        assert keeper_of(answer["results"][0]) == keeper_of(started[0])
+        answer = await node.acall(link, "start", runs=wanted({"3": saying("quick")}))
+        assert supervisor_of(answer["results"][0]) == supervisor_of(started[0])
         await comes((node.run_dir("3", 1) / "exit.json").exists)
         assert not stopping.done()
         await node.acall(link, "stop", job="1", attempt=1, grace_s=0)
@@ -258,8 +257,8 @@ def test_a_full_disk_does_not_lose_how_a_kept_run_ended(tmp_path: Path, ledger: 
     try:
         link = node.link()
         node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
-        end_as_told(node, link, {"7": spec_of(ledger, 0, "say", "first\n", 0)})
-        node.call(link, "remove_many", runs=[["7", 1]])  # the next one has its folder
+        end_as_reported(node, link, {"7": spec_of(ledger, 0, "say", "first\n", 0)})
+        node.call(link, "remove", runs=[["7", 1]])  # the next one has its folder
         filling = spec_of(ledger, 0, "fill", tmp_path / "root" / "big", 7)
         filling["ranks"][0]["argv"] = ["sh", "-c", 'seq 5000; exec "$@"', "sh", *filling["ranks"][0]["argv"]]
         start(node, link, {"8": filling, "9": spec_of(ledger, 1, "sleep")})
@@ -283,12 +282,12 @@ def test_many_are_removed_at_once_and_each_says_why_not(node: LocalNode, ledger:
     start(node, link, {**specs, "40": spec_of(ledger, 0, "sleep")})
     wait_until(lambda: [status for status in statuses(node, link).values()].count("exited") == 40)
     asked = [[job, 1] for job in [*specs, "40", "41"]]
-    results = node.call(link, "remove_many", runs=asked)["results"]
+    results = node.call(link, "remove", runs=asked)["results"]
     assert results[:40] == [{}] * 40
     assert results[40]["error"]["kind"] == "alive"
     assert results[41] == {}
     assert list(statuses(node, link)) == ["40"]
-    assert node.call(link, "remove_many", runs=asked[:40])["results"] == [{}] * 40
+    assert node.call(link, "remove", runs=asked[:40])["results"] == [{}] * 40
     [refused] = start(node, link, {"3": specs["3"]})
     assert refused["error"]["kind"] == "fenced"
 
@@ -297,9 +296,9 @@ def test_a_run_has_nothing_of_the_one_that_had_its_folder_before(node: LocalNode
     link = node.link()
     loud = {"ranks": [{"rank": 0, "argv": ["sh", "-c", "seq 3000; exit 5"]}]}
     node.call(link, "remove", job="0", attempt=1)  # the first also sweeps, and uses nothing again
-    [result] = end_as_told(node, link, {"1": loud})
+    [result] = end_as_reported(node, link, {"1": loud})
     inode = node.run_dir("1", 1).stat().st_ino
-    node.call(link, "remove_many", runs=[["1", 1]])
+    node.call(link, "remove", runs=[["1", 1]])
     start(node, link, {"2": {"ranks": [{"rank": 0, "argv": ["sleep", "600"]}]}})
     folder = node.run_dir("2", 1)
     assert folder.stat().st_ino == inode
@@ -307,7 +306,7 @@ def test_a_run_has_nothing_of_the_one_that_had_its_folder_before(node: LocalNode
     assert json.loads((folder / "spec.json").read_text())["spec"]["ranks"][0]["argv"] == ["sleep", "600"]
     assert not (folder / "exit.json").exists()
     assert statuses(node, link) == {"2": "running"}
-    os.kill(keeper_of(result), signal.SIGKILL)
+    os.kill(supervisor_of(result), signal.SIGKILL)
     record = node.call(link, "stop", job="2", attempt=1)["run"]["exit"]
     assert (record["outcome"], record["failure"]) == ("lost", None)
     assert (folder / "logs" / "rank_0.log").read_bytes() == b""
@@ -319,7 +318,7 @@ def test_what_a_power_cut_brings_back_of_another_run_is_not_believed(node: Local
     [result] = start(node, link, {"1": {"ranks": [{"rank": 0, "argv": ["sleep", "600"]}]}, "2": saying("x")})[:1]
     wait_until((node.run_dir("2", 1) / "exit.json").exists)
     content = (node.run_dir("2", 1) / name.replace("reserve", "json")).read_bytes()
-    os.kill(keeper_of(result), signal.SIGKILL)
+    os.kill(supervisor_of(result), signal.SIGKILL)
     wait_until(lambda: statuses(node, link)["1"] == "dead")
     (node.run_dir("1", 1) / name).write_bytes(content)
     [found] = [run for run in node.call(link, "list")["runs"] if run["job"] == "1"]
@@ -346,10 +345,10 @@ def test_a_folder_that_a_run_has_changed_goes_to_no_other(node: LocalNode, tmp_p
     Path(f"{kept}.d").mkdir()
     argv = ["sh", "-c", f"echo precious; {script.format(kept=kept)}"]
     node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
-    end_as_told(node, link, {"1": {"ranks": [{"rank": 0, "argv": argv}]}})
+    end_as_reported(node, link, {"1": {"ranks": [{"rank": 0, "argv": argv}]}})
     assert records(node, link)["1"]["outcome"] == "succeeded"
     held = kept.read_bytes() if kept.exists() else b""
-    assert node.call(link, "remove_many", runs=[["1", 1]])["results"] == [{}]
+    assert node.call(link, "remove", runs=[["1", 1]])["results"] == [{}]
     assert not node.run_dir("1", 1).exists()
     start(node, link, {"2": saying("other")})
     records(node, link)
@@ -365,36 +364,36 @@ def test_a_folder_whose_log_was_cut_goes_to_no_other(node: LocalNode, tmp_path: 
     node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
     until_it_is_cut = 'cp "$0" "$1"; seq 60000; while cmp -s "$0" "$1"; do sleep 0.05; done'
     argv = ["sh", "-c", until_it_is_cut, str(node.run_dir("1", 1) / "logs" / "rank_0.log.cut"), str(tmp_path / "whole")]
-    end_as_told(node, link, {"1": {"ranks": [{"rank": 0, "argv": argv}], "log_cap_bytes": LEAST_LOG_CAP_BYTES}})
+    end_as_reported(node, link, {"1": {"ranks": [{"rank": 0, "argv": argv}], "log_cap_bytes": LEAST_LOG_CAP_BYTES}})
     assert read_cut(str(node.run_dir("1", 1) / "logs" / "rank_0.log")).first > 0
-    assert node.call(link, "remove_many", runs=[["1", 1]])["results"] == [{}]
-    end_as_told(node, link, {"2": {"ranks": [{"rank": 0, "argv": ["sh", "-c", "seq 5000; exit 3"]}]}})
+    assert node.call(link, "remove", runs=[["1", 1]])["results"] == [{}]
+    end_as_reported(node, link, {"2": {"ranks": [{"rank": 0, "argv": ["sh", "-c", "seq 5000; exit 3"]}]}})
     assert read_cut(str(node.run_dir("2", 1) / "logs" / "rank_0.log")) == (0, 0, False)
     assert record_of(node, "2")["failure"]["tail"][-1] == "5000"
 
 
-def test_a_blank_that_somebody_looks_at_keeps_nobody_from_starting(node: LocalNode) -> None:
+def test_a_free_folder_that_somebody_looks_at_keeps_nobody_from_starting(node: LocalNode) -> None:
     link = node.link()
     node.call(link, "remove", job="0", attempt=1)  # the first sweeps, and uses nothing again
-    end_as_told(node, link, {"1": saying("x")})
-    node.call(link, "remove_many", runs=[["1", 1]])
-    [blank] = (node.run_dir("1", 1).parent.parent / "blanks").glob("*/*")
-    with (blank / "lock").open() as lock:
+    end_as_reported(node, link, {"1": saying("x")})
+    node.call(link, "remove", runs=[["1", 1]])
+    [folder] = (node.run_dir("1", 1).parent.parent / "pool").glob("*/*")
+    with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         start(node, link, {"2": saying("y")})
     assert records(node, link)["2"]["outcome"] == "succeeded"
 
 
 def test_a_run_that_is_removed_before_its_end_is_told_is_told_as_gone(node: LocalNode) -> None:
-    """Whoever looks into the files is sometimes quicker than the keeper's word."""
+    """A look into the files is sometimes quicker than the supervisor's report."""
     link = node.link()
 
     async def story() -> None:
         watcher = Watcher(node, link)
         for number in range(20):
-            await node.acall(link, "start_many", runs=wanted({str(number): saying("x")}))
+            await node.acall(link, "start", runs=wanted({str(number): saying("x")}))
             await comes((node.run_dir(str(number), 1) / "exit.json").exists)
-            await node.acall(link, "remove_many", runs=[[str(number), 1]])
+            await node.acall(link, "remove", runs=[[str(number), 1]])
         await watcher.until(lambda: bool(watcher.documents) and not watcher.runs)
         await watcher.is_quiet_for(0.2)
         assert watcher.runs == {}
@@ -406,14 +405,14 @@ def test_a_run_that_is_removed_before_its_end_is_told_is_told_as_gone(node: Loca
 def test_what_a_killed_node_program_left_is_swept_by_the_next(node: LocalNode) -> None:
     link = node.link()
     node.call(link, "remove", job="no-such", attempt=1)  # the first sweeps, and uses nothing again
-    end_as_told(node, link, {str(number): saying("x") for number in range(5)})
-    node.call(link, "remove_many", runs=[[str(number), 1] for number in range(5)])
+    end_as_reported(node, link, {str(number): saying("x") for number in range(5)})
+    node.call(link, "remove", runs=[[str(number), 1] for number in range(5)])
     agent = node.run_dir("1", 1).parent.parent
-    [pool] = (agent / "blanks").iterdir()
+    [pool] = (agent / "pool").iterdir()
     assert len(list(pool.iterdir())) == 5
     node.kill_programs()
     other = node.link()
     start(node, other, {"9": saying("x")})
     records(node, other)
-    node.call(other, "remove_many", runs=[["9", 1]])
-    wait_until(lambda: not pool.exists(), what="the old blanks to go")
+    node.call(other, "remove", runs=[["9", 1]])
+    wait_until(lambda: not pool.exists(), what="the old folders to go")

@@ -137,12 +137,12 @@ def test_what_is_wrong_with_a_program_is_said_plainly_and_is_its_own_fault(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user without any processes left")
 def test_what_the_node_lacks_is_the_nodes_fault(tmp_path: Path) -> None:
-    """A user who may have so many processes: enough for a node program and a supervisor, not for the ranks."""
+    """A user who may have only so many processes: a node program, a supervisor, its reaper, and few ranks."""
     root = Path(tempfile.mkdtemp(prefix="r"))
     user = 60_000 + os.getpid() % 4000
     os.chown(root, user, user)
     limited = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all")
-    node = LocalNode(root, prefix=(*limited, "prlimit", "--nproc=5"), python="/usr/bin/python3")
+    node = LocalNode(root, prefix=(*limited, "prlimit", "--nproc=6"), python="/usr/bin/python3")
     try:
         link = node.link()
         ranks = [{"rank": number, "argv": ["sleep", "600"]} for number in range(8)]
@@ -237,9 +237,7 @@ def test_a_second_stop_hastens_the_first(node: LocalNode, ledger: Ledger) -> Non
 # --- how it stands in the system -------------------------------------------------------------------------------
 
 
-def test_a_supervisor_is_found_by_its_mark_and_has_nothing_of_the_node_program(
-    node: LocalNode, ledger: Ledger
-) -> None:
+def test_a_supervisor_is_named_by_its_run_and_has_nothing_of_the_node_program(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     node.call(link, "start", job="other", attempt=1, spec={"ranks": [ledger.rank(5, "sleep")]})
     node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
@@ -247,14 +245,15 @@ def test_a_supervisor_is_found_by_its_mark_and_has_nothing_of_the_node_program(
     pid = node.supervisor("train", 1)
     proc = Path(f"/proc/{pid}")
     variables = (proc / "environ").read_bytes().split(b"\0")
-    assert f"UGRO_RUN={ONE}".encode() in variables
-    assert f"UGRO_RUN_DIR={node.run_dir('train', 1)}".encode() in variables
+    assert f"UGRO_RUN={AGENT}/supervisor".encode() in variables
+    assert not [variable for variable in variables if variable.startswith(b"UGRO_RUN_DIR=")]
+    assert name_of_run(pid) == "train.1"
     assert (proc / "cwd").readlink() == Path("/")
-    assert parent_of(pid) != program
+    assert program not in (parent_of(pid), parent_of(parent_of(pid)))
     assert os.getsid(pid) not in (os.getsid(program), pid)
     theirs = {link for link in open_files(program) if not link.startswith("/dev/")}
     assert not {link for link in open_files(pid) if link in theirs}
-    assert len(open_files(pid)) <= 10
+    assert len(open_files(pid)) <= 12
     assert [line for line in (proc / "status").read_text().splitlines() if line.startswith("SigBlk")] == [
         "SigBlk:\t0000000000000000"
     ]
@@ -327,7 +326,7 @@ async def test_ranks_never_notice_that_their_ssh_session_was_killed(farm_of: Far
     farm = farm_of(1)
     run = {"agent": AGENT, "generation": 1, "job": "train", "attempt": 1}
     async with link_to(farm, farm.nodes[0]) as link:
-        await link.call("runs.start", {**run, "spec": ledger.sleeping()}, timeout_s=20)
+        await link.call("runs.start", {**run, "runs": [{**run, "spec": ledger.sleeping()}]}, timeout_s=20)
         wait_until(lambda: len(ledger.starts(ONE)) == 2)
         farm.nodes[0].kill_sessions()
         await asyncio.wait_for(asyncio.shield(link.lost), 10)
@@ -349,7 +348,8 @@ def test_a_killed_guard_of_a_command_takes_no_run_along(node: LocalNode, ledger:
         stream = link.stream("exec", {"argv": ["sleep", "600"], "marker": str(node.root)})
         await node.acall(link, "start", job="train", attempt=1, spec=ledger.sleeping())
         wait_until(lambda: len(ledger.starts(ONE)) == 2)
-        assert parent_of(node.supervisor("train", 1)) not in node.pids()  # it would be a zombie there one day
+        reaper = parent_of(node.supervisor("train", 1))
+        assert parent_of(reaper) not in node.pids()  # it would be a zombie there one day
         [command] = wait_until(lambda: [pid for pid in node.pids() if name_of(pid) == "sleep"])
         os.kill(parent_of(command), signal.SIGKILL)
         with pytest.raises(RemoteFailure):
@@ -392,7 +392,7 @@ def test_a_killed_supervisor_is_seen_as_dead_and_its_leftovers_are_ended(node: L
     spec = {"ranks": [ledger.rank(0, "hostile", "plain", "setsid", "double", "setsid-double", "empty")]}
     node.call(link, "start", job="train", attempt=1, spec=spec)
     wait_until(lambda: ledger.lines("ready"))
-    os.kill(node.supervisor("train", 1), signal.SIGKILL)
+    node.kill_supervisor("train", 1)
     wait_until(lambda: not ledger.starts(ONE)[0].is_alive, what="the rank to die with its supervisor")
     assert [run["status"] for run in node.call(link, "list")["runs"]] == ["dead"]
     assert status_of(node.call(link, "start", job="train", attempt=1, spec=spec)) == "dead"
@@ -455,6 +455,10 @@ def test_children_that_a_rank_left_end_with_the_run_that_succeeded(node: LocalNo
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def name_of_run(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode()
 
 
 def parent_of(pid: int) -> int:

@@ -80,7 +80,7 @@ def test_data_that_are_no_use_are_named(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "none").mkdir(parents=True)
     for name, data, words in (
         ("train_gpt.py", "short.txt", "too short"),
-        ("train_resnet50.py", "pictures", "no pictures"),
+        ("train_resnet50.py", "pictures", "no images"),
     ):
         done = alone(tmp_path, name, "--data", data)
         assert done.returncode == 1

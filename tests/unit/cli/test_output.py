@@ -292,8 +292,8 @@ def test_what_could_not_be_killed_is_said(capsys: pytest.CaptureFixture[str]) ->
 
     module._summarise(Output(), [Ended("gpu1", signal=9, unkillable=(7, 8)), Ended("gpu2", code=0)])
     assert capsys.readouterr().err == (
-        "warning: gpu1: even SIGKILL did not end 7, 8\n"
-        "hint:  they wait for a disk or a driver; see: ps -l there\n"
+        "warning: gpu1: SIGKILL did not end 7, 8\n"
+        "hint:  they wait for a disk or a driver; run ps -l on the node\n"
         "1 ok · gpu1 ended by SIGKILL\n"
     )
 

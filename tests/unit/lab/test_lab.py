@@ -64,7 +64,7 @@ def test_a_lab_that_makes_no_sense_is_refused(wish: Wish, words: str) -> None:
 
 @pytest.mark.parametrize("gpus", [-1, 17])
 def test_an_impossible_number_of_gpus_is_refused(gpus: int) -> None:
-    with pytest.raises(UsageError, match="0 to 16 pretend GPUs"):
+    with pytest.raises(UsageError, match="0 to 16 simulated GPUs"):
         Wish(gpus=gpus).wanted_gpus()
 
 

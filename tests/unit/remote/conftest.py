@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.rundir import AgentDir, RunDir, new_envelope
 
 
 @pytest.fixture
@@ -19,5 +19,5 @@ def agent(tmp_path: Path) -> AgentDir:
 @pytest.fixture
 def run(agent: AgentDir) -> RunDir:
     made = agent.run("train", 1)
-    made.make({"ranks": [{"rank": 0, "argv": ["true"]}]}, None)
+    made.make(new_envelope({"ranks": [{"rank": 0, "argv": ["true"]}]}, None, False))
     return made

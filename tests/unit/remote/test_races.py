@@ -94,10 +94,10 @@ def test_a_run_that_somebody_else_removes_is_removed(run: RunDir, monkeypatch: p
     assert os.listdir(run.agent.runs_path) == []
 
 
-def test_what_a_keeper_gave_up_is_cleaned_up_without_those_it_still_keeps(
+def test_what_a_supervisor_gave_up_is_cleaned_up_without_those_it_still_has(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, gone: ProcessName
 ) -> None:
-    """All runs of a keeper are in its control group."""
+    """All runs of a supervisor are in its control group."""
     asked: list[str | None] = []
 
     def in_cgroup(path: str | None) -> dict[int, int]:
@@ -105,45 +105,45 @@ def test_what_a_keeper_gave_up_is_cleaned_up_without_those_it_still_keeps(
         return {}
 
     monkeypatch.setattr(terminate, "in_cgroup", in_cgroup)
-    run.write_state({"run": run.name, "cgroup": "/keeper"})
-    for keeper in (ProcessName.own(), gone):
-        durable.write_json(run.file("spec.json"), {"run": run.name, "keeper": str(keeper), "spec": SPEC})
+    run.write_state({"run": run.name, "cgroup": "/supervisor"})
+    for supervisor in (ProcessName.own(), gone):
+        durable.write_json(run.file("spec.json"), {"run": run.name, "supervisor": str(supervisor), "spec": SPEC})
         child = os.fork()  # as on a node: it waits for its children to end, and other tests may have left us some
         if child == 0:
             stop._end_leftovers(run)
-            os._exit(0 if set(asked) == ({None} if keeper.is_alive() else {"/keeper"}) else 1)
-        assert os.waitpid(child, 0)[1] == 0, keeper
+            os._exit(0 if set(asked) == ({None} if supervisor.is_alive() else {"/supervisor"}) else 1)
+        assert os.waitpid(child, 0)[1] == 0, supervisor
 
 
 # --- what a process left ----------------------------------------------------------------------------------------
 
 
-def test_a_blank_that_nobody_has_any_more_is_a_keepers_or_is_swept(
+def test_a_free_folder_that_nobody_has_any_more_is_a_supervisors_or_is_swept(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, gone: ProcessName
 ) -> None:
-    """A keeper outlives its node program, and moves the blanks that it was given: half a one must never be a run."""
-    blank = Path(run.agent.blanks_path, str(gone), "7")
-    (blank / "logs").mkdir(parents=True)
+    """A supervisor outlives its node program, and moves the folders it was given: half a one must never be a run."""
+    folder = Path(run.agent.pool_path, str(gone), "7")
+    (folder / "logs").mkdir(parents=True)
     tried: list[bool] = []
 
     def take() -> None:
         with pytest.raises(FileNotFoundError):
-            os.rename(blank, run.agent.run("other", 1).path)
+            os.rename(folder, run.agent.run("other", 1).path)
         tried.append(True)
 
     meanwhile(monkeypatch, stop, "_delete", take)
     stop.remove(run.agent.run("no-such", 1))
     assert tried == [True]
-    assert os.listdir(run.agent.blanks_path) == []
+    assert os.listdir(run.agent.pool_path) == []
     assert os.listdir(run.agent.runs_path) == [run.name]
 
 
 def test_what_another_machine_left_in_a_shared_folder_is_that_ones(run: RunDir, gone: ProcessName) -> None:
     theirs = gone._replace(machine="another-machine")
     for name in (gone, theirs):
-        Path(run.agent.blanks_path, str(name)).mkdir(parents=True)
+        Path(run.agent.pool_path, str(name)).mkdir(parents=True)
     stop.remove(run.agent.run("no-such", 1))
-    assert os.listdir(run.agent.blanks_path) == [str(theirs)]
+    assert os.listdir(run.agent.pool_path) == [str(theirs)]
     assert ProcessName.parse(str(theirs)) == theirs
     assert theirs.processes() == {}
 
@@ -151,7 +151,7 @@ def test_what_another_machine_left_in_a_shared_folder_is_that_ones(run: RunDir, 
 # --- code -------------------------------------------------------------------------------------------------------
 
 
-def test_a_keeper_does_not_wait_for_contents_that_are_being_tidied(code: CodeRig, run: RunDir) -> None:
+def test_a_shared_supervisor_does_not_wait_for_contents_that_are_being_tidied(code: CodeRig, run: RunDir) -> None:
     (code.source / "file").write_text("x")
     root = trees.parse_id(code.take().id)
     store = contents.store_in(run.agent.root)

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +17,16 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.nodes import bootstrap
 from ugro.remote import durable
 from ugro.remote.clock import age_s, boot_id, clock_s, moment
 from ugro.remote.durable import Numbers
 from ugro.remote.files import capped_log
-from ugro.remote.main import RUN_METHODS
 from ugro.remote.program import Refused
 from ugro.remote.runs import daemonize, ports, proc_title, stop
 from ugro.remote.runs import linger as survival
-from ugro.remote.runs.api import METHODS
 from ugro.remote.state import rundir
-from ugro.remote.state.rundir import EXIT_BYTES, KEEPER_POINTS, POINTS, AgentDir, RunDir
+from ugro.remote.state.fence import Fence
+from ugro.remote.state.rundir import EXIT_BYTES, POINTS, AgentDir, RunDir, new_envelope
 from ugro.remote.state.runspec import RunSpec
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
@@ -111,20 +108,20 @@ def test_names_that_are_no_names_are_refused(agent: AgentDir, name: str) -> None
 
 
 def test_an_older_attempt_is_refused_and_the_same_is_not(agent: AgentDir) -> None:
-    agent.fence("train").enter(2)
-    agent.fence("train").enter(2)
-    assert refused(lambda: agent.fence("train").enter(1)) == "fenced"
-    agent.fence("other").enter(1)
+    enter(agent.fence("train"), 2)
+    enter(agent.fence("train"), 2)
+    assert refused(lambda: enter(agent.fence("train"), 1)) == "fenced"
+    enter(agent.fence("other"), 1)
 
 
 def test_a_closed_attempt_never_starts_again_and_the_next_does(agent: AgentDir) -> None:
     fence = agent.fence("train")
-    fence.enter(2)
-    fence.close(2)
-    assert refused(lambda: fence.enter(2)) == "fenced"
-    fence.enter(3)
-    fence.close(1)
-    assert fence.allows(3)
+    enter(fence, 2)
+    close(fence, 2)
+    assert refused(lambda: enter(fence, 2)) == "fenced"
+    enter(fence, 3)
+    close(fence, 1)
+    enter(fence, 3)
 
 
 def test_who_holds_a_fence_too_long_is_not_waited_for(agent: AgentDir) -> None:
@@ -136,8 +133,8 @@ def test_who_holds_a_fence_too_long_is_not_waited_for(agent: AgentDir) -> None:
 
 
 def test_another_spec_for_the_same_run_is_refused(run: RunDir) -> None:
-    run.make(dict(reversed(SPEC.items())), None)
-    assert refused(lambda: run.make({**SPEC, "cwd": "/"}, None)) == "conflict"
+    run.make(new_envelope(dict(reversed(SPEC.items())), None, False))
+    assert refused(lambda: run.make(new_envelope({**SPEC, "cwd": "/"}, None, False))) == "conflict"
 
 
 def test_of_many_processes_one_gets_the_claim(run: RunDir) -> None:
@@ -200,16 +197,16 @@ def test_the_space_for_the_last_word_is_taken_beforehand(run: RunDir) -> None:
 
 
 def test_a_claimed_attempt_is_closed_for_good_once_its_claim_is_let_go(agent: AgentDir, run: RunDir) -> None:
-    run.fence.enter(1)
+    enter(run.fence, 1)
     assert run.claim()
-    run.fence.close(1, is_lasting=False)
+    close(run.fence, 1)
     run.make_claim_last()
     assert run.claimed_in() == boot_id()
     run.reserve_exit()
     run.write_exit({"outcome": "succeeded"})
     assert stop.remove_quickly(run)
     assert os.listdir(agent.runs_path) == []
-    assert refused(lambda: run.fence.enter(1)) == "fenced"
+    assert refused(lambda: enter(run.fence, 1)) == "fenced"
 
 
 def test_what_is_not_small_or_not_closed_is_not_removed_quickly(agent: AgentDir, run: RunDir) -> None:
@@ -217,7 +214,7 @@ def test_what_is_not_small_or_not_closed_is_not_removed_quickly(agent: AgentDir,
     run.claim()
     run.write_exit({"outcome": "succeeded"})
     assert not stop.remove_quickly(run)
-    run.fence.close(1)
+    close(run.fence, 1)
     for number in range(100):
         (Path(run.file("output")) / str(number)).touch()
     assert not stop.remove_quickly(run)
@@ -246,10 +243,10 @@ def test_a_machine_that_was_restarted_is_known_by_the_claim(run: RunDir) -> None
 
 
 def test_a_forked_process_can_show_a_command_and_an_environment_of_its_own(tmp_path: Path) -> None:
-    shown = proc_title.Guise([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
+    shown = proc_title.ProcessTitle([b"one", b"two"], {b"MARK": b"here", b"LONG": b"x" * 20000})
 
     def show() -> None:
-        shown.put_on()
+        shown.show()
         signal.pause()
 
     pid = _fork(show)
@@ -402,19 +399,17 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 
 def test_every_crash_point_is_in_one_place() -> None:
     text = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
-    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS + KEEPER_POINTS)
+    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS)
 
 
-def test_the_node_program_offers_every_method_without_loading_it(tmp_path: Path) -> None:
-    assert sorted(RUN_METHODS) == sorted(METHODS)
-    archive = tmp_path / "program.zip"
-    archive.write_bytes(bootstrap.node_program().content)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ugro.remote.main; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(archive)], capture_output=True, text=True, check=True
-    )
-    assert "ugro.remote.main" in loaded.stdout.split()
-    assert not {"typing", "ugro.remote.runs.api", "ugro.remote.state.rundir"} & set(loaded.stdout.split())
+def enter(fence: Fence, attempt: int) -> None:
+    with fence.held() as held:
+        held.enter(attempt)
+
+
+def close(fence: Fence, attempt: int) -> None:
+    with fence.held() as held:
+        held.close(attempt)
 
 
 def _fork(work: Callable[[], Any]) -> int:

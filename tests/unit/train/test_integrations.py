@@ -57,7 +57,7 @@ def records(output: Path) -> list[tuple[int, dict[str, Any]]]:
 def test_a_missing_library_is_named_with_what_to_do(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ImportError, match=f"for {library}, which is not installed") as caught:
+    with pytest.raises(ImportError, match=f"needs {library}, which is not installed") as caught:
         integration(name, monkeypatch, is_installed=False)
     assert isinstance(caught.value, UgroError)
     assert caught.value.hint == f"pip install {library}"

@@ -138,7 +138,7 @@ def test_a_batch_of_any_shape_is_cut_along_its_samples() -> None:
 
 
 def test_a_batch_without_tensors_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="cannot be divided"):
+    with pytest.raises(UsageError, match="cannot be split"):
         pieces(["a", "b"], None)
 
 
@@ -200,7 +200,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         checkpoint.read(tmp_path)
     torch.save({"mine": 1}, tmp_path / "step_1.pt")
-    with pytest.raises(UgroError, match="no checkpoint of"):
+    with pytest.raises(UgroError, match="not a checkpoint"):
         checkpoint.read(tmp_path)
 
 

@@ -12,7 +12,7 @@ from ugro.core.profile import RankProfile
 from ugro.nodes.runs import RankRecord, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.telemetry.curves import KeySummary
-from ugro.web.views.job import JobPage, bar, plan_text
+from ugro.web.views.job_page import JobPage, bar, plan_text
 from ugro.web.views.ranks import Known, last_steps, rank_rows
 
 SPEC = JobSpec(
@@ -106,7 +106,7 @@ def test_of_ranks_under_way_only_what_their_nodes_told_is_said() -> None:
     silent = _run("gpu1", RunState.RUNNING, "running", is_reachable=False)
     ended = _run("gpu2", RunState.FAILED, "exited", RankRecord(2, signal=9))
     assert _said(_job(JobState.UNREACHABLE), Known(silent | ended)) == [
-        ("unknown", "unknown: its node is silent"), ("unknown", "unknown: its node is silent"),
+        ("unknown", "unknown: its node does not answer"), ("unknown", "unknown: its node does not answer"),
         ("ended", "ended by SIGKILL"),
     ]  # fmt: skip
     dead = _run("gpu1", RunState.DEAD, "dead") | {"gpu2": (NodeRun("gpu2", RunState.ABSENT), None)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ugro.web.logs.pages import PAGE_BYTES, Line, Logs, Page, cursor_at, page_after, page_before
-from ugro.web.logs.search import Found, Place, find, line_after
+from ugro.web.logs.search import Found, Position, find, line_after
 from ugro.web.logs.times import offset_at, times_between
 
 _WORDS = [b"step 17 loss 0.25", b"", b"\xc3\xa4\xe2\x82\xac" * 40, b"x" * 300, b"\xff\xfe no text", b"\x1b[31mred\x1b"]
@@ -125,7 +125,7 @@ def test_a_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     log = tmp_path / "rank_0.log"
 
     assert page_before({0: log}) == Page((), {0: 0}, {0: 0}, {0: 0})
-    assert find({0: log}, "x", Place(0, 0), is_backwards=False) == Found(None, None, 0)
+    assert find({0: log}, "x", Position(0, 0), is_backwards=False) == Found(None, None, 0)
 
 
 def test_a_place_in_the_middle_begins_with_its_line_and_takes_the_others_along_in_time(tmp_path: Path) -> None:
@@ -156,20 +156,20 @@ def test_a_text_is_found_onwards_and_back_line_by_line_and_rank_by_rank(tmp_path
         0: _write(tmp_path / "rank_0.log", b"a\nFound twice: found\nb\nfound\n"),
         1: _write(tmp_path / "rank_1.log", b"z\n" * 2_000_000 + b"found\n"),
     }
-    places, at = [], Place(0, 0)
+    places, at = [], Position(0, 0)
     while (match := _search_all(logs, at, is_backwards=False)) is not None:
         places.append(match)
         at = line_after(logs, match)
 
-    assert places == [Place(0, 2), Place(0, 23), Place(1, 4_000_000)]
-    back, at = [], Place(1, 1 << 60)
+    assert places == [Position(0, 2), Position(0, 23), Position(1, 4_000_000)]
+    back, at = [], Position(1, 1 << 60)
     while (match := _search_all(logs, at, is_backwards=True)) is not None:
         back.append(match)
         at = match
     assert back == places[::-1]
 
 
-def _search_all(logs: Logs, at: Place, *, is_backwards: bool) -> Place | None:
+def _search_all(logs: Logs, at: Position, *, is_backwards: bool) -> Position | None:
     """In steps of a MiB, as a page does it in larger ones."""
     found = find(logs, "FOUND", at, is_backwards=is_backwards, limit_bytes=1 << 20)
     while found.match is None and found.next is not None:

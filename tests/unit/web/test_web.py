@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ugro.config.schema import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
-from ugro.web import words
-from ugro.web.access import COOKIE_S, ONCE_S, Tokens
-from ugro.web.passing import may_pass
-from ugro.web.serve import Place
+from ugro.web import formatting
+from ugro.web.access import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens
+from ugro.web.api_allowlist import is_allowed
+from ugro.web.serve import Endpoint
 from ugro.web.views import nodes
 from ugro.web.views.nodes import NodesQuery, node_table
 from ugro.web.views.overview import NodeRow, _without_small_gaps, chosen, totals
@@ -35,7 +35,7 @@ def test_a_link_works_once(tokens: Tokens) -> None:
 
 def test_a_link_that_is_too_old_does_not_work(tokens: Tokens) -> None:
     word = tokens.link(NOW)
-    assert not tokens.take(word, NOW + ONCE_S)
+    assert not tokens.take(word, NOW + LINK_LIFETIME_S)
 
 
 def test_of_too_many_links_the_oldest_stop_working(tokens: Tokens) -> None:
@@ -53,7 +53,7 @@ def test_a_cookie_is_known_to_the_next_agent_of_the_same_home(tokens: Tokens, tm
 def test_a_cookie_runs_out_and_its_date_cannot_be_changed(tokens: Tokens) -> None:
     cookie = tokens.cookie(NOW)
     until, _, signature = cookie.partition(".")
-    assert not tokens.is_cookie(cookie, NOW + COOKIE_S)
+    assert not tokens.is_cookie(cookie, NOW + COOKIE_LIFETIME_S)
     assert not tokens.is_cookie(f"{int(until) + 1}.{signature}", NOW)
 
 
@@ -83,7 +83,7 @@ def test_the_token_is_its_users_alone_and_lets_programs_in(tokens: Tokens, tmp_p
     ],
 )
 def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
-    assert may_pass(method, path)
+    assert is_allowed(method, path)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,20 @@ def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
     ],
 )
 def test_nothing_else_passes(method: str, path: str) -> None:
-    assert not may_pass(method, path)
+    assert not is_allowed(method, path)
 
 
 def test_only_a_dashboard_for_others_without_tls_warns(tokens: Tokens) -> None:
-    assert Place(Dashboard(), 8099, tokens).link().warning is None
-    assert Place(Dashboard(host="0.0.0.0"), 8099, tokens).link().warning is not None
-    assert Place(Dashboard(host="0.0.0.0", certificate_file="/c.pem"), 8099, tokens).link().warning is None
+    assert Endpoint(Dashboard(), 8099, tokens).link().warning is None
+    assert Endpoint(Dashboard(host="0.0.0.0"), 8099, tokens).link().warning is not None
+    assert Endpoint(Dashboard(host="0.0.0.0", certificate_file="/c.pem"), 8099, tokens).link().warning is None
 
 
 def test_a_dashboard_on_all_addresses_is_called_by_its_name(tokens: Tokens) -> None:
-    place = Place(Dashboard(host="0.0.0.0", names=("GPU.lan",), certificate_file="/c.pem"), 443, tokens)
+    place = Endpoint(Dashboard(host="0.0.0.0", names=("GPU.lan",), certificate_file="/c.pem"), 443, tokens)
     assert place.link().url.startswith("https://GPU.lan:443/login?once=")
-    assert "gpu.lan" in place.doors.names
-    assert place.doors.is_encrypted
+    assert "gpu.lan" in place.access.names
+    assert place.access.is_encrypted
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,22 @@ def test_a_dashboard_on_all_addresses_is_called_by_its_name(tokens: Tokens) -> N
     [(0.4, "now"), (59.9, "59 s ago"), (60, "1 min ago"), (7200, "2 h ago"), (200_000, "2 d ago"), (-90, "in 1 min")],
 )
 def test_an_age_is_said_in_one_unit(seconds: float, said: str) -> None:
-    assert words.age(NOW - seconds, NOW) == said
-    assert words.age(words.iso(NOW - seconds), NOW) == said
+    assert formatting.age(NOW - seconds, NOW) == said
+    assert formatting.age(formatting.iso(NOW - seconds), NOW) == said
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    assert {words.age(None), words.size(None), words.duration(None), words.percent(None), words.number(None)} == {"–"}
+    assert {
+        formatting.age(None),
+        formatting.size(None),
+        formatting.duration(None),
+        formatting.percent(None),
+        formatting.number(None),
+    } == {"–"}
 
 
 def test_code_in_texts_is_marked_and_the_rest_cannot_be_markup() -> None:
-    assert words.codes("use `a<b` & see") == "use <code>a&lt;b</code> &amp; see"
+    assert formatting.codes("use `a<b` & see") == "use <code>a&lt;b</code> &amp; see"
 
 
 def _row(name: str, status: Status = Status.HEALTHY, gpus: tuple[Gpu, ...] = (), drained: str | None = None) -> NodeRow:

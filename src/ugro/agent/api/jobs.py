@@ -15,10 +15,12 @@ from ugro.config.job.export import job_file
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobState
 from ugro.policy.scheduling.why import Why
+from ugro.store.listing import Listed
 
 _FRAMES = "application/vnd.ugro.frames"
 _MOST_AT_ONCE = 10_000
 _MOST_JOBS = 1_000_000
+_LARGEST_ID = 1 << 62
 _LATEST_S = 4e9  # a time of this century
 
 
@@ -39,8 +41,10 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
     async def newest(
         limit: Annotated[int, Query(ge=1, le=_MOST_JOBS)] = 50,
         state: Annotated[list[JobState], Query()] = [],  # noqa: B006  # FastAPI copies it for each request
+        before: Annotated[int | None, Query(ge=0, lt=_LARGEST_ID)] = None,
     ) -> Response:
-        return json_response({"jobs": await jobs.newest(limit, state)})
+        """The newest first; ``before``: only jobs with a smaller number, for the next page."""
+        return json_response({"jobs": await jobs.page(Listed(tuple(state), before=before, limit=limit))})
 
     @app.get("/v1/jobs/{word}")
     async def details(word: str) -> Response:

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ugro.agent.support.aio import together
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.environment import Environment
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.nodes.link import Link
+from ugro.remote import messages
 from ugro.store.environments import EnvironmentStore
 
 log = logging.getLogger(__name__)
@@ -26,16 +27,6 @@ _AGE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Installed:
-    """The answer of a node."""
-
-    python: str
-    packages: tuple[tuple[str, str], ...] = ()
-    torch_cuda: str | None = None
-    gpu_driver: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Known:
     link: Link
     environment: Environment
@@ -43,7 +34,7 @@ class _Known:
 
 
 class Environments:
-    def __init__(self, store: EnvironmentStore, watch: RunWatch) -> None:
+    def __init__(self, store: EnvironmentStore, watch: RunTracker) -> None:
         self._store = store
         self._watch = watch
         self._known: dict[str, _Known] = {}
@@ -94,7 +85,7 @@ class Environments:
 async def _asked(link: Link) -> Environment:
     answer = await link.call("check", {"what": "environment", "timeout_s": 0.9 * _ANSWER_S}, timeout_s=_ANSWER_S)
     try:
-        found = decode(_Installed, answer)
+        found = decode(messages.Environment, answer)
     except DecodeError as error:
         raise RemoteFailure(f"invalid answer about packages: {error}", subject=link.spec.name) from error
     assert link.machine is not None  # the link is open

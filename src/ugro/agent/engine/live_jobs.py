@@ -1,19 +1,26 @@
-"""The jobs that are not over, as the database has them: read once, and then told of every change.
+"""The jobs that have not ended, in memory: read once, then kept up to date by the store's change notifications.
 
-The agent alone writes, so this is never behind. What it would miss by a bug of ours, it reads again before long.
+The agent alone writes, so this is never behind. Should a bug of ours make it miss a change, a comparison with the
+database finds it before long.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 
+from ugro.agent.tracking.scheduler_input import waiting_view
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
-from ugro.store.jobs import JobStore
+from ugro.policy.scheduling.waiting_jobs import WaitingJobs
+from ugro.store.jobs import JobStore, Mark
+
+log = logging.getLogger(__name__)
 
 _LIVE = frozenset(JobState) - FINAL_STATES
-_READ_AGAIN_S = 30.0
+_COMPARE_S = 30.0
 
 
 class LiveJobs:
@@ -23,13 +30,21 @@ class LiveJobs:
         # Apart: those that hold devices are few, however long the queue is, and they are asked for most often.
         self._holding: dict[int, Job] = {}
         self._waiting: dict[int, Job] = {}
+        self._cancelled: dict[int, Job] = {}  # of those that wait
+        self.queue = WaitingJobs()  # the others that wait, as the scheduler sees them
         self._read_at = float("-inf")
+        self._missed: list[int] = []
         jobs.listen(self._note)
 
     async def read(self) -> None:
-        if time.monotonic() - self._read_at >= _READ_AGAIN_S:
+        if time.monotonic() - self._read_at < _COMPARE_S:
+            return
+        if self._read_at == float("-inf"):
             await self._jobs.read_states(_LIVE, self._replace)
-            self._read_at = time.monotonic()
+        else:
+            await self._jobs.read_marks(_LIVE, self._compare)
+            await self._jobs.read_jobs(self._missed, self._replace_some)
+        self._read_at = time.monotonic()
 
     @property
     def count(self) -> int:
@@ -42,6 +57,18 @@ class LiveJobs:
         """The oldest first."""
         return sorted(self._waiting.values(), key=attrgetter("id"))
 
+    def states(self) -> Counter[JobState]:
+        """How many are in each state."""
+        return Counter(job.state for jobs in (self._holding, self._waiting) for job in jobs.values())
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def cancelled(self) -> list[Job]:
+        """Those that wait and are to end."""
+        return list(self._cancelled.values())
+
     def get(self, number: int) -> Job | None:
         return self._holding.get(number) or self._waiting.get(number)
 
@@ -51,14 +78,44 @@ class LiveJobs:
         return known is not None and known.attempt == job.attempt
 
     def _replace(self, jobs: list[Job]) -> None:
-        self._holding = {job.id: job for job in jobs if job.state in HOLDING_STATES}
-        self._waiting = {job.id: job for job in jobs if job.state not in HOLDING_STATES}
+        for job in jobs:
+            self._take(job)
+
+    def _compare(self, marks: dict[int, Mark]) -> None:
+        known = {job.id: (job.state, job.attempt, job.ending) for job in (*self.holding(), *self._waiting.values())}
+        self._missed = [number for number in known.keys() | marks.keys() if known.get(number) != marks.get(number)]
+
+    def _replace_some(self, jobs: list[Job]) -> None:
+        for number in self._missed:
+            log.error("its change was missed; it is read again", extra={"job": number})
+            self._forget(number)
+        self._replace(jobs)
+        self._missed = []
 
     def _note(self, job: Job) -> None:
-        is_holding = job.state in HOLDING_STATES
-        for jobs, belongs in ((self._holding, is_holding), (self._waiting, not is_holding and not job.is_final)):
-            if belongs:
-                jobs[job.id] = job
-            else:
-                jobs.pop(job.id, None)
+        self._take(job)
         self._on_change()
+
+    def _take(self, job: Job) -> None:
+        if job.state in HOLDING_STATES:
+            self._forget(job.id)
+            self._holding[job.id] = job
+        elif job.is_final:
+            self._forget(job.id)
+            self.queue.learn(job.id, job.state)
+        else:
+            self._take_waiting(job)
+
+    def _take_waiting(self, job: Job) -> None:
+        self._holding.pop(job.id, None)
+        self._waiting[job.id] = job
+        if job.ending is None:
+            self.queue.put(waiting_view(job))
+        else:
+            self._cancelled[job.id] = job
+            self.queue.discard(job.id)
+
+    def _forget(self, number: int) -> None:
+        for jobs in (self._holding, self._waiting, self._cancelled):
+            jobs.pop(number, None)
+        self.queue.discard(number)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from ugro.agent.tracking.node_checks import CONNECT_S, mesh
 from ugro.core.errors import UgroError
 from ugro.nodes.link import Link
-from ugro.policy.nodes.connectivity import Apart, Connections, Endpoint, Meeting, meet
+from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, meet
+from ugro.remote.messages import Connections
 
 log = logging.getLogger(__name__)
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.jobs.dry_run import Previewer, Previews
-from ugro.agent.jobs.submission import Needs, Submit, Submitting, Taken
+from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
-from ugro.core.job import WAITING_STATES, Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
+from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Wait
-from ugro.policy.scheduling.scheduler import schedule
+from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
-from ugro.store.jobs import About, JobStore
+from ugro.store.database import Store
+from ugro.store.jobs import About
+from ugro.store.listing import Listed
 
 _LOOK_S = 0.5  # without a signal
 _REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
@@ -38,20 +41,21 @@ class Details:
 class JobService:
     def __init__(
         self,
-        jobs: JobStore,
+        store: Store,
         engine: Engine,
-        snapshots: Snapshots,
+        scheduler_input: SchedulerInput,
         small: SmallLogs,
         launching: Previewer,
-        submitting: Submitting,
+        submitting: SubmissionReader,
     ) -> None:
-        self._jobs = jobs
+        self._jobs = jobs = store.jobs
+        self._listing = store.listing
         self._small = small
         self._engine = engine
-        self._snapshots = snapshots
+        self._scheduler_input = scheduler_input
         self._submitting = submitting
-        self._previews = Previews(jobs, snapshots, launching)
-        self._reasons = _Reasons(engine, snapshots)
+        self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
+        self._reasons = _Reasons(engine, scheduler_input)
         self._logs = JobLogs(jobs, small, engine.changed, self._look)
 
     def end_streams(self) -> None:
@@ -95,7 +99,8 @@ class JobService:
         if exact:
             self._submitting.expect_code(old)
         await self._submitting.check_fit([old.spec])
-        submission = await self._jobs.submit(old.spec, user, key, About(origin=old.origin))
+        spec = replace(old.spec, after=await self._still_known(old.spec.after))
+        submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")
         if submission.is_new:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
@@ -104,6 +109,11 @@ class JobService:
             if exact:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
+
+    async def _still_known(self, after: After) -> After:
+        """Without the jobs that retention has removed since: they had ended."""
+        known = await self._jobs.states_of((*after.ok, *after.any))
+        return After(*(tuple(number for number in some if number in known) for some in (after.ok, after.any)))
 
     async def cancel(self, word: str) -> Job:
         job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
@@ -123,11 +133,9 @@ class JobService:
 
     # --- looking -----------------------------------------------------------------------------------------------
 
-    async def newest(self, limit: int, states: Iterable[JobState] = ()) -> list[Job]:
+    async def page(self, wanted: Listed) -> list[Job]:
         """The newest first."""
-        wanted = frozenset(states)
-        found = (await self._jobs.in_states(wanted))[::-1][:limit] if wanted else await self._jobs.newest(limit)
-        return await self._reasons.added_to(found)
+        return await self._reasons.added_to(await self._listing.page(wanted))
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
         """What the waiting ones among them wait for."""
@@ -148,10 +156,14 @@ class JobService:
         return Details(job, await self._jobs.attempts(job.id))
 
     async def why(self, word: str) -> Why:
-        job = await self.find(word)
-        waiting = await self._jobs.in_states(WAITING_STATES)
-        snapshot = await self._snapshots.take(waiting)
-        return why(replace(snapshot, ended={**snapshot.ended, job.id: job.state}), job.id)
+        job, live = await self.find(word), self._engine.live
+        await live.read()
+        view = await self._scheduler_input.take(live)
+        if job.ending is Ending.CANCELLED and job.state in WAITING_STATES:
+            return Why(job.id, "it is being cancelled")
+        if live.get(job.id) is None:
+            job = await self._jobs.get(job.id)  # it may have ended meanwhile
+        return why(replace(view, ended={job.id: job.state}), job.id, live.queue)
 
     async def _look(self, number: int) -> Job:
         job = await self._jobs.get(number)
@@ -234,10 +246,10 @@ class JobService:
 class _Reasons:
     """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
 
-    def __init__(self, engine: Engine, snapshots: Snapshots) -> None:
+    def __init__(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
         self._engine = engine
-        self._snapshots = snapshots
-        self._known: dict[int, str] = {}
+        self._scheduler_input = scheduler_input
+        self._explanation = Explanation(ClusterView(0.0))
         self._until = float("-inf")
 
     async def added_to(self, jobs: Sequence[Job]) -> list[Job]:
@@ -248,14 +260,16 @@ class _Reasons:
         return [replace(job, reason=self._of(job)) for job in jobs]
 
     def _of(self, job: Job) -> str:
-        return self._known.get(job.id, job.reason) if job.state is JobState.QUEUED else job.reason
+        found = self._explanation.of(job.id) if job.state is JobState.QUEUED else None
+        return found.reason if isinstance(found, Wait) else job.reason
 
     async def _refresh(self) -> None:
         if time.monotonic() < self._until:
             return
         self._until = time.monotonic() + _REASONS_S
-        snapshot = await self._snapshots.take(*await self._engine.all_live())
-        self._known = {one.job: one.reason for one in schedule(snapshot) if isinstance(one, Wait)}
+        live = self._engine.live
+        await live.read()
+        self._explanation = Explanation(await self._scheduler_input.take(live), live.queue)
 
 
 def _end_first(job: Job) -> str:

@@ -16,7 +16,7 @@ from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.scheduler_input import Snapshots
+from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
 from ugro.config.job.file import Draft, draft_job
 from ugro.config.problems import nearest
@@ -54,18 +54,18 @@ class Needs:
     variables: tuple[str, ...]
 
 
-class Submitting:
+class SubmissionReader:
     def __init__(
         self,
         jobs: JobStore,
-        snapshots: Snapshots,
+        scheduler_input: SchedulerInput,
         cluster: Cluster,
         code: Code | None = None,
         cache: ResultCache | None = None,
     ) -> None:
         self._jobs = jobs
         self._cache = cache
-        self._snapshots = snapshots
+        self._scheduler_input = scheduler_input
         self._cluster = cluster
         self._code = code
 
@@ -116,7 +116,7 @@ class Submitting:
         """Raises Unsatisfiable for what this cluster could never run, whoever uses it now."""
         # Of many alike one speaks for all.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
-            if (misfit := await self._snapshots.misfit(spec)) is not None:
+            if (misfit := await self._scheduler_input.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
 
     def _check_channels(self, names: Sequence[str]) -> None:

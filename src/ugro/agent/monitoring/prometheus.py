@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ugro
+from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
@@ -24,9 +25,12 @@ _FINAL = frozenset(str(state) for state in FINAL_STATES)
 _MOST_METRICS_OF_A_JOB = 50
 
 
-class Exposition:
-    def __init__(self, store: Store, monitor: Monitor, metrics: MetricStore, notifier: Notifier) -> None:
+class PrometheusMetrics:
+    def __init__(
+        self, store: Store, live: LiveJobs, monitor: Monitor, metrics: MetricStore, notifier: Notifier
+    ) -> None:
         self._store = store
+        self._live = live
         self._monitor = monitor
         self._metrics = metrics
         self._notifier = notifier
@@ -43,15 +47,15 @@ class Exposition:
 
     async def text(self) -> str:
         await self._count_ends()
-        live = await self._store.jobs.in_states(frozenset(JobState) - FINAL_STATES)
-        running = [job for job in live if job.state in HOLDING_STATES]
+        await self._live.read()
+        running = sorted(self._live.holding(), key=lambda job: job.id)
         owners = tuple(job_owner(job.id) for job in running)
         curves = await self._metrics.keys(Wanted(owners, rank=0)) if owners else []
         return exposition(
             [
                 *_of_nodes(self._monitor),
                 *_of_gpus(self._monitor.reports),
-                *self._of_all_jobs(live),
+                *self._of_all_jobs(self._live.states()),
                 *_of_running(running, curves),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]
@@ -67,8 +71,7 @@ class Exposition:
                     if end.started_at and end.ended_at:
                         self._durations[end.state].observe(unix_seconds(end.ended_at) - unix_seconds(end.started_at))
 
-    def _of_all_jobs(self, live: Sequence[Job]) -> Iterator[Family]:
-        states = Counter(job.state for job in live)
+    def _of_all_jobs(self, states: Mapping[JobState, int]) -> Iterator[Family]:
         family = Family("ugro_jobs", "gauge", "Jobs that are not over, by state.")
         for state in JobState:
             if state not in FINAL_STATES:

@@ -21,9 +21,10 @@ from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node, unreachable
-from ugro.policy.nodes.examination import Examination, Ports, Root, SshSettings, Survival, Unknown
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
+from ugro.remote.messages import Ports, Root, Survival
 
 # A pair needs only one address that works; no need to wait for others.
 _SETTLE_S = 0.0

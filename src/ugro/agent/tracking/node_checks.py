@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from ugro.agent.support.aio import together
@@ -17,10 +17,11 @@ from ugro.core.errors import RemoteFailure, TimedOut, UgroError
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
-from ugro.policy.nodes.connectivity import Connections, Endpoint, addresses_to_try, pairs
-from ugro.policy.nodes.examination import Packages, Unknown
+from ugro.policy.nodes.connectivity import Endpoint, addresses_to_try, pairs
+from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.versions import Installed
 from ugro.remote import wire
+from ugro.remote.messages import Connections, Listening, Packages, Target
 
 # A lost first packet is sent again after 1 s, and once more after 3 s.
 CONNECT_S = 3.5
@@ -58,18 +59,10 @@ def endpoint(link: Link) -> Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listening:
-    ports: tuple[int, ...]
-    taken: tuple[int, ...]
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Listener:
     link: Link
     endpoint: Endpoint
-    ports: tuple[int, ...]
-    taken: tuple[int, ...]
+    found: Listening
     words: Mapping[str, str]  # what a connector must say, and what it is answered
     stream: Stream
 
@@ -88,7 +81,7 @@ class Mesh:
 
     @property
     def taken_ports(self) -> list[int]:
-        return [port for listener in self._listeners.values() for port in listener.taken]
+        return [port for listener in self._listeners.values() for port in listener.found.taken]
 
     async def connect(self, settle_s: float) -> dict[str, Connections | UgroError]:
         """Connects each node to its peers, all at once.
@@ -129,34 +122,35 @@ async def _listen(link: Link, one: Endpoint, ports: Sequence[int], stack: contex
     stack.callback(stream.cancel)
     try:
         async with asyncio.timeout(_LISTEN_S):
-            answer = await _first_message(link, stream)
+            found = await _first_message(link, stream)
     except TimeoutError as error:
         raise TimedOut(f"did not listen within {_LISTEN_S:g} s", subject=one.node) from error
-    return _Listener(link, replace(one, addresses=answer.addresses), answer.ports, answer.taken, words, stream)
+    return _Listener(link, replace(one, addresses=found.addresses), found, words, stream)
 
 
-async def _first_message(link: Link, stream: Stream) -> _Listening:
+async def _first_message(link: Link, stream: Stream) -> Listening:
     async for _, payload in stream:
-        return _decoded(link, _Listening, payload)
+        return _decoded(link, Listening, payload)
     await stream.result()
     raise RemoteFailure("it stopped listening at once", subject=link.spec.name)
 
 
 async def _connect(connector: _Listener, targets: Sequence[_Listener], settle_s: float) -> Connections:
+    wanted = [
+        Target(
+            target.endpoint.node,
+            tuple(addresses_to_try(connector.endpoint, target.endpoint)),
+            target.found.ports,
+            **target.words,
+        )
+        for target in targets
+    ]
     params = {
         "what": "connect",
         "timeout_s": _LISTEN_S,
         "connect_s": CONNECT_S,
         "settle_s": settle_s,
-        "targets": [
-            {
-                "node": target.endpoint.node,
-                "addresses": addresses_to_try(connector.endpoint, target.endpoint),
-                "ports": target.ports,
-                **target.words,
-            }
-            for target in targets
-        ],
+        "targets": [asdict(target) for target in wanted],
     }
     return _decoded(connector.link, Connections, await connector.link.call("check", params, timeout_s=_LISTEN_S))
 

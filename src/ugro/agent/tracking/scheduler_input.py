@@ -1,105 +1,106 @@
-"""What the scheduler sees: nodes by their latest reports, waiting jobs, and what the others hold.
+"""The scheduler's view of the cluster: nodes by their latest reports, and what running jobs hold.
 
-Taking a snapshot asks no node, so that a slow or dead one delays nobody: reports are made in the background.
+Taking a view asks no node, so a slow or dead one delays nobody: reports are made in the background.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.node_reports import LatestReports, Seen
-from ugro.core.job import HOLDING_STATES, Job, JobSpec, JobState, Launcher, Resources
+from ugro.agent.tracking.node_reports import NodeReports, Seen
+from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.selection import Candidate, best_node
+from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.store.jobs import JobStore
 
 # How long a job that fits no known node waits for nodes that have not answered yet.
 _FIRST_ANSWERS_S = 5.0
 
 
-class Snapshots:
+class Live(Protocol):
+    """The jobs that have not ended."""
+
+    queue: WaitingJobs
+
+    def holding(self) -> Sequence[Job]: ...
+
+
+class SchedulerInput:
     def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
-        self.latest = LatestReports(jobs, cluster, health)
+        self.reports = NodeReports(jobs, cluster, health)
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
         self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
         # Made once and not in every pass, for as long as a job stays as it is.
-        self._waiting: dict[int, Waiting] = {}
         self._holding: dict[int, tuple[object, Holding]] = {}
 
     def start(self) -> None:
         """Nodes are asked from now on."""
-        self.latest.start()
+        self.reports.start()
 
     def listen(self, on_news: Callable[[], None]) -> None:
         """``on_news`` is called whenever a report may change what can start."""
-        self.latest.on_news = on_news
+        self.reports.on_news = on_news
 
     async def close(self) -> None:
-        await self.latest.close()
+        await self.reports.close()
 
-    async def take(self, waiting: Sequence[Job], holding: Sequence[Job] | None = None) -> ClusterView:
-        """``holding``: the jobs that hold devices, where the caller has just read them."""
-        if holding is None:
-            holding = await self._jobs.in_states(HOLDING_STATES)
-        following = [after for job in waiting if (after := job.spec.after).ok or after.any]
-        named = sorted({number for after in following for number in (*after.ok, *after.any)})
-        views = tuple(self._waiting_view(job) for job in waiting)
-        if views:
-            self._waiting = {view.id: view for view in views}
-        self._holding = {job.id: self._holding_view(job) for job in holding if job.placement is not None}
+    async def take(self, live: Live) -> ClusterView:
+        """The view for a pass over ``live.queue``, and as new as that queue when this returns."""
+        if unknown := live.queue.unknown_jobs():
+            for number, state in (await self._jobs.states_of(unknown)).items():
+                live.queue.learn(number, state)
+        drained = await self._health.drained()
+        # Nothing is awaited from here on, so that waiting and holding jobs are those of one moment.
+        self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
-        return ClusterView(
-            now=time.time(),
-            nodes=await self._nodes(held),
-            waiting=views,
-            holding=held,
-            ended=await self._jobs.states_of(named) if named else {},
-        )
+        return ClusterView(now=time.time(), nodes=self._nodes(held, drained), holding=held)
 
     async def misfit(self, spec: JobSpec) -> Misfit | None:
         """Why the job can never run here. Nodes that have not answered yet are waited for, if it depends on them."""
         is_single = spec.launcher is Launcher.COMMAND
         if self._is_known_to_fit(spec.resources, is_single):
             return None
-        known = [node for node in await self._nodes(()) if node.is_known]
+        known = [node for node in self._nodes((), await self._health.drained()) if node.is_known]
         if known and check_fits(spec.resources, known, on_one_node=is_single) is None:
             self._fitting.add((spec.resources, is_single))
             return None
         await self.first_answers()
-        return check_fits(spec.resources, await self._nodes(()), on_one_node=is_single)
+        nodes = self._nodes((), await self._health.drained())
+        return check_fits(spec.resources, nodes, on_one_node=is_single)
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Until every node has answered or failed to, but no longer than ``timeout_s``."""
-        await self.latest.first_answers(timeout_s)
+        await self.reports.first_answers(timeout_s)
 
     def _is_known_to_fit(self, resources: Resources, is_single: bool) -> bool:
         """Of a thousand jobs that are submitted together, most are alike."""
-        seen = [self.latest.of(node) for node in self._cluster.inventory]
+        seen = [self.reports.of(node) for node in self._cluster.inventory]
         if seen != self._fitting_on:
             self._fitting_on, self._fitting = seen, set()
         return (resources, is_single) in self._fitting
 
     def facts(self, node: Node) -> Facts | None:
         """What it last told of itself."""
-        return self.latest.of(node).facts
+        return self.reports.of(node).facts
 
-    async def _nodes(self, holding: Sequence[Holding]) -> tuple[NodeView, ...]:
-        self.latest.start()
-        drained = await self._health.drained()
+    def _nodes(self, holding: Sequence[Holding], drained: Mapping[str, str]) -> tuple[NodeView, ...]:
+        self.reports.start()
         held: dict[str, dict[int, int]] = {}  # by node and job, in cores
         for holder in holding:
             for share in holder.placement.shares:
@@ -110,8 +111,8 @@ class Snapshots:
         )
 
     def _node_view(self, node: Node, drained: str | None, held: dict[int, int]) -> NodeView:
-        seen = self.latest.of(node)
-        is_awaited = self.latest.awaits(node)
+        seen = self.reports.of(node)
+        is_awaited = self.reports.awaits(node)
         key = (seen, node.spec, node.link is None, drained, is_awaited, tuple(held.items()))
         known = self._views.get(node)
         if known is not None and known[0] == key:
@@ -143,13 +144,6 @@ class Snapshots:
         candidate = Candidate(node.spec.name, Status.HEALTHY, cores, replace(facts, load=load))
         choice = best_node([candidate], cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
         return choice.cost if choice else 0.0
-
-    def _waiting_view(self, job: Job) -> Waiting:
-        known = self._waiting.get(job.id)
-        # By identity: a dry run gives a job of its own the number that the next one will have.
-        if known is not None and known.spec is job.spec and (known.state, known.attempt) == (job.state, job.attempt):
-            return known
-        return _waiting(job)
 
     def _holding_view(self, job: Job) -> tuple[object, Holding]:
         key = (job.attempt, job.state, job.started_at)
@@ -195,7 +189,7 @@ def _subnet(address: str | None) -> str:
     return str(ipaddress.ip_network((found, 24 if found.version == 4 else 64), strict=False))
 
 
-def _waiting(job: Job) -> Waiting:
+def waiting_view(job: Job) -> Waiting:
     return Waiting(
         id=job.id,
         user=job.user,

@@ -1,4 +1,4 @@
-"""How the words of a command line are divided between ``ugro launch`` and the script it launches."""
+"""How the words of a command line are divided between ``ugro`` and the program that it starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.session import Session
 
 
 class LaunchCommand(click.Command):
-    """Our own options stand anywhere before a ``--``; behind the script, all other words are the script's.
+    """Our options may stand anywhere before a ``--``; after the script, all other words are the script's.
 
-    Only whole names count: of a script's ``-lr 1`` or ``--node-count 3`` nothing is ours.
+    Only whole names are ours: ``-lr 1`` and ``--node-count 3`` are the script's.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -25,6 +26,9 @@ class LaunchCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[SCRIPT [ARGS]...]"]
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> candidates.Items:
+        return super().shell_complete(ctx, incomplete) or candidates.files(ctx, None, incomplete)
+
     def _options(self, ctx: click.Context) -> dict[str, bool]:
         """By name, whether it takes a value."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
@@ -34,7 +38,7 @@ class LaunchCommand(click.Command):
 
 
 class RunCommand(click.Command):
-    """From the first word that is no option, everything is the command's, also a ``--json``."""
+    """From the first word that is not an option, everything is the command's, also a ``--json``."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -48,7 +52,7 @@ class RunCommand(click.Command):
 
 
 def divide(words: Sequence[str], options: dict[str, bool]) -> tuple[list[str], str | None, list[str]]:
-    """Our words, the script, and its words. Before the script, every option must be ours."""
+    """Returns our words, the script, and its words. Before the script, every option must be ours."""
     ours: list[str] = []
     script: str | None = None
     theirs: list[str] = []
@@ -62,7 +66,7 @@ def divide(words: Sequence[str], options: dict[str, bool]) -> tuple[list[str], s
         elif script is not None:
             theirs.append(word)
         elif word.startswith("-") and word != "-":
-            ours.append(word)  # click says what is wrong with it
+            ours.append(word)  # click reports it
         else:
             script = word
     return ours, script, theirs

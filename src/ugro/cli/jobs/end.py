@@ -1,4 +1,4 @@
-"""The end of jobs: ``wait`` for it, or bring it about with ``cancel``."""
+"""``ugro wait`` and ``ugro cancel``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.text import exit_code, sentence
 from ugro.cli.output import Output
@@ -18,15 +19,22 @@ from ugro.core.support.quantity import parse_duration
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, metavar="[JOB]...")
-@click.option("--timeout", metavar="TIME", help="Give up after this long, such as 10m, with exit code 124.")
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=candidates.live_jobs)
+@click.option("--timeout", metavar="TIME", help="Give up after this time, such as 10m, with exit code 124.")
 @json_option
 @pass_session
 def wait(session: Session, jobs: tuple[str, ...], timeout: str | None) -> int:
-    """Wait until all JOBs have ended; without any, the last one. Returns the exit code of the first that failed."""
+    """Wait until jobs have ended.
+
+    Waits for all JOBs (default: the last job). Returns 0 if all succeeded, else the exit code of the first that failed.
+
+    \b
+    Example:
+      ugro wait 12 13 --timeout 2h
+    """
     client = session.client()
     deadline = time.monotonic() + (_seconds(timeout) if timeout else float("inf"))
-    # Known before the waiting begins: another job may soon be the last one, or have this name.
+    # Resolved before waiting: another job may soon be the last one, or have this name.
     numbers = [client.jobs.get(job).id for job in jobs or ("last",)]
     ended = [_wait(session.output, client, number, deadline) for number in dict.fromkeys(numbers)]
     if session.output.is_json:
@@ -38,24 +46,32 @@ def wait(session: Session, jobs: tuple[str, ...], timeout: str | None) -> int:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, metavar="[JOB]...")
-@click.option("--all", "-a", "is_all", is_flag=True, help="All of yours.")
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=candidates.live_jobs)
+@click.option("--all", "-a", "is_all", is_flag=True, help="Cancel all your jobs.")
 @json_option
 @pass_session
 def cancel(session: Session, jobs: tuple[str, ...], is_all: bool) -> None:
-    """End JOBs, with every process they started. A job that has ended stays as it is."""
+    """Stop jobs and all their processes.
+
+    Jobs that have already ended are not changed.
+
+    \b
+    Examples:
+      ugro cancel last
+      ugro cancel --all
+    """
     if bool(jobs) == is_all:
-        raise UsageError("say which jobs, or --all", hint="for example: ugro cancel last")
+        raise UsageError("name the jobs, or use --all", hint="for example: ugro cancel last")
     client = session.client()
     chosen = [str(job.id) for job in _mine(client)] if is_all else jobs
     found = [client.jobs.cancel(job) for job in chosen]
     if session.output.is_json:
         session.output.document({"jobs": [job_document(job) for job in found]})
     for job in found:
-        text = f"has ended already: {job.state}" if job.is_final else "is being ended"
+        text = f"has already ended: {job.state}" if job.is_final else "is stopping"
         session.output.note(f"job {job.id} {job.spec.name} {text}")
     if not found:
-        session.output.note("nothing of yours waits or runs")
+        session.output.note("you have no waiting or running jobs")
 
 
 def _wait(output: Output, client: Client, number: int, deadline: float) -> Job:
@@ -64,7 +80,7 @@ def _wait(output: Output, client: Client, number: int, deadline: float) -> Job:
     for job in client.jobs.moves(number, timeout_s=left_s):
         output.progress(sentence(job))
     if job is None:
-        raise TimedOut(f"nothing is known of job {number}")
+        raise TimedOut(f"no report about job {number}")
     return job
 
 

@@ -1,4 +1,4 @@
-"""What ranks wrote, on its way to the screen: bytes as they are for one rank, whole lines with a prefix for several."""
+"""Prints logs: the bytes of one rank as they are, or whole lines of several ranks, each with a prefix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ugro.cli.output import Output, Style
 from ugro.client.jobs import LogPiece
 from ugro.core.support.quantity import format_size
 
-_LONGEST_LINE = 64 * 1024  # that is kept until its end is there
+_LONGEST_LINE = 64 * 1024  # that is buffered until its end arrives
 _COLOURS: tuple[Style, ...] = ("id", "good", "warn", "bold")
 _Source = tuple[int, int]  # attempt and rank
 
@@ -22,7 +22,7 @@ class Printer(Protocol):
 
 def dropped(piece: LogPiece) -> str:
     size = format_size(piece.dropped_bytes)
-    return f"rank {piece.rank}: {size} of this log were dropped on {piece.node}, where it had grown too large"
+    return f"rank {piece.rank}: {size} of this log were dropped on {piece.node}: it grew too large"
 
 
 class Bytes:
@@ -40,11 +40,11 @@ class Bytes:
             self._output.raw(piece.content)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing is buffered."""
 
 
 class _Whole:
-    """Lines are put together; one too long to be kept is broken."""
+    """Joins pieces to lines; a line too long to buffer is broken."""
 
     def __init__(self) -> None:
         self._rest: dict[_Source, bytearray] = {}
@@ -81,7 +81,7 @@ class _Whole:
 
 
 class Prefixed(_Whole):
-    """``rank 1 gpu2 | `` before each line, aligned, each rank in its colour."""
+    """Puts ``rank 1 gpu2 | `` before each line, aligned, each rank in its own colour."""
 
     def __init__(self, output: Output, *, has_attempts: bool = False) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Prefixed(_Whole):
 
     def _show(self, source: _Source, lines: list[bytes]) -> None:
         prefix = self._prefix(source)
-        if self._output.is_terminal:  # a bar that was drawn over and over: what it was at last, or it hides the prefix
+        if self._output.is_terminal:  # of a progress bar only its last state: it would overwrite the prefix
             lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         self._output.raw(b"".join(prefix + line + b"\n" for line in lines))
 
@@ -107,7 +107,7 @@ class Prefixed(_Whole):
 
 
 class Documents(_Whole):
-    """NDJSON: one document a line. A line that is no UTF-8 comes as base64."""
+    """NDJSON: one document per line. A line that is not UTF-8 becomes base64."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``ugro logs`` and ``ugro events``: what the ranks wrote, and what happened."""
+"""``ugro logs`` and ``ugro events``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.lines import Bytes, Documents, Prefixed, Printer
 from ugro.cli.jobs.moments import MOMENT
 from ugro.cli.jobs.text import local_time, ranks
@@ -16,17 +17,25 @@ from ugro.core.errors import UsageError
 from ugro.core.event import Event
 from ugro.core.job import Job
 
-_SINCE = "Only since then: 10m (ago), or a time such as 2030-01-31T08:00."
+_SINCE = "Show only what is newer than this: 10m (ago), or a time such as 2030-01-31T08:00."
 
 
 @click.command()
-@click.argument("job", default="last")
-@click.option("--rank", "-r", type=click.IntRange(0), multiple=True, help="Only this rank; may be repeated.")
-@click.option("--node", "-n", multiple=True, help="Only the ranks on this node; may be repeated.")
-@click.option("--attempt", default="newest", metavar="N|all", help="Of this attempt, or of all; default: the newest.")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
+@click.option(
+    "--rank", "-r", type=click.IntRange(0), metavar="N", multiple=True, help="Show only this rank. May be repeated."
+)
+@click.option(
+    "--node",
+    "-n",
+    multiple=True,
+    shell_complete=candidates.node_names,
+    help="Show only the ranks on this node. May be repeated.",
+)
+@click.option("--attempt", default="newest", metavar="N|all", help="Show this attempt, or all; default: the newest.")
 @click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines of each rank.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Start with the last N lines of each rank.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
 @json_option
 @pass_session
 def logs(
@@ -39,10 +48,16 @@ def logs(
     follow: bool,
     **begin: float | int | None,
 ) -> int:
-    """Print what the ranks of JOB wrote: an id, a name, or last.
+    """Print the logs of a job.
 
-    The bytes of one rank come as they were written; of several, each line has its rank and node before it. --since goes
-    by when a line came home, which for a node that could not be reached is later than it was written.
+    JOB is an id, a name, or last (the default). The output of one rank is printed as it was written; with several
+    ranks, each line begins with its rank and node. --since compares the time at which a line reached this machine; for
+    a node that could not be reached, that is later than it was written.
+
+    \b
+    Examples:
+      ugro logs train -f
+      ugro logs 12 --rank 3 --tail 50
     """
     since, tail = begin["since"], begin["tail"]
     choice = LogChoice(rank, node, _attempt(attempt), since, None if tail is None else int(tail), follow)
@@ -60,13 +75,16 @@ def logs(
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=candidates.jobs)
 @click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
-@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @json_option
 @pass_session
 def events(session: Session, job: str | None, since: float | None, follow: bool) -> None:
-    """Print what happened, to all jobs or to JOB, the oldest first."""
+    """Print the history of events.
+
+    Of JOB, or of all jobs and nodes; the oldest first.
+    """
     output = session.output
     for event in session.client().jobs.events(job=job, since_unix_s=since, follow=follow):
         if output.is_json:

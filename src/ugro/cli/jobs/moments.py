@@ -1,4 +1,4 @@
-"""A moment in the past as people give it: how long ago, or when."""
+"""A time in the past, given as a duration (10m ago) or as a date and time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ugro.core.support.quantity import parse_duration
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
-    """Seconds since the epoch. A time without a zone is of this machine's."""
+    """Seconds since the epoch. A time without a zone is local time."""
 
     name = "time"
 

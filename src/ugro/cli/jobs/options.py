@@ -7,9 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
+from ugro.cli import candidates
 from ugro.config.job.options import OPTIONS, POSITIONAL, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
+_COMPLETERS = {
+    "JOB": candidates.jobs,
+    "LABEL": candidates.labels,
+    "DIR": candidates.directories,
+    "FILE": candidates.files,
+}
 
 
 def job_options(*, without: Sequence[str] = ()) -> Callable[[F], F]:
@@ -35,5 +42,10 @@ def _click_option(option: Option) -> Callable[[F], F]:
         return click.option(names, default=None, help=option.help)
     short = ("-e",) if option.name == "env" else ()
     return click.option(
-        option.flag, *short, multiple=option.may_repeat, metavar=option.metavar, help=option.help
+        option.flag,
+        *short,
+        multiple=option.may_repeat,
+        metavar=option.metavar,
+        shell_complete=_COMPLETERS.get(option.metavar, candidates.words(option.choices)),
+        help=option.help,
     )

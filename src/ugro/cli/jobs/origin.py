@@ -1,4 +1,4 @@
-"""Where submitted code comes from, as git tells; nothing where there is no git."""
+"""The git commit and branch of submitted code; None without git."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def origin_of(folder: Path) -> Origin | None:
     here = folder.absolute()
     if not any((place / ".git").exists() for place in (here, *here.parents)):
         return None
-    import subprocess  # most of a command's time is what it loads
+    import subprocess  # loaded only when needed: it takes long to load
 
     argv = ["git", "-c", "core.fsmonitor=false", "-C", str(here), "status", "--porcelain=v2", "--branch"]
-    # Nobody else's git may have to wait because we look.
+    # Takes no lock that another git would have to wait for.
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(

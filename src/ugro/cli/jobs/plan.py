@@ -1,4 +1,4 @@
-"""``--dry-run``: the exact plan, for people and for programs."""
+"""``--dry-run``: shows the exact plan."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
         yield f"{spec.name} would start now ({dry_run.reason})"
     else:
         yield f"{spec.name} would wait: {dry_run.reason}"
-        yield "as it would be if nobody else were here:" if plan else "there is no plan before that"
+        yield "the plan if the cluster were idle:" if plan else "no plan is possible now"
     if plan is None:
         return
-    yield f"  places   {places(dry_run.placement)}"
+    yield f"  nodes    {places(dry_run.placement)}"
     if (code := dry_run.snapshot) is not None:
         yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:
-        port = plan.rendezvous.port or "a port that is free then"
-        guess = " (a guess: found when it starts)" if plan.rendezvous.is_tentative else ""
+        port = plan.rendezvous.port or "a free port"
+        guess = " (a guess; decided at the start)" if plan.rendezvous.is_tentative else ""
         yield f"  meet at  {plan.rendezvous.address}, {port}{guess}"
     if spec.setup:
         yield "  setup"
@@ -51,7 +51,7 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
     if spec.checkpoint.dir:
         yield f"  checkpoints in {spec.checkpoint.dir}"
     if spec.outputs:
-        yield f"  brought home: {', '.join(spec.outputs)}"
+        yield f"  collects {', '.join(spec.outputs)}"
     yield from _nodes(plan)
 
 
@@ -70,6 +70,6 @@ def _nodes(plan: Plan) -> Iterator[str]:
 
 
 def _shared(plan: Plan) -> list[tuple[str, str]]:
-    """What all ranks are told alike; of a single one nothing is."""
+    """The variables that all ranks have in common; none if there is one rank."""
     first, *others = [rank for node in plan.nodes for rank in node.ranks]
     return [pair for pair in first.env if all(pair in rank.env for rank in others)] if others else []

@@ -1,4 +1,4 @@
-"""Looking at jobs: ``status`` and ``why``."""
+"""``ugro status``, ``ugro why`` and ``ugro clone``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs import text as words
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
@@ -16,22 +17,35 @@ from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, place
 from ugro.core.support.quantity import format_duration
 
 _STATES = [state.value for state in JobState]
-_MOST_NODES = 3  # that are named in a table; a job's own page has all
+_MOST_NODES = 3  # that a table names; the page of one job names all
 _HEADER = ("", "JOB", "NAME", "STATE", "NODES", "GPUS", "TRY", "TIME", "USER", "REASON")
 _SPARE = ("USER", "TRY", "GPUS")
 
 
 @click.command()
-@click.argument("job", required=False)
-@click.option("-n", "--limit", type=click.IntRange(1, 1_000_000), default=20, help="How many of the newest (20).")
-@click.option("--all", "-a", "is_all", is_flag=True, help="All of them.")
-@click.option("--state", type=click.Choice(_STATES), multiple=True, help="Only these; may be repeated.")
+@click.argument("job", required=False, shell_complete=candidates.jobs)
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Show the N newest jobs.",
+)
+@click.option("--all", "-a", "is_all", is_flag=True, help="Show all jobs.")
+@click.option("--state", type=click.Choice(_STATES), multiple=True, help="Show only this state. May be repeated.")
 @json_option
 @pass_session
 def status(session: Session, job: str | None, limit: int, is_all: bool, state: tuple[str, ...]) -> int:
-    """Show the newest jobs, or all about one JOB: an id, a name, or last.
+    """List jobs, or show one.
 
-    TIME is how long a job has waited, has run, or took.
+    JOB is an id, a name, or last. In the list, TIME is how long a job has waited, has run, or took.
+
+    \b
+    Examples:
+      ugro status --state running
+      ugro status last
     """
     jobs = session.client().jobs
     if job is None:
@@ -47,13 +61,18 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
 
 
 @click.command()
-@click.argument("job", default="last")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
 @json_option
 @pass_session
 def clone(session: Session, job: str) -> None:
-    """Print JOB as a job file: change it and submit it with ugro launch -f, in the folder of its code.
+    """Print a job as a job file, to edit and submit again.
 
-    Variables that look secret have no value in it: they must come with the submit.
+    Submit it in the folder of its code. Environment variables that look secret have no value in it: give them when you
+    submit.
+
+    \b
+    Example:
+      ugro clone 12 > job.yaml && ugro launch -f job.yaml
     """
     text = session.client().jobs.file(job)
     if session.output.is_json:
@@ -63,11 +82,14 @@ def clone(session: Session, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", default="last")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
 @json_option
 @pass_session
 def why(session: Session, job: str) -> None:
-    """Say what JOB waits for, who holds it, and when it may start; where it runs; or how it ended."""
+    """Explain why a job waits, where it runs, or how it ended.
+
+    For a waiting job: what it needs, which jobs hold that, and when it may start.
+    """
     jobs = session.client().jobs
     details = jobs.details(job)
     found = details.job
@@ -76,23 +98,23 @@ def why(session: Session, job: str) -> None:
         session.output.document({"job": job_document(found, details.attempts), "why": answer})
         return
     if answer is None:
-        lines = _story(details)
+        lines = _outcome(details)
     else:
         lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer['text']}", *answer["details"]])
         if found.state is JobState.RECOVERING:
-            lines = iter([*lines, *_story(details)])
+            lines = iter([*lines, *_outcome(details)])
     for number, line in enumerate(lines):
         session.output.text(line if number == 0 else f"  {line}")
 
 
-def _story(details: Details) -> Iterator[str]:
+def _outcome(details: Details) -> Iterator[str]:
     job = details.job
     yield words.sentence(job)
     if job.placement is not None and not job.is_final:
         yield f"on {places(job.placement)}, for {format_duration(words.duration_s(job))}"
     failure = details.attempts[-1].failure if details.attempts else None
     if failure is not None:
-        yield from list(words.story(failure))[int(failure.reason in job.reason) :]
+        yield from list(words.failure_lines(failure))[int(failure.reason in job.reason) :]
     yield f"next: {words.next_commands(job, failure)}"
 
 
@@ -100,7 +122,7 @@ def _show_all(output: Output, jobs: list[Job]) -> None:
     if output.is_json:
         output.document({"jobs": [job_document(job) for job in jobs]})
     elif not jobs:
-        output.note("no such jobs; begin with: ugro run -- hostname")
+        output.note("no such jobs; try: ugro run -- hostname")
     else:
         now = datetime.now(UTC)
         output.table(_HEADER, [_row(output, job, now) for job in jobs], spare=_SPARE)
@@ -171,5 +193,5 @@ def _attempt(attempt: Attempt, job: Job) -> Iterator[str]:
     state = attempt.outcome or (f"{job.state} now" if attempt.number == job.attempt else "")
     yield f"attempt {attempt.number}  {places(attempt.placement)}, {took}: {state}"
     if attempt.failure is not None:
-        lines = list(words.story(attempt.failure))
+        lines = list(words.failure_lines(attempt.failure))
         yield from lines[int(attempt.failure.reason in (attempt.outcome or "")) :]

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.arguments import LaunchCommand, RunCommand
-from ugro.cli.jobs.attach import attend
+from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.jobs.origin import origin_of
@@ -24,7 +25,7 @@ _ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process
 @click.command(cls=RunCommand)
 @job_options(without=_ONE_PROCESS)
 @json_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=candidates.files)
 @pass_session
 def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bool, **fields: Any) -> int:
     """Run a command as a job on the best node.
@@ -72,7 +73,7 @@ def launch(
 
 
 @click.command()
-@click.argument("job", default="last")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
 @click.option("--exact", is_flag=True, help="Fail unless the job's code is still stored; report other changes since.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for the job.")
 @json_option
@@ -128,7 +129,7 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     if detach:
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")
         return 0
-    return attend(output, client, job)
+    return attach(output, client, job)
 
 
 def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Jobs in words: their signs, times, places, and the story of one that failed. It prints nothing."""
+"""Jobs as text: their signs, times and placement, and why one failed. It prints nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exit_code(job: Job) -> int:
 
 
 def ranks(job: Job) -> int:
-    """How many have a log of their own."""
+    """How many ranks have a log."""
     if job.placement is None or job.spec.launcher is Launcher.COMMAND:
         return 1
     if job.spec.launcher is Launcher.TORCHRUN:
@@ -57,7 +57,7 @@ def attempt_duration(attempt: Attempt) -> str:
 
 
 def local_time(text: str) -> str:
-    """As the clock on the wall says it."""
+    """In the local time zone."""
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -70,8 +70,8 @@ def variables(env: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(value)}" for name, value in env]
 
 
-def story(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:
-    """Who failed and how, what to do about it, and its last lines."""
+def failure_lines(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:
+    """What failed, what to do about it, and its last lines of output."""
     yield failure.reason
     if failure.hint:
         yield f"hint: {failure.hint}"

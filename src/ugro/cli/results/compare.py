@@ -1,9 +1,10 @@
-"""``compare``: what differs between jobs."""
+"""``ugro compare``."""
 
 from __future__ import annotations
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell
 from ugro.cli.session import Session, json_option, pass_session
@@ -12,21 +13,28 @@ from ugro.core.errors import UsageError
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...")
-@click.option("--all", "-a", "is_all", is_flag=True, help="Also what is the same.")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=candidates.jobs)
+@click.option("--all", "-a", "is_all", is_flag=True, help="Also show what is the same.")
 @json_option
 @pass_session
 def compare(session: Session, jobs: tuple[str, ...], is_all: bool) -> int:
-    """Show what differs between two or more jobs: command, variables, code, packages, nodes, and what came of it."""
+    """Show what differs between jobs.
+
+    Compares command, environment, code, packages, nodes and results of two or more jobs.
+
+    \b
+    Example:
+      ugro compare 12 13
+    """
     if len(jobs) < 2:
-        raise UsageError("one job has nothing to be compared with", hint="ugro compare 12 13")
+        raise UsageError("give at least two jobs", hint="ugro compare 12 13")
     found = session.client().jobs.compare(jobs)
     rows = [row for row in found.rows if is_all or not row.is_same]
     if session.output.is_json:
         facts = [{"key": row.key, "is_same": row.is_same, "values": row.values} for row in rows]
         session.output.document({"jobs": [job_document(job) for job in found.jobs], "rows": facts})
     elif not rows:
-        session.output.note("they are the same in all that is known of them")
+        session.output.note("no differences")
     else:
         header = ("FACT", *(f"JOB {job.id}" for job in found.jobs))
         session.output.table(header, [_cells(row) for row in rows])

@@ -1,24 +1,32 @@
-"""``note``: what people write about a job."""
+"""``ugro note``."""
 
 from __future__ import annotations
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import UsageError
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=candidates.jobs)
 @click.argument("text", required=False)
-@click.option("--tag", "-t", "tags", multiple=True, metavar="TAG", help="Add a tag; may be given more than once.")
-@click.option("--untag", multiple=True, metavar="TAG", help="Take a tag away.")
+@click.option("--tag", "-t", "tags", multiple=True, metavar="TAG", help="Add a tag. May be repeated.")
+@click.option("--untag", multiple=True, metavar="TAG", help="Remove a tag. May be repeated.")
 @json_option
 @pass_session
 def note(session: Session, job: str, text: str | None, tags: tuple[str, ...], untag: tuple[str, ...]) -> int:
-    """Show the note and tags of JOB, or write them: TEXT takes the place of the note that was there; "" removes it."""
+    """Show or change the note and tags of a job.
+
+    TEXT replaces the note; an empty TEXT removes it.
+
+    \b
+    Example:
+      ugro note last "larger batch" --tag baseline
+    """
     if both := sorted(set(tags) & set(untag)):
-        raise UsageError(f"the tag {both[0]} is to come and to go", hint="name it once")
+        raise UsageError(f"the tag {both[0]} is added and removed", hint="use one of --tag and --untag")
     client = session.client()
     is_change = text is not None or tags or untag
     found = client.jobs.set_note(job, text, add=tags, remove=untag) if is_change else client.jobs.note(job)

@@ -1,4 +1,4 @@
-"""``ugro profile``: where the time of a training's steps goes, rank by rank, and what holds it back."""
+"""``ugro profile``: where the time of a training goes on each rank, and what slows it down."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output, Style, clean
 from ugro.cli.results.trace import trace_steps
@@ -39,23 +40,29 @@ _COLUMNS = ("RANK", "NODE", "SAMPLES", "OWN", "WAITS", "")
 
 
 @click.command()
-@click.argument("job", default="last")
-@click.option("--watch", "-w", is_flag=True, help="Look again and again until the job ends, or Ctrl-C.")
-@click.option("--attempt", type=click.IntRange(1), help="Of this attempt; default: the newest.")
-@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), help="Of so many of the newest steps (50).")
-@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), help="Record so many of the next steps of each rank.")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
+@click.option("--watch", "-w", is_flag=True, help="Refresh until the job ends, or Ctrl-C.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
+@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), metavar="N", help="Use the newest N steps; default: 50.")
+@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), metavar="N", help="Record N steps of each rank.")
 @json_option
 @pass_session
 def profile(session: Session, /, job: str, attempt: int | None, steps: int | None, **flags: int | bool | None) -> int:
-    """Show where the time of JOB's steps goes on each rank, how much is lost by waiting, and what to do about it.
+    """Show where a training's time goes.
 
-    For trainings that use ugro.train (see docs/profiling.md). With --trace, torch's profiler records the next steps of
-    every rank; the traces come here, and Perfetto shows them.
+    For each rank: how long it loads data, computes, communicates and waits for others; then what slows the training
+    down, and what to do about it. Works for scripts that use ugro.train (see docs/profiling.md). With --trace, torch's
+    profiler records the next steps of every rank; open the traces in Perfetto.
+
+    \b
+    Examples:
+      ugro profile train --watch
+      ugro profile 12 --trace 5
     """
     client, output = session.client(), session.output
     if flags["trace"]:
         if flags["watch"] or attempt or steps:
-            raise UsageError("--trace stands alone", hint=f"ugro profile {job} --trace {flags['trace']}")
+            raise UsageError("--trace takes no other option", hint=f"ugro profile {job} --trace {flags['trace']}")
         return trace_steps(output, client, job, int(flags["trace"]))
     if flags["watch"]:
         return _watch(output, client, (job, attempt, steps))
@@ -65,24 +72,24 @@ def profile(session: Session, /, job: str, attempt: int | None, steps: int | Non
 
 
 def _watch(output: Output, client: Client, which: tuple[str, int | None, int | None]) -> int:
-    """From the first step to the last; a job that tells nothing yet is waited for."""
+    """From the first step to the last; waits for a job that has reported no steps yet."""
     try:
         job = client.jobs.get(which[0])
         shown: JobProfile | None = None
         is_over = False
         while not is_over:
             began = time.monotonic()
-            is_over = _is_over(client, job)  # asked first: what comes until then is shown
+            is_over = _is_over(client, job)  # asked first, so that the last steps are shown
             job, measured = _newest(output, client, (job, *which[1:]), is_over=is_over)
             if measured is not None and measured != shown:
                 shown = measured
                 _draw(output, job, measured)
             if not is_over:
-                # As long as looking took: of many ranks the agent has much to read.
+                # At least as long as the request took: with many ranks it is expensive.
                 time.sleep(max(_LOOK_S, time.monotonic() - began))
     except KeyboardInterrupt:
         if output.is_terminal:
-            output.text("")  # what comes next stands below the ^C
+            output.text("")  # the next line begins below the ^C
     return 0
 
 
@@ -110,7 +117,7 @@ def _draw(output: Output, job: Job, measured: JobProfile) -> None:
     if output.is_json or not output.is_terminal:
         _show(output, job, measured)
     else:
-        output.redraw(list(_lines(output, job, measured)), f"step {measured.last_step}   Ctrl-C ends")
+        output.redraw(list(_lines(output, job, measured)), f"step {measured.last_step}   Ctrl-C quits")
 
 
 def _show(output: Output, job: Job, measured: JobProfile) -> None:
@@ -150,7 +157,7 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
 
 def _about(measured: JobProfile) -> str:
     speed = f"{measured.samples_per_s:.4g} samples/s, {format_duration(measured.step_s)} a step"
-    passed = f", {measured.passed_over} passed over" if measured.passed_over else ""
+    passed = f", {measured.passed_over} skipped" if measured.passed_over else ""
     loss = "" if measured.loss is None else f", loss {measured.loss:.4g}"
     return f"steps {measured.first_step} to {measured.last_step}{passed}: {speed}{loss}"
 
@@ -168,7 +175,7 @@ def _row(rank: RankProfile, measured: JobProfile) -> list[Cell]:
 
 
 def _bar(output: Output, rank: RankProfile, step_s: float, width: int) -> str:
-    """The parts in proportion: each is drawn up to where the parts so far end."""
+    """The parts in proportion; rounding errors do not add up."""
     drawn, done, until = "", 0, 0.0
     for name, letter, style in _PARTS:
         until += getattr(rank, f"{name}_s")
@@ -190,5 +197,5 @@ def _header() -> tuple[str, ...]:
 def _whole_row(measured: JobProfile, rank: RankProfile) -> list[Cell]:
     parts = [getattr(rank, f"{name}_s") for name, _, _ in _PARTS]
     numbers = [rank.samples, rank.own_s, *parts, measured.step_s, measured.imbalance, measured.samples_per_s]
-    told = [str(rank.rank), rank.node, *(f"{number:.6g}" for number in numbers)]
-    return [Cell(text) for text in (*told, str(measured.first_step), str(measured.last_step))]
+    values = [str(rank.rank), rank.node, *(f"{number:.6g}" for number in numbers)]
+    return [Cell(text) for text in (*values, str(measured.first_step), str(measured.last_step))]

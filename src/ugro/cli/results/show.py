@@ -1,4 +1,4 @@
-"""What a job made: ``results`` shows it, copies it, and frees its space."""
+"""``ugro results``: shows, copies and deletes the results of a job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ugro.cli import candidates
 from ugro.cli.jobs import text as words
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
@@ -24,34 +25,41 @@ from ugro.core.support.quantity import format_duration, format_size
 _MOST_SHOWN = 20
 _LOOK_S = 0.3
 _STATES = {
-    ResultState.WAITING: "not all is here yet",
-    ResultState.LIVE: "the job goes on; this is what came so far",
-    ResultState.COMING: "on the way here",
-    ResultState.HOME: "all here",
-    ResultState.UNKNOWN: "a node cannot be asked whether there is more",
-    ResultState.NONE: "it wrote nothing to $UGRO_OUTPUT",
+    ResultState.WAITING: "not complete yet",
+    ResultState.LIVE: "the job is running; these are the results so far",
+    ResultState.COMING: "being collected",
+    ResultState.HOME: "complete",
+    ResultState.UNKNOWN: "a node cannot be reached; there may be more",
+    ResultState.NONE: "the job wrote nothing to $UGRO_OUTPUT",
     ResultState.REMOVED: "removed",
 }
 
 
 @click.command()
-@click.argument("job", default="last")
-@click.option("--attempt", type=click.IntRange(1), help="Of this attempt; default: the newest.")
-@click.option("--pull", "target", type=click.Path(path_type=Path), metavar="DIR", help="Copy all of it to DIR.")
-@click.option("--force", is_flag=True, help="With --pull: write over files that differ.")
-@click.option("--rm", "is_removal", is_flag=True, help="Delete them here and on the nodes; logs stay.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.argument("job", default="last", shell_complete=candidates.jobs)
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
+@click.option("--pull", "target", type=click.Path(path_type=Path), metavar="DIR", help="Copy the results to DIR.")
+@click.option("--force", is_flag=True, help="With --pull: overwrite files that differ.")
+@click.option("--rm", "is_removal", is_flag=True, help="Delete the results here and on the nodes; keep the logs.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @pass_session
 def results(session: Session, /, job: str, attempt: int | None, target: Path | None, **flags: bool) -> int:
-    """Show what JOB made: its files, whether all of them are here, and how it went.
+    """Show, copy or delete the results of a job.
 
-    What a job writes to the folder $UGRO_OUTPUT, or names under outputs in its job file, comes home by itself.
+    Results are the files that a job writes to the directory $UGRO_OUTPUT, or that match the outputs in its job file.
+    UGRO collects them from the nodes by itself.
+
+    \b
+    Examples:
+      ugro results train
+      ugro results 12 --pull ./run12
     """
     client = session.client()
     if flags["is_removal"]:
         if target is not None or attempt is not None:
-            raise UsageError("--rm frees all of it, and stands alone", hint="pull it first, then remove it")
+            problem = "--rm deletes all results: it cannot be used with --pull or --attempt"
+            raise UsageError(problem, hint="copy them first, then delete them")
         return _remove(session.output, client, job, is_sure=flags["yes"])
     if target is not None:
         return _pull(session.output, client, (job, attempt), target, is_forced=flags["force"])
@@ -68,8 +76,8 @@ def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
     facts = [f"job {job.id} {job.spec.name}: {_amount(made.files, made.bytes)} in {made.folder}"]
     if not is_sure and job.is_final and job.cached_from is None:
         if output.is_json:
-            raise UsageError("this deletes them for good", hint="say that you mean it: --yes")
-        if not output.confirm(facts, "delete its results?"):
+            raise UsageError("this deletes the results permanently", hint="confirm with --yes")
+        if not output.confirm(facts, "Delete these results?"):
             return 1
     removed, problems = client.jobs.remove_results(job.id)
     for problem in problems:
@@ -77,7 +85,7 @@ def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
     if output.is_json:
         output.document({"job": {**job_document(removed), "results": client.jobs.results(job.id)[1]}})
     else:
-        output.note(f"job {job.id}: its results are removed; its logs stay")
+        output.note(f"job {job.id}: results deleted; logs kept")
     return 1 if problems else 0
 
 
@@ -89,16 +97,17 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
     try:
         pulled = pull(made, target, is_forced=is_forced, on_progress=lambda done: output.progress(_copied(done, made)))
     except Conflict as error:
-        raise UgroError(str(error), hint="--force writes over them, or choose another directory") from error
+        raise UgroError(str(error), hint="overwrite them with --force, or choose another directory") from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UgroError(f"cannot copy to {target}: {reason}", hint="what was copied is whole; try again") from error
+        hint = "the files copied so far are complete; try again"
+        raise UgroError(f"cannot copy to {target}: {reason}", hint=hint) from error
     output.end_progress()
     if output.is_json:
         copied = {"copied": pulled.files, "same": pulled.same, "bytes": pulled.bytes, "to": str(target.absolute())}
         output.document({"job": {**job_document(job), "results": made, "pulled": copied}})
     else:
-        same = f", {pulled.same} were there" if pulled.same else ""
+        same = f", {pulled.same} were there already" if pulled.same else ""
         output.note(f"copied {_amount(pulled.files, pulled.bytes)} to {target}{same}")
     if made.state in (ResultState.WAITING, ResultState.LIVE, ResultState.UNKNOWN):
         output.warn(f"{_STATES[made.state]}: {_problem(made)}")
@@ -106,11 +115,11 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
 
 
 def _arrived(output: Output, client: Client, word: str, attempt: int | None) -> tuple[Job, JobResults]:
-    """When what is on its way has come; the same job, also for ``last``."""
+    """Waits until the results are collected; ``last`` stays the same job."""
     job, made = client.jobs.results(word, attempt=attempt)
     while made.state is ResultState.COMING:
         missing = sum(node.missing_bytes for node in made.nodes)
-        output.progress(f"waiting for the results of job {job.id}: {format_size(missing)} to come")
+        output.progress(f"waiting for the results of job {job.id}: {format_size(missing)} left")
         time.sleep(_LOOK_S)
         job, made = client.jobs.results(job.id, attempt=attempt)
     output.end_progress()
@@ -151,7 +160,7 @@ def _size(output: Output, size: int) -> str:
 
 def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
     yield "results", f"{_STATES[made.state]}: {_amount(made.files, made.bytes)}"
-    yield "cached", f"from job {job.cached_from}: the same was done before" if job.cached_from else ""
+    yield "cached", f"from job {job.cached_from}, an identical job" if job.cached_from else ""
     yield "in", made.folder
     yield "attempt", str(made.attempt) if made.attempt > 1 else ""
     yield "took", format_duration(words.duration_s(job)) if job.is_final else ""
@@ -166,7 +175,7 @@ def _measured(metrics: MetricsSummary) -> Iterator[tuple[str, str]]:
     speed, use, imbalance = metrics.throughput, metrics.device_use, metrics.imbalance
     yield "throughput", f"{speed:.4g} ({metrics.throughput_name}, on average)" if speed is not None else ""
     yield "device use", f"{100 * use:.0f} % ({metrics.device_use_name}, on average)" if use is not None else ""
-    yield "imbalance", f"{imbalance:.2f} (slowest rank against the mean)" if imbalance is not None else ""
+    yield "imbalance", f"{imbalance:.2f} (slowest rank compared to the mean)" if imbalance is not None else ""
     yield "steps", "" if metrics.last_step is None else str(metrics.last_step)
 
 
@@ -176,12 +185,12 @@ def _loss(metrics: MetricsSummary) -> str:
         at = "" if metrics.best_step is None else f" at step {metrics.best_step}"
         words.append(f"{metrics.final_loss:.4g}, at best {metrics.best_loss:.4g}{at}")
     if metrics.lost_at_step is not None:
-        words.append(f"no finite number from step {metrics.lost_at_step} on")
+        words.append(f"not finite from step {metrics.lost_at_step} on")
     return "; ".join(words)
 
 
 def _checkpoint(made: JobResults) -> str:
-    """The one that is here, or else where it was written."""
+    """The collected one, or else where it was written."""
     here = next((part.path for part in made.parts if part.name.split("/")[0] == "checkpoints"), None)
     there = made.metrics.checkpoint if made.metrics is not None else None
     at = f" (step {made.metrics.checkpoint_step})" if made.metrics is not None and there else ""
@@ -192,13 +201,13 @@ def _node_lines(node: NodeResults) -> Iterator[str]:
     if node.problem:
         yield f"{node.node}: {node.problem}"
     elif node.state is ResultState.COMING:
-        yield f"{node.node}: {_amount(node.missing_files, node.missing_bytes)} to come"
+        yield f"{node.node}: {_amount(node.missing_files, node.missing_bytes)} not collected yet"
     if node.left_count:
         size = sum(file.bytes for file in node.left)
-        yield f"{node.node}: {_amount(node.left_count, size)} stayed there ({node.left[0].reason}):"
+        yield f"{node.node}: {_amount(node.left_count, size)} left on the node ({node.left[0].reason}):"
         yield from (f"  {file.name}  {format_size(file.bytes)}" for file in node.left[:_MOST_SHOWN])
     for file in node.unsendable[:_MOST_SHOWN]:
-        yield f"{node.node}: {file.name} was passed over: {file.reason}"
+        yield f"{node.node}: {file.name} was skipped: {file.reason}"
 
 
 def _problem(made: JobResults) -> str:

@@ -1,4 +1,4 @@
-"""``ugro profile JOB --trace N``: torch's traces of some steps are asked for, waited for, and shown where they are."""
+"""``ugro profile JOB --trace N``: requests torch traces of some steps, waits for them, and lists their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trace_steps(output: Output, client: Client, word: str, steps: int) -> int:
     try:
         found = _arrived(output, client, asked, {one.path for one in before})
     except KeyboardInterrupt:
-        output.note(f"they come all the same: ugro results {job.id}")
+        output.note(f"the traces will still be collected: ugro results {job.id}")
         raise
     _show(output, client.jobs.get(job.id), found)
     return int(any(one.problem for one in found))
@@ -41,7 +41,7 @@ def _arrived(output: Output, client: Client, asked: TraceRequest, known: set[str
             job, traces = client.jobs.traces(asked.job, attempt=asked.attempt)
             found = tuple(one for one in traces if one.path not in known)
             if len({one.rank for one in found}) < asked.ranks:
-                raise UgroError(f"job {job.id} has ended, and {len(found)} of {asked.ranks} traces are here")
+                raise UgroError(f"job {job.id} has ended with {len(found)} of {asked.ranks} traces")
             return found
         output.progress(f"waiting for {asked.steps} steps of job {asked.job}: {len(found)} of {asked.ranks} traces")
         time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""``ugro top``: the whole cluster at a terminal, live."""
+"""``ugro top``: the cluster in a terminal, live."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 
 
 @click.command()
-@click.option("--interval", type=float, default=2.0, help="Seconds between looks, 0.2 to 3600 (2).")
-@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="The order of nodes.")
-@click.option("--once", is_flag=True, help="Print it once and end; also where there is no terminal.")
+@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between refreshes, 0.2 to 3600.")
+@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort nodes by this.")
+@click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @json_option
 @pass_session
 def top(session: Session, interval: float, sort: str, once: bool) -> None:
-    """Show all nodes, GPUs, jobs and alerts, live, until q or Ctrl-C."""
+    """Show nodes, GPUs, jobs and alerts, live.
+
+    Keys: q quits, s changes the order, the arrow keys scroll, space pauses.
+    """
     check_interval(interval)
     client, output = session.client(), session.output
-    output.progress("asking the nodes")
+    output.progress("probing the nodes")
     seen = look(client)
     if output.is_json:
         jobs = [job_document(job) for job in seen.jobs]
@@ -61,7 +64,7 @@ def look(client: Client) -> Seen:
 
 
 def _place(job: Job) -> tuple[bool, int]:
-    """What runs stands above what waits; the oldest first."""
+    """Running jobs before waiting ones; the oldest first."""
     return job.state in WAITING_STATES, job.id
 
 
@@ -85,7 +88,7 @@ class _Screen:
                     seen = self._look(seen)
 
     def _look(self, before: Seen) -> Seen:
-        """The agent may be away for a moment: what was seen stays, and it is said."""
+        """Keeps the last state, with a message, while the agent cannot be reached."""
         try:
             seen = look(self._client)
         except Unreachable as error:
@@ -97,23 +100,23 @@ class _Screen:
     def _draw(self, seen: Seen) -> None:
         drawn = lines(self._output, seen, self._sort)
         self._first = max(0, min(self._first, len(drawn) - 1))
-        keys = _KEYS.format(sort=self._sort, pause="goes on" if self._is_paused else "pause")
+        keys = _KEYS.format(sort=self._sort, pause="continue" if self._is_paused else "pause")
         title = f"{headline(seen)}   {time.strftime('%H:%M:%S')}{self._trouble}"
         self._output.redraw([self._output.cut(title), "", *drawn[self._first :]], keys)
 
     def _await_key(self, until: float, has_keys: bool) -> tuple[bool, bool]:
-        """Whether to go on, and whether it is time for another look."""
+        """Whether to continue, and whether it is time to refresh."""
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([sys.stdin] if has_keys else [], [], [], left_s)[0]:
                 break
             key = os.read(sys.stdin.fileno(), 16).decode(errors="replace")
-            if key in ("", "q", "\x03", "\x1b"):  # nothing: the terminal is gone
+            if key in ("", "q", "\x03", "\x1b"):  # empty: the terminal is gone
                 return False, False
-            if self._obey(key):
+            if self._handled(key):
                 return True, False
         return True, True
 
-    def _obey(self, key: str) -> bool:
+    def _handled(self, key: str) -> bool:
         if key == "s":
             self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
         elif key == " ":
@@ -129,7 +132,7 @@ class _Screen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[bool]:
-    """Each key as it is pressed, unseen; False where there is no keyboard."""
+    """Reads keys without Enter and without echo; yields False if stdin is not a terminal."""
     import termios
     import tty
 
@@ -138,7 +141,7 @@ def _keys_at_once() -> Iterator[bool]:
         return
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed already counts
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed before
         yield True
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -53,10 +53,11 @@ class NodeCount(Kind):
 class CheckpointRule(Kind):
     expected = "all, none, best, or last N such as last 3"
     metavar = "RULE"
+    choices = ("all", "none", "best")
 
     def parse(self, value: object) -> str:
         words = " ".join(value.split()) if isinstance(value, str) else ""
-        if words not in ("all", "none", "best") and not re.fullmatch(r"last [1-9][0-9]{0,5}", words):
+        if words not in self.choices and not re.fullmatch(r"last [1-9][0-9]{0,5}", words):
             raise self.refuse(value)
         return words
 
@@ -103,12 +104,13 @@ class Arguments(Kind):
 class Signal(Kind):
     """Without KILL, which leaves no time to stop: ``grace: 0`` does the same."""
 
-    expected = "TERM, INT, HUP, QUIT, USR1 or USR2"
+    choices = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+    expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
     metavar = "SIGNAL"
 
     def parse(self, value: object) -> str:
         name = value.upper().removeprefix("SIG") if isinstance(value, str) else ""
-        if name not in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
+        if name not in self.choices:
             raise self.refuse(value, hint="to kill at once, use a grace of 0" if name == "KILL" else None)
         return name
 
@@ -116,14 +118,16 @@ class Signal(Kind):
 class FailureCause(Kind):
     expected = "a cause of failure such as node_lost or exit_code:3"
     metavar = "CAUSE"
+    choices = tuple(str(cause) for cause in Cause)
 
     def parse(self, value: object) -> str:
         if not isinstance(value, str):
             raise self.refuse(value)
         code = re.fullmatch(r"exit_code:([1-9][0-9]{0,2})", value)
-        if value not in tuple(Cause) and not (code and int(code[1]) <= 255):
-            near = nearest(value, tuple(Cause))
-            raise self.refuse(value, hint=f"did you mean {near}?" if near else f"the causes are {', '.join(Cause)}")
+        if value not in self.choices and not (code and int(code[1]) <= 255):
+            near = nearest(value, self.choices)
+            known = f"the causes are {', '.join(self.choices)}"
+            raise self.refuse(value, hint=f"did you mean {near}?" if near else known)
         return value
 
     def written(self, value: str) -> object:

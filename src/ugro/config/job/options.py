@@ -34,6 +34,11 @@ class Option:
         return self.key.kind.metavar
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """Words that a shell can complete."""
+        return self.key.kind.choices
+
+    @property
     def is_switch(self) -> bool:
         kind = self.key.kind
         return isinstance(kind.kind if isinstance(kind, OrNull) else kind, Bool)

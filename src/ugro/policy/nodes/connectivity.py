@@ -13,6 +13,7 @@ from ipaddress import IPv4Address, ip_address
 from ugro.core.finding import Finding, Grade
 from ugro.core.support.quantity import format_duration
 from ugro.policy.nodes.examination import Unknown
+from ugro.remote.messages import Connections, Reached
 
 LOOPBACK = "127.0.0.1"
 # With more nodes, all pairs would be more connections than they are worth.
@@ -29,32 +30,6 @@ class Endpoint:
     addresses: tuple[str, ...] = ()  # its own, IPv4, without loopback
     host: str = ""  # what the user's ssh dials
     wanted: str | None = None  # the address that the user wants ranks to meet at, if it is this node's
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    node: str
-    port: int
-    address: str
-    interface: str  # that the connection left by; empty if unknown
-    peer_interface: str  # that it arrived at
-    connect_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    node: str
-    port: int
-    address: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Connections:
-    """How one node's attempts to connect to others went."""
-
-    reached: tuple[Reached, ...] = ()
-    missed: tuple[Missed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

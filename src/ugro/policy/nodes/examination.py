@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.core.node import Facts, LinkQuality, Machine, NodeSpec
+from ugro.remote.messages import Packages, Ports, Root, Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,71 +23,6 @@ class SshSettings:
 
     strict_host_key_checking: str
     user_known_hosts_file: str
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    path: str
-    error: str | None
-    free_bytes: int | None
-    filesystem: str | None
-    folder_id: str | None = None  # the same on nodes that share the folder
-
-
-@dataclass(frozen=True, slots=True)
-class PortUse:
-    port: int
-    is_free: bool
-    error: str | None = None
-    pid: int | None = None
-    process: str | None = None
-    user: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    ports: tuple[PortUse, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Survival:
-    """What happens to a user's processes when the last session ends."""
-
-    user: str
-    has_logind: bool
-    kills_processes: bool
-    lingers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Packages:
-    """Installed versions; ``None`` means not installed, or not known."""
-
-    python: str
-    torch: str | None = None
-    torch_cuda: str | None = None
-    cuda_runtime: str | None = None
-    nccl: str | None = None
-
-    @property
-    def torch_release(self) -> str | None:
-        return self.torch.partition("+")[0] if self.torch else None
-
-    @property
-    def torch_build(self) -> str:
-        return self.torch.partition("+")[2] if self.torch else ""
-
-    @property
-    def cuda(self) -> str | None:
-        """What torch was built for; the local part of a wheel's version has it: +cu124, +cpu or +rocm6.2."""
-        build = self.torch_build
-        if self.torch_cuda:
-            return self.torch_cuda
-        if build.startswith("cu") and build[2:].isdigit():
-            return f"{build[2:-1]}.{build[-1]}"
-        if build.startswith(("cpu", "rocm")):
-            return f"none ({build})"
-        return ".".join(self.cuda_runtime.split(".")[:2]) if self.torch and self.cuda_runtime else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ugro.core.finding import Finding, Grade
-from ugro.policy.nodes.examination import Examination, Root
+from ugro.policy.nodes.examination import Examination
 from ugro.policy.wording import names
+from ugro.remote.messages import Root
 
 _CHECK = "shared folder"
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.job import Launcher
-from ugro.policy.nodes.examination import Packages, Unknown
+from ugro.policy.nodes.examination import Unknown
 from ugro.policy.wording import names
+from ugro.remote.messages import Packages
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import asdict
 from typing import Any, Callable, Dict, NoReturn
 
 from ugro.remote import wire
@@ -19,11 +20,11 @@ from ugro.remote.process import process_tree
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.program import Call
 
-Say = Callable[[Dict[str, Any]], None]
-# Gets the call's parameters and a function that sends a message before the answer; returns the answer.
-Work = Callable[[Dict[str, Any], Say], Dict[str, Any]]
+# Gets the call's parameters and a function that sends a message before the answer; returns the answer, one of the
+# values in ``messages``.
+Work = Callable[[Dict[str, Any], Callable[[Any], None]], Any]
 
-_CHECKS: Dict[str, Work] = {
+WORK: Dict[str, Work] = {
     "root": lambda params, say: system.root(str(params["root"])),
     "packages": lambda params, say: system.packages(),
     "environment": lambda params, say: system.environment(),
@@ -35,7 +36,7 @@ _CHECKS: Dict[str, Work] = {
 
 
 def check(call: Call, params: Dict[str, Any]) -> None:
-    work = _CHECKS[str(params["what"])]
+    work = WORK[str(params["what"])]
     _Check(call, work, {**params, "root": call.program.root})
 
 
@@ -109,8 +110,12 @@ def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn
         process_tree.die_with_parent()
         if os.getppid() == parent:
             close_all_but([pipe])
-            say({"answer": work(params, say)})
+            answer = work(params, lambda message: say(asdict(message)))
+            say({"answer": asdict(answer) if answer is not None else {}})
     except OSError as error:
         say({"error": str(error)})
     finally:
         os._exit(0)
+
+
+METHODS = {"check": check}

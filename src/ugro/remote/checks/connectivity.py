@@ -16,6 +16,8 @@ import struct
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from ugro.remote.messages import Connections, Listening, Missed, Reached, Target
+
 _SIOCGIFCONF = 0x8912
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
@@ -26,7 +28,7 @@ _BACKLOG = 512
 _MAX_LINE = 256
 
 
-def listen(params: Dict[str, Any], say: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
+def listen(params: Dict[str, Any], say: Callable[[Listening], None]) -> None:
     """Reports its ports; then tells callers who know the word at which interface they arrived, until it is ended."""
     deadline = time.monotonic() + float(params["timeout_s"])
     listeners: List[socket.socket] = []
@@ -38,27 +40,26 @@ def listen(params: Dict[str, Any], say: Callable[[Dict[str, Any]], None]) -> Dic
             if error.errno != errno.EADDRINUSE:
                 raise
             taken.append(port)
-    say({"ports": [one.getsockname()[1] for one in listeners], "taken": taken, "addresses": addresses()})
+    say(Listening(tuple(one.getsockname()[1] for one in listeners), tuple(taken), tuple(addresses())))
     _Greeter(listeners, str(params["word"]), str(params["reply"])).run(deadline)
-    return {}
 
 
-def connect(params: Dict[str, Any]) -> Dict[str, Any]:
+def connect(params: Dict[str, Any]) -> Connections:
     """Tries every address and port of every target at once. Only the right reply counts: anybody may listen there."""
     deadline = time.monotonic() + float(params["connect_s"])
     trials = [
-        _Trial(str(target["node"]), str(address), int(port), str(target["word"]), str(target["reply"]))
-        for target in params["targets"]
-        for address in target["addresses"]
-        for port in target["ports"]
+        _Trial(target, address, port)
+        for target in (Target(**target) for target in params["targets"])
+        for address in target.addresses
+        for port in target.ports
     ]
     _try_all(trials, deadline, float(params["settle_s"]))
     for trial in trials:
         trial.socket.close()
-    return {
-        "reached": [trial.success for trial in trials if trial.success is not None],
-        "missed": [trial.failure() for trial in trials if trial.success is None],
-    }
+    return Connections(
+        tuple(trial.success for trial in trials if trial.success is not None),
+        tuple(trial.failure() for trial in trials if trial.success is None),
+    )
 
 
 def addresses() -> List[str]:
@@ -146,20 +147,18 @@ class _Greeter:
 
 
 class _Trial:
-    def __init__(self, node: str, address: str, port: int, word: str, reply: str) -> None:
-        self.node = node
-        self.success: Optional[Dict[str, Any]] = None
+    def __init__(self, target: Target, address: str, port: int) -> None:
+        self.success: Optional[Reached] = None
         self.error: Optional[str] = None
         self.socket = socket.socket()
-        self._address, self._port = address, port
-        self._word, self._reply = word, reply
+        self._target, self._address, self._port = target, address, port
         self._heard = b""
         self._connect_s: Optional[float] = None
         self._began = time.monotonic()
 
     @property
     def key(self) -> Tuple[str, int]:
-        return self.node, self._port
+        return self._target.node, self._port
 
     @property
     def is_over(self) -> bool:
@@ -182,9 +181,9 @@ class _Trial:
             self._fail(error.strerror or str(error))
         return selectors.EVENT_WRITE if self._connect_s is None else selectors.EVENT_READ
 
-    def failure(self) -> Dict[str, Any]:
+    def failure(self) -> Missed:
         error = self.error or "no answer within %.1f s" % (time.monotonic() - self._began)
-        return {"node": self.node, "address": self._address, "port": self._port, "error": error}
+        return Missed(self._target.node, self._port, self._address, error)
 
     def _greet(self) -> None:
         number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -192,22 +191,16 @@ class _Trial:
             self._fail(os.strerror(number))
             return
         self._connect_s = time.monotonic() - self._began
-        self.socket.send(self._word.encode() + b"\n")
+        self.socket.send(self._target.word.encode() + b"\n")
 
     def _hear(self) -> None:
         part = self.socket.recv(_MAX_LINE)
         self._heard += part
         line, end, _ = self._heard.partition(b"\n")
         reply, _, interface = line.decode("ascii", "replace").partition(" ")
-        if end and reply == self._reply:
-            self.success = {
-                "node": self.node,
-                "address": self._address,
-                "port": self._port,
-                "interface": interface_of(self.socket.getsockname()[0]),
-                "peer_interface": interface,
-                "connect_s": self._connect_s,
-            }
+        if end and reply == self._target.reply:
+            left_by = interface_of(self.socket.getsockname()[0])
+            self.success = Reached(*self.key, self._address, left_by, interface, self._connect_s or 0.0)
         elif end or not part or len(self._heard) > _MAX_LINE:
             self._fail("something else answers there")
 

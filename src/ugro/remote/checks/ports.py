@@ -8,35 +8,35 @@ import os
 import random
 import socket
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
+from ugro.remote.messages import Ports, PortUse
 from ugro.remote.runs.linger import user_name
 
 _TIME_WAIT = 6
 _BIND_TRIES = 6
 
 
-def ports(numbers: List[int]) -> Dict[str, Any]:
-    return {"ports": [port_use(number) for number in numbers]}
+def ports(numbers: List[int]) -> Ports:
+    return Ports(tuple(port_use(number) for number in numbers))
 
 
-def port_use(port: int) -> Dict[str, Any]:
-    answer: Dict[str, Any] = {"port": port, "is_free": True, "error": None, "pid": None, "process": None, "user": None}
+def port_use(port: int) -> PortUse:
     for _ in range(_BIND_TRIES):
         number = _bind_errno(port)
         if number is None:
-            return answer
+            return PortUse(port, is_free=True)
         if number != errno.EADDRINUSE:
-            return {**answer, "is_free": False, "error": os.strerror(number)}
+            return PortUse(port, is_free=False, error=os.strerror(number))
         seen = _sockets_at(port)
         users = [entry for entry in seen if entry.state != _TIME_WAIT]
         if users:
-            return {**answer, "is_free": False, **_owner(users)}
+            return _used(port, users)
         if seen:  # only closed connections in TIME_WAIT: a server that sets SO_REUSEADDR, as most do, can listen
-            return answer
+            return PortUse(port, is_free=True)
         # Bound but not in use: most likely another node program on this machine that runs the same check.
         time.sleep(random.uniform(0.005, 0.05))
-    return {**answer, "is_free": False}
+    return PortUse(port, is_free=False)
 
 
 def _bind_errno(port: int) -> Optional[int]:
@@ -71,7 +71,7 @@ def _sockets_at(port: int) -> List[_Socket]:
     return found
 
 
-def _owner(sockets: List[_Socket]) -> Dict[str, Any]:
+def _used(port: int, sockets: List[_Socket]) -> PortUse:
     """The process, if we may see it; otherwise only its user."""
     wanted = {"socket:[%s]" % entry.inode for entry in sockets}
     user = user_name(sockets[0].uid)
@@ -80,5 +80,5 @@ def _owner(sockets: List[_Socket]) -> Dict[str, Any]:
             links = (os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid))
             if any(link in wanted for link in links):
                 with open("/proc/%s/comm" % pid, encoding="utf-8", errors="replace") as name:
-                    return {"pid": int(pid), "process": name.read().strip(), "user": user}
-    return {"user": user}
+                    return PortUse(port, False, None, int(pid), name.read().strip(), user)
+    return PortUse(port, is_free=False, user=user)

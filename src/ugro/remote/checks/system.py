@@ -11,8 +11,9 @@ import subprocess
 import sys
 from typing import Any, Dict, Optional
 
+from ugro.remote.messages import Environment, Packages, Root, Survival
 from ugro.remote.process import process_tree
-from ugro.remote.runs.linger import survival as survival
+from ugro.remote.runs import linger
 
 _BLOCK = b"\0" * 4096
 
@@ -51,29 +52,39 @@ sys.stdout.write("\n" + json.dumps({
 """
 
 
-def root(path: str) -> Dict[str, Any]:
-    answer: Dict[str, Any] = {"path": path, "error": None, "free_bytes": None, "filesystem": None, "folder_id": None}
+def root(path: str) -> Root:
+    free_bytes = filesystem = None
     try:
         usage = os.statvfs(path)
-        answer["free_bytes"] = usage.f_bavail * usage.f_frsize
-        answer["filesystem"] = _filesystem(os.path.realpath(path))
+        free_bytes = usage.f_bavail * usage.f_frsize
+        filesystem = _filesystem(os.path.realpath(path))
         _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
-        answer["folder_id"] = _folder_id(os.path.join(path, ".ugro"))
+        return Root(path, None, free_bytes, filesystem, _folder_id(os.path.join(path, ".ugro")))
     except OSError as error:
-        answer["error"] = error.strerror or str(error)
-    return answer
+        return Root(path, error.strerror or str(error), free_bytes, filesystem)
 
 
-def environment() -> Dict[str, Any]:
+def environment() -> Environment:
     """All installed packages, and the GPU driver."""
     driver = None
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
-        found = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
-        driver = found.group(1) if found else None
-    return {**packages("all"), "gpu_driver": driver}
+        number = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
+        driver = number.group(1) if number else None
+    found = _listed("all")
+    installed = tuple((str(name), str(version)) for name, version in found["packages"])
+    return Environment(found["python"], installed, found["torch_cuda"], driver)
 
 
-def packages(*words: str) -> Dict[str, Any]:
+def packages() -> Packages:
+    found = _listed()
+    return Packages(*(found[name] for name in ("python", "torch", "torch_cuda", "cuda_runtime", "nccl")))
+
+
+def survival(prefix: str = "/") -> Survival:
+    return Survival(**linger.survival(prefix))
+
+
+def _listed(*words: str) -> Dict[str, Any]:
     # Dies with us if it hangs until our time is over.
     found = subprocess.run(
         [sys.executable or "python3", "-c", _LIST_PACKAGES, *words],

@@ -307,3 +307,6 @@ def close_all_but(keep: List[int]) -> None:
         os.closerange(start, fd)
         start = fd + 1
     os.closerange(start, highest + 1)
+
+
+METHODS = {"exec": execute}

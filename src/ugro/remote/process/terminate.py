@@ -39,18 +39,6 @@ class Family:
         """One that forks and ends all the time is gone before a look at /proc is over; this is quicker than it."""
 
 
-class OwnFamily(Family):
-    """All below this process (a child subreaper, so nothing escapes by leaving its parent), and all with the mark."""
-
-    def __init__(self, mark: bytes) -> None:
-        super().__init__(lambda: {**below([os.getpid()]), **marked(mark)})
-
-    def kill_quickly(self) -> None:
-        for _ in range(QUICK_ROUNDS):
-            for pid in children():
-                kill_child(pid)
-
-
 class Ending:
     """``leaders`` are asked first, with a signal of their own choice, and the others once no leader is left: a rank
     that saves its work when it is asked still needs its own children for that."""

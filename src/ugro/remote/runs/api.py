@@ -11,42 +11,29 @@ import time
 from typing import Any, Callable, Dict, List, Set
 
 from ugro.remote import durable, wire, worker
-from ugro.remote.batch import many
-from ugro.remote.batch.pool import Keeping
 from ugro.remote.clock import moment
 from ugro.remote.files.tail import follow as follow_file
 from ugro.remote.program import Call, Refused
 from ugro.remote.runs import ports
+from ugro.remote.runs import start as starting
 from ugro.remote.runs import stop as stopping
 from ugro.remote.runs.setup import setup as set_up
-from ugro.remote.runs.start import Order, begin, expect_root, is_of_this_boot
+from ugro.remote.runs.supervisors import Supervisors, without_tail
 from ugro.remote.runs.watch import watch as watch_runs
 from ugro.remote.state.rundir import AgentDir, RunDir
-from ugro.remote.state.runspec import GRACE_S, RunSpec, grace, stop_signal
+from ugro.remote.state.runspec import GRACE_S, grace, stop_signal
 from ugro.remote.worker import Answer
 
 _LIST_BYTES = wire.MAX_PAYLOAD // 2
 MOST_TRACED = 1000
-_EXIT_S = 0.5  # from a supervisor's last word to its end
+_EXIT_S = 0.5  # from a run's exit record to the end of its lock
 _PAUSE_S = 0.005
 # The agents whose leftovers of removals that were cut short were deleted once, since this node program began.
 _swept: Set[str] = set()
 
 
 def start(call: Call, params: Dict[str, Any]) -> None:
-    run = _run(call, params)
-    spec = dict(params["spec"])
-    RunSpec(spec)
-    as_of = params.get("as_of")
-    if as_of is not None:
-        as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
-    expect_root(run.agent, params.get("root"))
-    begin(call, run, Order(spec, as_of, is_of_this_boot(params.get("boot_id"))))
-
-
-def start_many(call: Call, params: Dict[str, Any]) -> None:
-    agent = _agent(call, params)
-    many.start(call, agent, params["runs"], params.get("boot_id"))
+    starting.start(call, _agent(call, params), params["runs"])
 
 
 def stop(call: Call, params: Dict[str, Any]) -> None:
@@ -57,12 +44,8 @@ def stop(call: Call, params: Dict[str, Any]) -> None:
 
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
-    _remove(call, _run(call, params))
-
-
-def remove_many(call: Call, params: Dict[str, Any]) -> None:
     agent = _agent(call, params)
-    many.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
+    starting.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
 
 
 def list_(call: Call, params: Dict[str, Any]) -> None:
@@ -74,7 +57,7 @@ def list_(call: Call, params: Dict[str, Any]) -> None:
     for run in agent.runs():
         if after is not None and run.name <= str(after):
             continue
-        status = many.without_tail(run.status())
+        status = without_tail(run.status())
         size += len(json.dumps(status))
         if size > _LIST_BYTES:
             has_more = True
@@ -125,10 +108,8 @@ def control(call: Call, params: Dict[str, Any]) -> None:
 
 METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "start": start,
-    "start_many": start_many,
     "stop": stop,
     "remove": remove,
-    "remove_many": remove_many,
     "list": list_,
     "watch": watch,
     "follow": follow,
@@ -151,11 +132,11 @@ def _run(call: Call, params: Dict[str, Any]) -> RunDir:
 
 
 def _remove(call: Call, run: RunDir) -> None:
-    keeping = Keeping.of(call.program, run.agent)
-    told = keeping.told(run.name)
-    keeping.forget(run.name)
-    # Nobody is at it: its keeper said so after it had let go, and a start that comes now is refused by the fence.
-    if told is not None and told.is_clean and run.agent.path in _swept and keeping.blanks.make_of(run):
+    supervisors = Supervisors.of(call.program, run.agent)
+    report = supervisors.report(run.name)
+    supervisors.forget(run.name)
+    # No process has it open: its supervisor said so after it had let go, and the fence refuses a start that comes now.
+    if report is not None and report.is_clean and run.agent.path in _swept and supervisors.pool.take_over(run):
         ports.free(run)
         call.finish({"now": moment()})
     else:

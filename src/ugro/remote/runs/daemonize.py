@@ -1,4 +1,4 @@
-"""How a supervisor or a keeper is started so that it stays when all that started it goes: node program, session, login.
+"""How a supervisor is started so that it stays when all that started it goes: node program, session, login.
 
 Where a session of its own is enough, it is forked, with all that is loaded already. Where it needs a control group of
 its own, or cannot be told from the node program otherwise, it is a fresh Python.
@@ -16,17 +16,15 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Tuple
 
-from ugro.remote.batch import runner as keeper_module
-from ugro.remote.batch.runner import begin
 from ugro.remote.process import oom, process_tree
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.process.terminate import UNIT_PREFIX
 from ugro.remote.program import Refused
 from ugro.remote.runs import supervisor as supervisor_module
 from ugro.remote.runs.linger import survival as survival_here
-from ugro.remote.runs.proc_title import Guise
-from ugro.remote.runs.supervisor import Supervisor
-from ugro.remote.state.rundir import AgentDir, RunDir, point
+from ugro.remote.runs.proc_title import ProcessTitle
+from ugro.remote.runs.supervisor import begin
+from ugro.remote.state.rundir import AgentDir, point
 
 _GET_CHILD_SUBREAPER = 37
 _SET_CHILD_SUBREAPER = process_tree.PR_SET_CHILD_SUBREAPER
@@ -84,33 +82,25 @@ class Detached(NamedTuple):
     log: str  # of its own: empty, unless it has a fault
 
 
-def supervisor(run: RunDir) -> Detached:
-    words = [*run.agent.words, run.job, str(run.attempt)]
-    log = run.file("supervisor.log")
-    return Detached(
-        supervisor_module.__name__, words, lambda fd: Supervisor(run, fd).run(), run.name, run.variables(), log
-    )
-
-
-def keeper(agent: AgentDir) -> Detached:
-    # With what is said of any process of ours: it is not the node program's to end.
-    variables = {"UGRO_RUN": "%s/keeper" % agent.name}
-    log = os.path.join(agent.path, "keeper.log")
-    return Detached(
-        keeper_module.__name__, agent.words, lambda fd: begin(agent, fd), "keeper", variables, log
-    )
+def supervisor(agent: AgentDir, name: str, is_shared: bool) -> Detached:
+    """``name``: of its run, or what it is called instead."""
+    # As every process of ours, it carries this: so the node program does not end it as an orphan of its commands.
+    variables = {"UGRO_RUN": "%s/supervisor" % agent.name}
+    words = [*agent.words, "shared" if is_shared else "own"]
+    log = os.path.join(agent.path, "supervisor.log")
+    return Detached(supervisor_module.__name__, words, lambda fd: begin(agent, is_shared, fd), name, variables, log)
 
 
 def launch(what: Detached, way: List[str], fd: int) -> None:
     """``fd`` is given to it, and closed here."""
     oom.look()  # it takes that over
     env = {**os.environb, **{os.fsencode(key): os.fsencode(text) for key, text in what.variables.items()}}
-    guise = Guise([what.module.encode(), what.name.encode()], env)
+    title = ProcessTitle([what.module.encode(), what.name.encode()], env)
     try:
         with _no_subreaper():
             between = os.fork()
             if between == 0:
-                _leave(what, way, guise, fd)
+                _leave(what, way, title, fd)
             os.waitpid(between, 0)
     finally:
         os.close(fd)
@@ -129,21 +119,21 @@ def _no_subreaper() -> Iterator[None]:
         _libc.prctl(_SET_CHILD_SUBREAPER, was_on.value, 0, 0, 0)
 
 
-def _leave(what: Detached, way: List[str], guise: Guise, fd: int) -> NoReturn:
+def _leave(what: Detached, way: List[str], title: ProcessTitle, fd: int) -> NoReturn:
     """Runs in the process between; its child is an orphan from the start, and of another session."""
     try:
         os.setsid()
         if os.fork() == 0:
-            _become(what, way, guise, fd)
+            _become(what, way, title, fd)
     finally:
         os._exit(0)
 
 
-def _become(what: Detached, way: List[str], guise: Guise, fd: int) -> NoReturn:
+def _become(what: Detached, way: List[str], title: ProcessTitle, fd: int) -> NoReturn:
     """Nothing of the node program is let go of: what it had open is closed, and must not be closed again."""
     try:
         gc.freeze()
-        _settle(what, way, guise, fd)
+        _settle(what, way, title, fd)
         what.begin(fd)
     finally:
         if sys.exc_info()[0] is not None:
@@ -159,21 +149,21 @@ def _open_log(path: str) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), 2)
 
 
-def _settle(what: Detached, way: List[str], guise: Guise, fd: int) -> None:
+def _settle(what: Detached, way: List[str], title: ProcessTitle, fd: int) -> None:
     try:
         close_all_but([fd])
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.chdir("/")  # keeps no file system from being unmounted
-        if way or not _is_shown(guise):
-            _start_afresh(what, way, guise.env, fd)
+        if way or not _is_shown(title):
+            _start_afresh(what, way, title.env, fd)
     except OSError as error:
-        os.write(fd, json.dumps({"kind": "os", "message": "it cannot be started: %s" % error}).encode())
+        os.write(fd, b"E %s\n" % json.dumps({"kind": "os", "message": "it cannot be started: %s" % error}).encode())
         os._exit(1)
 
 
-def _is_shown(guise: Guise) -> bool:
+def _is_shown(title: ProcessTitle) -> bool:
     try:
-        guise.put_on()
+        title.show()
     except OSError:
         return False
     return True
@@ -182,7 +172,7 @@ def _is_shown(guise: Guise) -> bool:
 def _start_afresh(what: Detached, way: List[str], env: Dict[bytes, bytes], fd: int) -> NoReturn:
     _open_log(what.log)
     os.set_inheritable(fd, True)
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    home = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # of the package
     python = sys.executable or os.readlink("/proc/self/exe")
     argv = [*way, python, "-I", "-S", "-c", _BEGIN, home, what.module, *what.words, str(fd)]
     runtime = b"/run/user/%d" % os.getuid()

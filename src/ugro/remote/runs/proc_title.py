@@ -22,7 +22,7 @@ _libc.sbrk.restype = ctypes.c_void_p
 _libc.sbrk.argtypes = [ctypes.c_ssize_t]
 
 
-class Guise:
+class ProcessTitle:
     """Made before the fork, where that costs less; kept for good, since the kernel reads it whenever somebody looks."""
 
     def __init__(self, argv: List[bytes], env: Dict[bytes, bytes]) -> None:
@@ -34,7 +34,7 @@ class Guise:
         middle = start + len(command)
         self._places = (start, middle, middle, middle + len(variables))
 
-    def put_on(self) -> None:
+    def show(self) -> None:
         """``OSError`` where the kernel was built without it."""
         layout = _MAP.pack(*_memory(), *self._places, 0, 0, _NO_EXE)
         if _libc.prctl(_SET_MM, _SET_MM_MAP, layout, len(layout), 0) != 0:

@@ -103,7 +103,7 @@ class Rank:
         self.start_ticks = terminate.start_time(self.pid) or 0
 
     def start_quickly(self, env: Dict[bytes, bytes], cwd: bytes) -> None:
-        """As ``start``, at half the cost, and it does not die with us: somebody else sees to that.
+        """As ``start``, at half the cost, but it does not die with us: the reaper sees to that.
 
         What keeps it from starting is found out by doing it once more, slowly.
         """

@@ -1,7 +1,7 @@
-"""One run on this node from its first rank to its last word: what became of its ranks, why it ends, what is recorded.
+"""One run on this node from its first rank to its exit record: what became of its ranks, why it ends, what is recorded.
 
-It waits for nothing and listens to nobody: the process that has it (a supervisor, or a keeper of many) says who ended
-and what was ordered, and steps it until it is over.
+It waits for nothing and listens to nobody: its supervisor says which rank ended and what was ordered, and steps it
+until it is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ugro.remote.clock import boot_id, clock_s
 from ugro.remote.files import capped_log
-from ugro.remote.process import terminate
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process.terminate import Ending, Family, Processes
 from ugro.remote.runs.ranks import NotStarted, Rank
@@ -112,9 +111,6 @@ class RunLife:
         elif not any(rank.is_running for rank in self.ranks):
             self.decide("succeeded", None, min(self.spec.grace_s, LEFTOVER_GRACE_S))
 
-    def sample_memory(self) -> None:
-        self._oom.sample()
-
     def trim_logs(self) -> None:
         for rank in self.ranks:
             with contextlib.suppress(OSError):  # tried again at the next tick
@@ -169,8 +165,3 @@ class RunLife:
 @functools.lru_cache(maxsize=None)
 def _login() -> Dict[bytes, bytes]:
     return {key: value for key, value in os.environb.items() if key != CRASH_VARIABLE.encode()}
-
-
-def started_ticks() -> Optional[int]:
-    """Of this process."""
-    return terminate.start_time(os.getpid())

@@ -38,9 +38,9 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
     ``signum`` is what its ranks get first, instead of what its spec says.
     """
     if not run.exists():
-        with run.fence.held():
+        with run.fence.held() as fence:
             if not run.exists():
-                run.fence.close(run.attempt)  # a start that is still on its way comes too late
+                fence.close(run.attempt)  # a start that is still on its way comes too late
                 return {**run.status(), "status": "absent"}
     order = {"reason": reason[:_LONGEST_REASON], "grace_s": grace_s, "signal": signum}
     hangs_at = time.monotonic() + grace_s + LIMIT_S + _ANSWER_S
@@ -85,8 +85,8 @@ def clean(run: RunDir) -> None:
 def remove(run: RunDir) -> None:
     """Also what earlier removals left that were cut short."""
     if run.exists():
-        with _unless_removed(run), _over(run, timeout_s=0.5), run.fence.held():
-            run.fence.close(run.attempt)
+        with _unless_removed(run), _over(run, timeout_s=0.5), run.fence.held() as fence:
+            fence.close(run.attempt)
             point("remove.closed")
             run.set_aside()
     point("remove.renamed")
@@ -107,11 +107,11 @@ def _unless_removed(run: RunDir) -> Iterator[None]:
 
 
 def _set_orphans_aside(agent: AgentDir) -> None:
-    """Folders that are named after a process that is gone: blanks of a node program, and what a keeper left.
+    """Folders that are named after a process that is gone: the pool of a node program, and what a supervisor left.
 
-    In one step each, as a keeper that outlives its node program takes a blank: one of the two has it, and all of it.
+    In one step each, as a supervisor that outlives its node program takes a folder: one of the two has all of it.
     """
-    for parent in (agent.blanks_path, agent.keepers_path):
+    for parent in (agent.pool_path, agent.supervisors_path):
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(parent):
                 if ProcessName.parse(name).is_orphaned():
@@ -200,12 +200,11 @@ def _delete(path: str) -> None:
 
 
 def _order(run: RunDir, order: Dict[str, Any]) -> None:
-    keeper = _keeper(run)
-    for pid, started in {**terminate.marked(run.mark), **_processes(keeper)}.items():
+    name = _supervisor(run)
+    for pid, started in {**terminate.marked(run.mark), **_processes(name)}.items():
         terminate.send(pid, started, signal.SIGCONT)  # a supervisor that somebody stopped hears nothing
-    path = os.path.join(run.agent.keeper(str(keeper)), "control") if keeper else run.file("control")
     try:
-        control = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        control = os.open(run.agent.supervisor(str(name)) + "/control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT):  # not listening yet, or no more
             return
@@ -217,38 +216,33 @@ def _order(run: RunDir, order: Dict[str, Any]) -> None:
         os.close(control)
 
 
-def _keeper(run: RunDir) -> Optional[ProcessName]:
-    """None when it has a supervisor of its own, which has a pipe for orders from the first."""
-    if os.path.exists(run.file("control")):
-        return None
-    name = (run.envelope() or {}).get("keeper")
+def _supervisor(run: RunDir) -> Optional[ProcessName]:
+    """None for a run that none has ever claimed."""
+    name = (run.envelope() or {}).get("supervisor")
     return ProcessName.parse(name) if name else None
 
 
-def _processes(keeper: Optional[ProcessName]) -> Processes:
-    return keeper.processes() if keeper else {}
+def _processes(supervisor: Optional[ProcessName]) -> Processes:
+    return supervisor.processes() if supervisor else {}
 
 
 def _end_supervisor(run: RunDir, until: float) -> None:
-    """It hangs: it and all below it are killed, and then it is cleaned up like one that died.
-
-    With a keeper that hangs, all of its runs are lost.
-    """
-    for pid, started in {**terminate.marked(run.mark), **_processes(_keeper(run))}.items():
+    """It hangs: it and all below it are killed, and its runs are cleaned up like those of one that died."""
+    for pid, started in {**terminate.marked(run.mark), **_processes(_supervisor(run))}.items():
         terminate.send(pid, started, signal.SIGKILL)
     if time.monotonic() > until:
         raise Refused("busy", "%s cannot be ended: its supervisor hangs in the kernel" % run.name)
 
 
 def _end_leftovers(run: RunDir) -> Ending:
-    keeper = _keeper(run)
-    # A keeper that gave up one run goes on with the others, and all of them are in its control group.
-    cgroup = None if keeper and keeper.is_alive() else (run.state() or {}).get("cgroup")
+    supervisor = _supervisor(run)
+    # A supervisor that gave up one run goes on with the others, and all of them are in its control group.
+    cgroup = None if supervisor and supervisor.is_alive() else (run.state() or {}).get("cgroup")
 
     def find() -> Processes:
         return {**terminate.marked(run.mark), **terminate.in_cgroup(cgroup)}
 
-    # No grace: their ranks were killed with their supervisor.
+    # No grace: the reaper of a supervisor that was killed gives its ranks none either.
     leftovers = Ending(Family(find), dict, 0.0)
     while not leftovers.step():
         time.sleep(leftovers.pause_s)

@@ -1,8 +1,8 @@
-"""The supervisor: a process that looks after one run on this node and writes down how it was.
+"""The supervisor: a process that starts, watches and ends runs on this node, and records how they ended.
 
-It outlives the link, the node program and the agent. It takes the run's lock for its whole life, and the claim before
-it starts anything. Others only read its files, and put orders into its control pipe. For many small runs at once there
-is the keeper.
+It has one run or many, outlives the link, the node program and the agent, and holds the lock of each run while that
+lives. The node program that started it sends it runs over a socket and hears over the same how they began and ended;
+when that closes, it takes no more, and ends with its last run. Orders come through a named pipe.
 """
 
 from __future__ import annotations
@@ -11,198 +11,355 @@ import contextlib
 import json
 import os
 import select
+import socket
 import time
-from typing import List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ugro.remote import wakeup
-from ugro.remote.clock import boot_id, clock_s
+from ugro.remote.clock import boot_id
 from ugro.remote.files.capped_log import CappedLog
 from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.oom import OomCounter
-from ugro.remote.process.terminate import Family, OwnFamily
+from ugro.remote.process_id import ProcessName
 from ugro.remote.program import Refused
+from ugro.remote.runs import inline_logs, reaper
+from ugro.remote.runs.claim import Claimed, Claims, Known, TakesTime, Wanted
+from ugro.remote.runs.ownership import Ownership, RunFamily
 from ugro.remote.runs.ranks import NotStarted, Rank
-from ugro.remote.runs.run_state import RunLife, started_ticks
-from ugro.remote.state.rundir import AgentDir, RunDir, point
-from ugro.remote.state.runspec import RunSpec
+from ugro.remote.runs.run_state import RunLife
+from ugro.remote.state.rundir import AgentDir, point
 
-TICK_S = 0.2
-_LOCK_S = 2.0
-_LOCK_TRY_S = 0.05
-# How long a last word that cannot be written (a full disk, and no space kept) is tried again.
-LAST_WORD_S = 120.0
+CONTROL = "control"
+_TICK_S = 0.2
+_EXIT_RECORD_S = 120.0  # how long a record that cannot be written (a full disk, and no space kept) is tried again
+_STARTS_AT_ONCE = 4  # then those that have ended are heard
+_MOST_UNREAD = 8 << 20  # a node program that reads no more is left to look at the files
+_GATHER_S = 0.005
+_AGAIN_S = 1.0
 
 
 def main(argv: List[str]) -> None:
-    root, agent, node_key, job, attempt, ready = argv
-    os.set_inheritable(int(ready), False)  # it came to us by an exec; it must not go to the ranks by another
-    Supervisor(AgentDir(root, agent, node_key).run(job, int(attempt)), int(ready)).run()
+    root, agent, node_key, is_shared, link = argv
+    os.set_inheritable(int(link), False)  # it came to us by an exec; it must not go to the ranks by another
+    begin(AgentDir(root, agent, node_key), is_shared == "shared", int(link))
+
+
+def begin(agent: AgentDir, is_shared: bool, link: int) -> None:
+    exits = reaper.fork(agent)
+    Supervisor(agent, is_shared, socket.socket(fileno=link), exits).run()
+
+
+class _Run:
+    def __init__(self, claimed: Claimed, life: RunLife, family: RunFamily) -> None:
+        self.claimed = claimed
+        self.life = life
+        self.family = family
+        self.name = claimed.run.name
+        self.state = b""
+        self.number: Optional[int] = None  # of the start that is not answered yet
+        self.look_at = 0.0
+        self.give_up_at: Optional[float] = None
+
+    def status(self, word: str, record: bytes, more: bytes = b"") -> bytes:
+        """As ``RunDir.status`` has it, from what was written to the run's files."""
+        run = self.claimed.run
+        head = '{"job":"%s","attempt":%d,"status":"%s","is_claimed":true,"claimed_in":"%s","spec_hash":"%s"' % (
+            run.job, run.attempt, word, boot_id(), self.claimed.spec_hash,
+        )  # fmt: skip
+        return b'%s,"state":%s,"exit":%s%s}' % (head.encode(), self.state or b"null", record or b"null", more)
+
+    def has_whole_logs(self) -> bool:
+        return all(rank.log.is_whole for rank in self.life.ranks)
+
+    def with_exit(self, record: Dict[str, Any]) -> bytes:
+        """What is sent along with its exit record."""
+        logs = inline_logs.of_run(self.claimed.run, record) if self.has_whole_logs() else None
+        has_outputs = self.life.spec.outputs or self.claimed.run.has_written()
+        text = b"" if logs is None else b',"logs":%s' % json.dumps(logs, separators=(",", ":")).encode()
+        return text + (b',"has_outputs":true' if has_outputs else b"")
 
 
 class Supervisor:
-    def __init__(self, run: RunDir, ready: int) -> None:
-        self._run = run
-        self._ready: Optional[int] = ready
-        self._life: Optional[RunLife] = None
-        self._has_term = False
+    def __init__(self, agent: AgentDir, is_shared: bool, link: socket.socket, exits: reaper.ExitSync) -> None:
+        self._agent = agent
+        self._is_shared = is_shared
+        self._link: Optional[socket.socket] = link
+        self._exits = exits
+        self._is_taking = True
+        self._wanted: List[Wanted] = []
+        self._lives: Dict[str, _Run] = {}
+        self._ending: Dict[str, _Run] = {}  # those of them with a verdict
+        self._by_pid: Dict[int, Tuple[_Run, Rank]] = {}
+        self._heard = b""
         self._orders = b""
+        self._unsent = b""
+        self._has_term = False
+        self._tick_at = 0.0
+        self._flush_at = 0.0
+        self._oom = OomCounter()
 
     def run(self) -> None:
-        point("supervisor.begun")
-        lock = self._lock()
-        if lock is None:
-            return  # another supervisor is at it; whoever started us looks at the files
-        point("supervisor.locked")
-        self._listen()
-        spec = None
         try:
-            spec = self._claim()
-        except Refused as refusal:
-            self._tell(refusal.kind, str(refusal))
+            self._set_up()
         except OSError as error:
-            self._tell("os", "the run cannot be set up: %s" % error)
-        if spec is not None:
-            self._supervise(RunLife(self._run, spec, self._family(), OomCounter()))
-        else:
-            os.close(lock)  # before the pipe to whoever started us: it must not see us alive
+            complaint = {"kind": "os", "message": "the supervisor cannot be set up: %s" % error}
+            self._say(b"E %s\n" % json.dumps(complaint).encode())
+            self._flush()
+            raise
+        self._say(b"ready\n")
+        self._flush()
+        while not self._is_over():
+            self._round(self._pause_s())
+        self._claims.clear()
 
-    def _lock(self) -> Optional[int]:
-        """Those who only look hold it for a moment, a supervisor for good: and that one has the claim before long."""
-        deadline = time.monotonic() + _LOCK_S
-        lock = None
-        while lock is None and not self._run.is_claimed() and time.monotonic() < deadline:
-            lock = self._run.take_lock(timeout_s=_LOCK_TRY_S)
-        return lock
-
-    def _listen(self) -> None:
-        self._has_all_below = process_tree.become_subreaper()
+    def _set_up(self) -> None:
+        self._ownership = Ownership(adopts_orphans=process_tree.become_subreaper())
+        process = ProcessName.own()
+        self._started_ticks, self._cgroup = process.started, terminate.own_cgroup()
+        folder = self._agent.supervisor(str(process))
         self._wake = wakeup.listen(self._note_term)
-        self._control = wakeup.open_control(self._run.file("control"))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._control = wakeup.open_control(os.path.join(folder, CONTROL))
+        self._claims = Claims(folder, str(process), is_patient=not self._is_shared)
+        point("supervisor.begun")
+        self._poll = select.poll()
+        for fd in (self._wake, self._control):
+            self._poll.register(fd, select.POLLIN)
+        assert self._link is not None
+        self._link.setblocking(False)
+        self._poll.register(self._link, select.POLLIN)
 
     def _note_term(self) -> None:
         self._has_term = True
+        self._is_taking = False
 
-    def _claim(self) -> Optional[RunSpec]:
-        """What to do, if it is ours to do. Nothing was started before, by anybody, if so."""
-        envelope = self._run.envelope()
-        if envelope is None or self._run.is_claimed():
-            return None
-        spec = RunSpec(envelope["spec"])
-        as_of = envelope["as_of"]
-        self._spec_hash = envelope.get("hash")
-        self._as_of_s = float(as_of["clock_s"]) if as_of["boot_id"] == boot_id() else 0.0
-        if spec.lease_s is not None and self._silent_s() > spec.lease_s:
-            raise Refused("lease-expired", "this start was sent %.1f s ago, longer than its lease" % self._silent_s())
-        self._run.reserve_exit()
-        point("supervisor.reserved")
-        with self._run.fence.held():
-            point("supervisor.fenced")
-            if not self._run.fence.allows(self._run.attempt):
-                raise Refused("fenced", "a newer attempt came before attempt %d had started" % self._run.attempt)
-            if not self._run.claim():
-                return None
-            point("supervisor.claimed")
-            # So that the claim can be let go of later without another word to the disk.
-            self._run.fence.close(self._run.attempt, is_lasting=False)
-        point("supervisor.closed")
-        if not envelope.get("is_of_this_boot"):
-            self._run.make_claim_last()
-        return spec
+    def _is_over(self) -> bool:
+        return not (self._is_taking or self._wanted or self._lives or self._unsent)
 
-    def _family(self) -> Family:
-        return OwnFamily(self._run.mark) if self._has_all_below else _UncertainFamily(self._run.mark)
+    # --- one round ----------------------------------------------------------------------------------------------
 
-    def _supervise(self, life: RunLife) -> None:
-        self._life = life
-        life.start(lambda: self._start_ranks(life))
+    def _pause_s(self) -> Optional[float]:
+        if self._wanted:
+            return 0.0
+        now = time.monotonic()
+        times = [run.look_at for run in self._ending.values()]
+        if self._lives:
+            times.append(self._tick_at)
+        if self._unsent:
+            times.append(self._flush_at)
+        return max(0.0, min(times) - now) if times else None
+
+    def _round(self, pause_s: Optional[float]) -> None:
+        for fd, what in self._poll.poll(None if pause_s is None else pause_s * 1000):
+            if fd == self._wake:
+                wakeup.drain(fd)
+            elif fd == self._control:
+                self._obey()
+            elif self._link is not None:
+                self._talk(what)
+        self._ownership.forget_look()
+        self._collect()
+        for _ in range(min(_STARTS_AT_ONCE, len(self._wanted))):
+            self._start(self._wanted.pop(0))
+        if self._has_term:
+            self._interrupt()
+        self._step_all()
+        self._exits.flush()
+        self._tick()
+        self._flush()
+        if self._is_shared and self._is_taking and not self._wanted and not self._ending:
+            self._claims.prepare()
+
+    def _interrupt(self) -> None:
+        for run in self._lives.values():
+            self._end(run, "interrupted", "SIGTERM came")
+
+    def _end(self, run: _Run, outcome: str, reason: str) -> None:
+        if run.life.verdict is None:
+            run.life.decide(outcome, reason, None)
+            self._note_verdict(run)
+
+    def _note_verdict(self, run: _Run) -> None:
+        if run.life.verdict is not None:
+            self._ending[run.name] = run
+            run.look_at = 0.0
+
+    def _collect(self) -> None:
+        for pid, wait_status in process_tree.reap().items():
+            self._ownership.ranks.pop(pid, None)
+            run, rank = self._by_pid.pop(pid, (None, None))
+            if run is not None and rank is not None:
+                run.life.note_end(rank, wait_status)
+                run.life.judge()
+                self._note_verdict(run)
+
+    def _step_all(self) -> None:
+        now = time.monotonic()
+        for run in [run for run in self._ending.values() if run.look_at <= now]:
+            if run.give_up_at is not None or run.life.step():
+                self._finish(run)
+            elif run.life.ending is not None:
+                run.look_at = now + min(run.life.ending.pause_s, _TICK_S)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now < self._tick_at:
+            return
+        self._tick_at = now + _TICK_S
+        self._oom.sample()
+        for run in self._lives.values():
+            run.life.trim_logs()
+            if run.life.verdict is None and run.claimed.is_lease_over():
+                self._end(run, "lease-expired", "the agent was silent for %.1f s" % run.claimed.silent_s())
+
+    # --- the life of a run --------------------------------------------------------------------------------------
+
+    def _start(self, wanted: Wanted) -> None:
+        try:
+            claimed = self._claims.claim(self._agent.run(wanted.job, wanted.attempt), wanted)
+        except TakesTime:
+            self._say(b"L%d \n" % wanted.number)
+        except Known:
+            self._say(b"K%d \n" % wanted.number)
+        except Refused as refusal:
+            self._refuse(wanted.number, refusal.kind, str(refusal))
+        except OSError as error:
+            self._refuse(wanted.number, "os", "the run cannot be set up: %s" % error)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            self._refuse(wanted.number, "usage", "bad parameters: %.200s" % error)
+        else:
+            self._begin(claimed, wanted.number)
+
+    def _refuse(self, number: int, kind: str, text: str) -> None:
+        self._say(b"F%d %s\n" % (number, json.dumps({"kind": kind, "message": text}).encode()))
+
+    def _begin(self, claimed: Claimed, number: int) -> None:
+        family = RunFamily(self._ownership, claimed.run.mark)
+        life = RunLife(claimed.run, claimed.spec, family, self._oom)
+        run = self._lives[claimed.run.name] = _Run(claimed, life, family)
+        self._ownership.add(family)
+        life.start(lambda: self._start_ranks(run))
         point("supervisor.stated")
-        self._say_ready()
-        while not self._step(life):
-            self._wait(life)
-        point("supervisor.ended")
-        self._write_exit(life)
+        if life.verdict is None:
+            self._say(b"S%d %s\n" % (number, run.status("running", b"")))
+        else:
+            run.number = number
+            self._note_verdict(run)
 
-    def _start_ranks(self, life: RunLife) -> None:
-        for rank_spec in life.spec.ranks:
+    def _start_ranks(self, run: _Run) -> None:
+        life = run.life
+        for spec in life.spec.ranks:
             try:
-                log = CappedLog(self._run.log(rank_spec.number), life.spec.log_cap_bytes)
+                log = CappedLog(life.run.log(spec.number), life.spec.log_cap_bytes, is_there=spec.number == 0)
             except OSError as error:
-                raise NotStarted(rank_spec.number, error.errno or 0, "its log") from error
-            life.ranks.append(Rank(rank_spec, log))
-        cwd = life.spec.cwd or os.fsencode(self._run.file("work"))
+                raise NotStarted(spec.number, error.errno or 0, "its log") from error
+            life.ranks.append(Rank(spec, log))
+        cwd = life.spec.cwd or os.fsencode(life.run.file("work"))
         for rank in life.ranks:
-            rank.start(life.environment(rank.spec.env), cwd)
+            self._start_rank(run, rank, cwd)
             if rank is life.ranks[0]:
                 point("supervisor.first")
         point("supervisor.all")
-        self._run.write_state(life.state(self._spec_hash, started_ticks(), terminate.own_cgroup()))
+        run.state = life.run.write_state(life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup))
 
-    def _tell(self, kind: str, text: str) -> None:
-        """To whoever started us, who may be gone."""
-        with contextlib.suppress(OSError):
-            os.write(self._ready or -1, json.dumps({"kind": kind, "message": text}).encode())
+    def _start_rank(self, run: _Run, rank: Rank, cwd: bytes) -> None:
+        start = rank.start_quickly if self._is_shared else rank.start
+        try:
+            start(run.life.environment(rank.spec.env), cwd)
+        finally:
+            if rank.is_running:
+                self._by_pid[rank.pid] = (run, rank)
+                self._ownership.begin(run.family, rank.pid, rank.start_ticks)
 
-    def _say_ready(self) -> None:
-        if self._ready is not None:
-            os.close(self._ready)
-            self._ready = None
+    def _finish(self, run: _Run) -> None:
+        """A record that cannot be written is tried again: other runs are not kept waiting."""
+        if run.give_up_at is None:
+            point("supervisor.ended")
+            run.life.trim_logs()
+            run.give_up_at = time.monotonic() + _EXIT_RECORD_S
+        record = run.life.record()
+        try:
+            written = run.life.run.write_exit(record)
+        except OSError:
+            run.look_at = time.monotonic() + _AGAIN_S
+            if run.look_at > run.give_up_at:
+                self._let_go(run)
+                self._say(b"Q%s \n" % run.name.encode())
+            return
+        self._exits.add(run.life.run)
+        text = run.status("exited", written, run.with_exit(record))
+        self._let_go(run)
+        is_clean = b"-" if self._ownership.orphans() or run.life.ending or not run.has_whole_logs() else b"+"
+        self._say(b"X%s %s%s\n" % (run.name.encode(), is_clean, text))
+        if run.number is not None:
+            self._say(b"S%d %s\n" % (run.number, text))
 
-    # --- watching -----------------------------------------------------------------------------------------------
+    def _let_go(self, run: _Run) -> None:
+        """From now on it does not live; before anybody is told that it is over."""
+        del self._lives[run.name], self._ending[run.name]
+        self._ownership.remove(run.family)
+        for rank in run.life.ranks:
+            rank.log.close()
+        os.close(run.claimed.lock)
 
-    def _step(self, life: RunLife) -> bool:
-        """True when all is over."""
-        life.sample_memory()
-        self._collect(life)
-        # Before an order to stop is read: a rank that had failed by then is the reason for the end, not the order.
-        life.judge()
-        if self._has_term:
-            life.decide("interrupted", "SIGTERM came", None)
-        if life.verdict is None and life.spec.lease_s is not None and self._silent_s() > life.spec.lease_s:
-            life.decide("lease-expired", "the agent was silent for %.1f s" % self._silent_s(), None)
-        self._obey(life)
-        life.trim_logs()
-        return life.step()
+    # --- talking ------------------------------------------------------------------------------------------------
 
-    def _wait(self, life: RunLife) -> None:
-        pause_s = min(life.ending.pause_s, TICK_S) if life.ending else TICK_S
-        ready, _, _ = select.select([self._wake, self._control], [], [], pause_s)
-        if self._wake in ready:
-            wakeup.drain(self._wake)
-
-    def _collect(self, life: RunLife) -> None:
-        ended = process_tree.reap()
-        for rank in life.ranks:
-            if rank.pid in ended and rank.is_running:
-                life.note_end(rank, ended[rank.pid])
-
-    def _silent_s(self) -> float:
-        return clock_s() - max(self._as_of_s, self._run.agent.heard_s())
-
-    def _obey(self, life: RunLife) -> None:
+    def _obey(self) -> None:
+        self._collect()  # a rank that had failed before an order to stop came is the reason for the end, not the order
         with contextlib.suppress(BlockingIOError):
             self._orders += os.read(self._control, 65536)
         *lines, self._orders = self._orders.split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # not from us
-                life.obey(json.loads(line))
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # not from us, or over
+                order = json.loads(line)
+                run = self._lives[order["run"]]
+                run.life.obey(order)
+                self._note_verdict(run)
 
-    def _write_exit(self, life: RunLife) -> None:
-        deadline = time.monotonic() + LAST_WORD_S
-        while True:
-            try:
-                self._run.write_exit(life.record())
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1.0)
-            else:
-                break
-        with contextlib.suppress(OSError):  # it can be read, which is all we can do on such a disk
-            self._run.make_exit_last()
+    def _talk(self, what: int) -> None:
+        if self._link is not None and what & select.POLLIN:
+            self._hear(self._link)
+        elif what & (select.POLLHUP | select.POLLERR):
+            self._hang_up()
 
+    def _hear(self, link: socket.socket) -> None:
+        try:
+            part = link.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up()
+            return
+        if not part:
+            self._is_taking = False
+            # It may still want to hear from us; only that it has said all must not be told again and again.
+            self._poll.modify(link, 0)
+            return
+        *lines, self._heard = (self._heard + part).split(b"\n")
+        self._wanted += [Wanted(*json.loads(line)) for line in lines]
 
-class _UncertainFamily(OwnFamily):
-    """On a kernel that lets us adopt no orphans, nothing but looks can tell that nobody is left."""
+    def _say(self, line: bytes) -> None:
+        if self._link is not None:
+            self._unsent += line
 
-    def is_empty(self) -> bool:
-        return not self.find()
+    def _flush(self) -> None:
+        """Each message costs the node program time: several at once cost it less."""
+        now = time.monotonic()
+        if self._link is None or not self._unsent or now < self._flush_at:
+            return
+        self._flush_at = now + _GATHER_S
+        try:
+            self._unsent = self._unsent[self._link.send(self._unsent) :]
+        except BlockingIOError:
+            if len(self._unsent) > _MOST_UNREAD:
+                self._hang_up()
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._poll.unregister(self._link)
+            self._link.close()
+            self._link = None
+            self._is_taking = False
+            self._unsent = b""

@@ -16,11 +16,11 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ugro.remote import inotify, wire
-from ugro.remote.batch import inline_logs
-from ugro.remote.batch.pool import Keeping
 from ugro.remote.clock import moment
 from ugro.remote.inotify import Inotify
 from ugro.remote.program import Call
+from ugro.remote.runs import inline_logs
+from ugro.remote.runs.supervisors import Supervisors
 from ugro.remote.state.rundir import AgentDir, RunDir
 
 _RUNS_MASK = inotify.CREATE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE
@@ -47,15 +47,15 @@ class _Watching:
         self._call = call
         self._agent = agent
         self._credit = wire.WINDOW
-        self._told: Dict[str, Seen] = {}
+        self._sent: Dict[str, Seen] = {}
         self._live: Set[str] = set()
         self._changed: Dict[str, None] = {}  # in the order in which it happened
         self._is_scheduled = False
         self._is_looking = False
         self._is_open = True
         self._next_at = 0.0
-        self._keeping = Keeping.of(call.program, agent)
-        self._keeping.watch(self._note)
+        self._supervisors = Supervisors.of(call.program, agent)
+        self._supervisors.watch(self._note)
         self._folders = _Folders.of(agent)
         self._first: Optional[List[str]] = [run.name for run in agent.runs()]
         call.on_credit = self._grant
@@ -80,7 +80,7 @@ class _Watching:
             return
         changed, is_all_uncertain = self._folders.changed()
         if is_all_uncertain:
-            changed += [*self._told, *(run.name for run in self._agent.runs())]
+            changed += [*self._sent, *(run.name for run in self._agent.runs())]
         self._note(changed)
 
     def _note(self, names: List[str]) -> None:
@@ -94,7 +94,7 @@ class _Watching:
         names: Set[str] = set()
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self._agent.runs_path))
-        self._note([*(name for name in names ^ set(self._told) if self._agent.named(name)), *sorted(self._live)])
+        self._note([*(name for name in names ^ set(self._sent) if self._agent.named(name)), *sorted(self._live)])
         self._call.program.after(_POLL_S, self._poll)
 
     def _look_at_live(self) -> None:
@@ -149,19 +149,19 @@ class _Watching:
             if not document.has_room:
                 break
             del self._changed[name]
-            if not self._add(document, name) and name in self._told:
-                del self._told[name]
+            if not self._add(document, name) and name in self._sent:
+                del self._sent[name]
                 gone.append(name)
         if document.runs or gone:
             self._send(document.content(gone=gone))
 
     def _add(self, document: _Document, name: str) -> bool:
         """False when there is no such run (any more)."""
-        has_told_exit = self._told.get(name, ("", False))[0] == "exited"
-        if not has_told_exit and self._add_kept(document, name):
+        has_sent_exit = self._sent.get(name, ("", False))[0] == "exited"
+        if not has_sent_exit and self._add_report(document, name):
             return True
         run = self._agent.named(name)
-        if has_told_exit and run is not None and run.exists():
+        if has_sent_exit and run is not None and run.exists():
             return True
         # Watched before it is looked at: what happens in between is then told, and looked at again.
         is_there = run is not None and self._watch(run)
@@ -177,20 +177,20 @@ class _Watching:
         if seen[0] == "exited":
             self._unwatch(name)
         # What nobody has claimed is no news: whoever asked for its start is told how that went.
-        if seen != self._told.get(name) and (seen[0] == "exited" or seen[1] or self._first is not None):
-            self._told[name] = seen
+        if seen != self._sent.get(name) and (seen[0] == "exited" or seen[1] or self._first is not None):
+            self._sent[name] = seen
             document.add(status)
         return True
 
-    def _add_kept(self, document: _Document, name: str) -> bool:
-        """In its keeper's words; true when there is no need to look."""
-        told = self._keeping.told(name)
-        if told is not None and (told.word, True) != self._told.get(name):
-            self._told[name] = (told.word, True)
-            document.add_text(told.text.decode("utf-8", "replace"))
-        if told is not None and told.word == "exited":
+    def _add_report(self, document: _Document, name: str) -> bool:
+        """In its supervisor's words; true when there is no need to look."""
+        report = self._supervisors.report(name)
+        if report is not None and (report.word, True) != self._sent.get(name):
+            self._sent[name] = (report.word, True)
+            document.add_text(report.text.decode("utf-8", "replace"))
+        if report is not None and report.word == "exited":
             self._unwatch(name)
-        return told is not None or self._keeping.holds(name)
+        return report is not None or self._supervisors.holds(name)
 
     def _watch(self, run: RunDir) -> bool:
         if os.path.exists(run.file("exit.json")):
@@ -219,7 +219,7 @@ class _Watching:
     def _close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._keeping.unwatch(self._note)
+            self._supervisors.unwatch(self._note)
         if self._folders is not None:
             self._call.program.unwatch(self._folders.fd)
             self._folders.close()

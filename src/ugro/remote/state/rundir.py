@@ -27,18 +27,13 @@ VERSION = 1
 # By this variable the processes of a run are found. A path, since two nodes may be one machine, with the same run.
 MARK = "UGRO_RUN_DIR"
 CRASH_VARIABLE = "UGRO_CRASH_POINT"
-# Where tests kill or stop us; together they are every step between two things that last.
+# Where tests kill or stop us; together they are every step between two durable things.
 POINTS = (
-    "start.admitted", "start.fenced", "start.made", "start.specified", "start.alone", "start.launched",
-    "supervisor.begun", "supervisor.locked", "supervisor.reserved", "supervisor.fenced", "supervisor.claimed",
-    "supervisor.closed", "supervisor.first", "supervisor.all", "supervisor.stated", "supervisor.ending",
-    "supervisor.ended", "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
+    "start.launched", "supervisor.begun", "supervisor.admitted", "supervisor.alone", "supervisor.made",
+    "supervisor.fenced", "supervisor.locked", "supervisor.moved", "supervisor.claimed", "supervisor.closed",
+    "supervisor.first", "supervisor.all", "supervisor.stated", "supervisor.ending", "supervisor.ended",
+    "exit.written", "exit.renamed", "clean.locked", "clean.claimed", "clean.ended",
     "remove.closed", "remove.renamed", "remove.deleted",
-)  # fmt: skip
-# And those of a keeper; it comes to "supervisor.ending" and the last two steps as well.
-KEEPER_POINTS = (
-    "keeper.begun", "keeper.admitted", "keeper.fenced", "keeper.made", "keeper.locked", "keeper.moved",
-    "keeper.claimed", "keeper.closed", "keeper.first", "keeper.stated", "keeper.ended",
 )  # fmt: skip
 # Large enough for the last lines of a log; a record that is longer loses some of them.
 EXIT_BYTES = 64 * 1024
@@ -85,8 +80,8 @@ class AgentDir:
         self.path = os.path.join(self.root, ".ugro", "agents", "%s@%s" % (name, node_key))
         self.words = [self.root, name, node_key]  # what a process of its own makes this object from
         self.runs_path = os.path.join(self.path, "runs")
-        self.keepers_path = os.path.join(self.path, "keepers")
-        self.blanks_path = os.path.join(self.path, "blanks")
+        self.supervisors_path = os.path.join(self.path, "supervisors")
+        self.pool_path = os.path.join(self.path, "pool")
         self._fences_path = os.path.join(self.path, "fence")
         self._generation = Numbers(os.path.join(self.path, "generation"), 1)
         self._lease = Numbers(os.path.join(self.path, "lease"), 2)
@@ -108,9 +103,9 @@ class AgentDir:
     def fence(self, job: str) -> Fence:
         return Fence(self._fences_path, job)
 
-    def keeper(self, name: str) -> str:
-        """The folder of a keeper, which has its process's name."""
-        return os.path.join(self.keepers_path, name)
+    def supervisor(self, name: str) -> str:
+        """The folder of a supervisor, which has its process's name."""
+        return os.path.join(self.supervisors_path, name)
 
     def run(self, job: str, attempt: int) -> RunDir:
         if not _JOB.fullmatch(job) or not 0 < attempt < 10**9:
@@ -197,19 +192,19 @@ class RunDir:
 
     # --- what it is to do ---------------------------------------------------------------------------------------
 
-    def make(self, spec: Dict[str, Any], as_of: Optional[Dict[str, Any]], is_of_this_boot: bool = False) -> None:
-        """The fence is held by the caller, so that of two who make it with different specs one is refused.
+    def make(self, envelope: Dict[str, Any]) -> None:
+        """Where it is. The fence is held by the caller, so that of two with different specs one is refused.
 
-        Nothing of it has to last: without a claim that does, it is made anew. ``is_of_this_boot``: whoever asked is
-        refused after a restart of the machine, so the claim need not last either.
+        Nothing of it has to be durable: without a durable claim it is made again.
         """
         for name in ("", "logs", "output", "work"):
             durable.make_folder(self.file(name) if name else self.path)
-        point("start.made")
-        recorded = self.envelope()
-        if recorded is None:
-            durable.write_json(self.file("spec.json"), new_envelope(spec, as_of, is_of_this_boot), is_lasting=False)
-        elif recorded.get("hash") != spec_hash(spec):
+        if self.envelope() is not None:
+            self.expect_spec(envelope["hash"])
+        durable.write_json(self.file("spec.json"), envelope, is_lasting=False)
+
+    def expect_spec(self, wanted_hash: str) -> None:
+        if (self.envelope() or {}).get("hash") != wanted_hash:
             text = "%s is on this node already, with another spec"
             raise Refused("conflict", text % self.name)
 
@@ -257,12 +252,7 @@ class RunDir:
         durable.sync_folder(os.path.dirname(self.fence.path))
 
     def take_lock(self, timeout_s: float) -> Optional[int]:
-        """Held until the descriptor is closed. Those who only look hold it shared for a moment, hence the time."""
-        fd = os.open(self.file("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):
-            return fd
-        os.close(fd)
-        return None
+        return take_lock(self.file("lock"), timeout_s)
 
     def is_alive(self) -> bool:
         try:
@@ -277,9 +267,17 @@ class RunDir:
 
     # --- what became of it --------------------------------------------------------------------------------------
 
-    def write_state(self, state: Dict[str, Any]) -> None:
-        """Need not last: what it tells of is over when the machine is."""
-        durable.write_json(self.file("state.json"), {"v": VERSION, **state}, is_lasting=False)
+    def write_state(self, state: Dict[str, Any]) -> bytes:
+        """Returns what was written. Need not be durable: what it tells is over when the machine is."""
+        content = _encode({"v": VERSION, **state}).encode("utf-8", "surrogateescape")
+        fd = os.open(self.file("state.new"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            durable.write_all(fd, content)
+            os.ftruncate(fd, len(content))
+        finally:
+            os.close(fd)
+        os.rename(self.file("state.new"), self.file("state.json"))
+        return content
 
     def state(self) -> Optional[Dict[str, Any]]:
         return self._read("state.json")
@@ -373,11 +371,20 @@ class RunDir:
         return aside
 
 
+def take_lock(path: str, timeout_s: float) -> Optional[int]:
+    """Held until the descriptor is closed. Those who only look hold it shared for a moment, hence the time."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):
+        return fd
+    os.close(fd)
+    return None
+
+
 def new_envelope(
     spec: Dict[str, Any], as_of: Optional[Dict[str, Any]], is_of_this_boot: bool, **more: Any
 ) -> Dict[str, Any]:
-    told = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment()}
-    return {**told, "is_of_this_boot": is_of_this_boot, **more, "spec": spec}
+    head = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment()}
+    return {**head, "is_of_this_boot": is_of_this_boot, **more, "spec": spec}
 
 
 def _overwritten(fd: int, content: bytes) -> bool:

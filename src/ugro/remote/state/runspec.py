@@ -14,7 +14,7 @@ LOG_CAP_BYTES = 1 << 30
 LEAST_LOG_CAP_BYTES = 64 * 1024
 MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rundir.EXIT_BYTES)
 
-_FIELDS = {"ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs"}
+_FIELDS = {"ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "shared"}
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
 _HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
@@ -47,6 +47,8 @@ class RunSpec:
         if self.lease_s is not None and not 0 < self.lease_s < float("inf"):
             raise ValueError("lease_s must be more than 0")
         self.outputs: List[str] = [str(pattern) for pattern in fields.get("outputs") or ()]
+        # Its supervisor may have other runs as well; else it has one of its own.
+        self.is_shared = fields.get("shared") is True
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
 
 

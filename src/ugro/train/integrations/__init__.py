@@ -1,1 +1,1 @@
-"""Where trainings already log: their figures become metrics of the run. Each is imported only when asked for."""
+"""Integrations with libraries that log: their values become metrics of the run. Each is imported on demand."""

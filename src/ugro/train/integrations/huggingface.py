@@ -1,9 +1,9 @@
-"""For the Trainer of Hugging Face: what it logs becomes metrics of the run.
+"""Hugging Face Trainer: what it logs becomes metrics of the run.
 
     from ugro.train.integrations.huggingface import UgroCallback
     trainer = Trainer(model, arguments, callbacks=[UgroCallback()])
 
-The Trainer makes its own steps and shares; nothing is balanced.
+The Trainer runs its own steps, so nothing is balanced.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ except ImportError as error:
 
 class UgroCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: Log | None = None) -> None:
-        """Without a run, what is logged goes to the file in which a run would put it."""
+        """Without a run, values go to the file that a run would write."""
         self._own = Journal()
         self._log: Log = run or self._own
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any
-    ) -> None:
-        """Every rank is told the same; one writes it."""
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any) -> None:
+        """Called on every rank with the same values; one rank writes them."""
         if logs and state.is_world_process_zero:
             self._log.log(step=int(state.global_step), **{_name(name): value for name, value in logs.items()})
 
@@ -36,5 +34,5 @@ class UgroCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _name(name: str) -> str:
-    """``step`` names the step of a record, and is no value of it."""
+    """``step`` is the step of the record, not one of its values."""
     return "logged_step" if name == "step" else name

@@ -1,4 +1,4 @@
-"""The metrics of a rank whose steps are made by another library: only ``log``, with no group and no balance."""
+"""Metrics of a rank whose steps are run by another library: only ``log``, without process group and balance."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Log(Protocol):
 
 
 class Missing(UgroError, ImportError):
-    """A library that a callback is for; also an ImportError, for scripts that can do without."""
+    """The library of a callback is not installed; also an ImportError, for scripts that can do without it."""
 
 
 class Journal:
-    """Writes what ``run.log`` would write, where it would: ``metrics.jsonl`` in ``$UGRO_OUTPUT``."""
+    """Writes the same as ``run.log``, to ``metrics.jsonl`` in ``$UGRO_OUTPUT``."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         around = Surroundings.of(env)
@@ -35,12 +35,12 @@ class Journal:
         self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
 
     def close(self) -> None:
-        """All of it is in the file; it may be written to again."""
+        """Writes everything to the file; more records may follow."""
         self._metrics.close()
 
 
 def missing(library: str, error: ImportError) -> Missing:
-    found = Missing(f"this callback is for {library}, which is not installed here", hint=f"pip install {library}")
+    found = Missing(f"this callback needs {library}, which is not installed", hint=f"pip install {library}")
     found.add_note(f"hint: {found.hint}")
     found.__cause__ = error
     return found

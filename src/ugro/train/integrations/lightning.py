@@ -1,9 +1,9 @@
-"""For Lightning: what a module logs becomes metrics of the run.
+"""Lightning: what a module logs becomes metrics of the run.
 
     from ugro.train.integrations.lightning import UgroLogger
     trainer = Trainer(logger=UgroLogger())
 
-Lightning makes its own steps and shares; nothing is balanced.
+Lightning runs its own steps, so nothing is balanced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:
 
 class UgroLogger(Logger):  # type: ignore[misc]
     def __init__(self, run: Log | None = None) -> None:
-        """Without a run, what is logged goes to the file in which a run would put it."""
+        """Without a run, values go to the file that a run would write."""
         super().__init__()
         self._own = Journal()
         self._log: Log = run or self._own

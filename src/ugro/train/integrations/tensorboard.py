@@ -1,4 +1,4 @@
-"""For scripts that write TensorBoard's event files: their scalars, read while they are written."""
+"""Reads scalars from TensorBoard event files, also while they are written."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _AT_ONCE = 4 << 20
 
 
 def scalars(path: Path, offset: int = 0) -> tuple[list[Scalar], int]:
-    """Those behind ``offset``, as far as they are whole, and where the next look begins.
+    """The complete scalars after ``offset``, and the offset for the next call.
 
-    Much takes several looks: until one does not move on. Raises ``Damaged`` at bytes that are no record.
+    A large file needs several calls, until the offset does not advance. Raises ``Damaged`` at invalid bytes.
     """
     with path.open("rb") as file:
         file.seek(offset)
         content = file.read(_AT_ONCE)
-        if len(content) == _AT_ONCE:  # a picture may be larger than that
+        if len(content) == _AT_ONCE:  # an image may be larger
             content += file.read(max(0, record_end(content) - len(content)))
     found, size = parse(content)
     return found, offset + size

@@ -1,7 +1,7 @@
-"""A log by pages, from its end or from any place in it: one of a gigabyte costs what a small one costs.
+"""Pages of a log, from its end or from any position: a page of a gigabyte log costs as much as one of a small log.
 
-A page has whole lines of one rank or of many, in the order in which they came home. Its cursors, a byte offset for each
-rank, say where the pages before and after it are; between pages nothing is lost and nothing comes twice. Blocks.
+A page has whole lines of one rank or of several, in the order in which they were collected. Its cursors, a byte offset
+for each rank, locate the previous and the next page; pages neither lose nor repeat lines. These functions block.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ugro.agent.artifacts.log_index import line_begin
 from ugro.web.logs.times import LogTimes, offset_at, times_between
 
 PAGE_BYTES = 96 * 1024
-_LEAST_BYTES = 4 * 1024  # of each rank, where there are many
+_LEAST_BYTES = 4 * 1024  # per rank, if there are many
 _MOST_LINES = 2000
 _LEAST_LINES = 50
 _LONGEST_LINE = 8 * 1024
-_AGES_AGO = 0.0
+_LONG_AGO = 0.0
 
 Logs = Mapping[int, Path]  # by rank
 Cursor = Mapping[int, int]  # by rank, a byte offset
@@ -33,9 +33,9 @@ class Line:
     offset: int
     at: float | None  # seconds since the epoch
     text: str
-    is_cut: bool = False  # it goes on in the next one
-    is_open: bool = False  # nobody has ended it yet: it comes again, perhaps longer
-    dropped_bytes: int = 0  # nothing came home of what stood here
+    is_cut: bool = False  # it continues in the next one
+    is_open: bool = False  # it has no newline yet: the next page repeats it, perhaps longer
+    dropped_bytes: int = 0  # bytes that the node dropped here
 
     def to_wire(self) -> list[Any]:
         flag = "cut" if self.is_cut else "open" if self.is_open else self.dropped_bytes
@@ -50,7 +50,7 @@ class Page:
     sizes: dict[int, int]
 
     def to_wire(self) -> dict[str, Any]:
-        """A line is ``[rank, offset, seconds, text]``; then ``cut``, ``open``, or how many bytes were lost."""
+        """A line is ``[rank, offset, seconds, text]``, then ``cut``, ``open``, or the number of dropped bytes."""
         lines = [line.to_wire() for line in self.lines]
         return {"lines": lines, "begin": self.begin, "end": self.end, "sizes": self.sizes}
 
@@ -60,14 +60,14 @@ def sizes_of(logs: Logs) -> dict[int, int]:
 
 
 def page_before(logs: Logs, before: Cursor | None = None) -> Page:
-    """The page that ends there; without a cursor the last one, with a line that is still being written."""
+    """The page that ends at the cursor; without one, the last page, with a line that is still being written."""
     sizes = sizes_of(logs)
     ends = sizes if before is None else {rank: min(size, before.get(rank, size)) for rank, size in sizes.items()}
     share = _Share.among(logs)
     parts = {rank: _backward(_Log(rank, logs[rank], sizes[rank]), ends[rank], share) for rank in logs}
-    # A rank of whose lines older ones are still to be read holds back everything that is older than those at hand.
+    # If a rank has older lines that were not read, lines of other ranks from before its oldest must wait.
     oldest = [_time(part.lines[0]) for part in parts.values() if part.begin > 0 and part.lines]
-    horizon = max(oldest, default=_AGES_AGO)
+    horizon = max(oldest, default=_LONG_AGO)
     chosen = {rank: [line for line in part.lines if _time(line) >= horizon] for rank, part in parts.items()}
     begin = {
         rank: chosen[rank][0].offset if chosen[rank] else (ends[rank] if part.lines else part.begin)
@@ -92,7 +92,7 @@ def page_after(logs: Logs, after: Cursor) -> Page:
 
 
 def cursor_at(logs: Logs, rank: int, offset: int) -> dict[int, int]:
-    """Where the line of that byte begins; and in the logs of the others, what came home at the same time."""
+    """The start of the line with that byte, and in the other logs what was collected at the same time."""
     size = _size(logs[rank])
     offset = min(offset, size)
     times = times_between(logs[rank], max(0, offset - _LONGEST_LINE), offset + 1)
@@ -129,7 +129,7 @@ class _Log:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank may have of a page."""
+    """How much of a page one rank may use."""
 
     size: int
     lines: int
@@ -154,7 +154,7 @@ def _forward(log: _Log, begin: int, share: _Share) -> _Part:
     if (gap := times.gap_at(begin)) is not None:
         lines, start = [log.hole(begin, gap.end, times)], gap.end
         times = times_between(log.path, start, start + share.size)
-    following = times.gap_behind(start)
+    following = times.gap_after(start)
     stop = min(start + share.size, log.size, following.begin if following else log.size)
     data = log.read(start, max(start, stop))
     is_last = start + len(data) >= log.size
@@ -191,7 +191,7 @@ def _page_end(data: bytes) -> int:
 
 
 def _to_line_begin(log: _Log, begin: int, data: bytes) -> int:
-    """How many bytes belong to a line that began earlier; none, when it is so long that it has to be cut."""
+    """How many bytes belong to a line that began earlier; 0 if that line is so long that it must be cut."""
     if log.read(begin - 1, begin) == b"\n":
         return 0
     first = data.find(b"\n") + 1
@@ -199,7 +199,7 @@ def _to_line_begin(log: _Log, begin: int, data: bytes) -> int:
 
 
 def _lines(rank: int, offset: int, data: bytes, times: LogTimes, *, is_last: bool) -> Iterator[Line]:
-    """``is_last``: nothing stands behind the data, yet."""
+    """``is_last``: the data reach the end of the log."""
     pieces = data.split(b"\n")
     ended, rest = pieces[:-1], pieces[-1]
     for content in ended:
@@ -221,12 +221,12 @@ def _pieces(rank: int, offset: int, content: bytes, times: LogTimes, *, is_cut: 
 
 
 def _character_begin(data: bytes) -> int:
-    """The first byte that is no continuation of a UTF-8 character; they have three at most."""
+    """The first byte that does not continue a UTF-8 character; a character has at most three such bytes."""
     return next((place for place, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
 
 
 def _character_end(data: bytes) -> int:
-    """Where to cut so that no character is torn; what is no UTF-8 may be cut anywhere."""
+    """Where to cut without splitting a character; text that is not UTF-8 may be cut anywhere."""
     for back in range(1, 5):
         if back < len(data) and data[-back] & 0xC0 != 0x80:
             return len(data) - back if data[-back] & 0x80 else len(data)
@@ -237,7 +237,7 @@ def _character_end(data: bytes) -> int:
 
 
 def _time(line: Line) -> float:
-    return _AGES_AGO if line.at is None else line.at
+    return _LONG_AGO if line.at is None else line.at
 
 
 def _in_order(chosen: Mapping[int, list[Line]]) -> tuple[Line, ...]:

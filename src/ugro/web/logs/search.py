@@ -1,4 +1,4 @@
-"""Finding a text in logs of any size: line by line onwards or back, in steps that each take a moment. Blocks."""
+"""Search in logs of any size, forwards or backwards, in steps of limited size. These functions block."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from ugro.web.logs.pages import Logs, sizes_of
 
 STEP_BYTES = 48 * 1024 * 1024
 _BLOCK = 1024 * 1024
-END = 1 << 62  # behind everything
+END = 1 << 62  # after any log
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     rank: int
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    match: Place | None  # where its line begins
-    next: Place | None  # where to go on; None: everything was looked at
+    match: Position | None  # start of the matching line
+    next: Position | None  # where to continue; None: everything was searched
     searched_bytes: int
 
 
-def find(logs: Logs, text: str, start: Place, *, is_backwards: bool, limit_bytes: int = STEP_BYTES) -> Found:
-    """The first line with the text from ``start`` on, or the last one before it. Capitals do not matter."""
+def find(logs: Logs, text: str, start: Position, *, is_backwards: bool, limit_bytes: int = STEP_BYTES) -> Found:
+    """The first line with the text from ``start`` on, or the last one before it. Case does not matter."""
     wanted = text.encode().lower()
     searched = 0
     for rank in _ranks(logs, start.rank, is_backwards=is_backwards):
         size = sizes_of({rank: logs[rank]})[rank]
         offset = start.offset if rank == start.rank else (END if is_backwards else 0)
-        blocks = _backwards(offset, size) if is_backwards else _onwards(offset, size)
+        blocks = _backwards(offset, size) if is_backwards else _forwards(offset, size)
         for begin, end in blocks:
             at = _in_block(logs, rank, (begin, end), wanted, is_backwards=is_backwards)
             searched += end - begin
             if at is not None:
-                return Found(Place(rank, line_begin(logs[rank], at, 0)), Place(rank, at), searched)
+                return Found(Position(rank, line_begin(logs[rank], at, 0)), Position(rank, at), searched)
             if searched >= limit_bytes:
-                return Found(None, Place(rank, begin if is_backwards else end), searched)
+                return Found(None, Position(rank, begin if is_backwards else end), searched)
     return Found(None, None, searched)
 
 
-def line_after(logs: Logs, place: Place) -> Place:
-    """Where the line after that one begins; of a very long one, some way into it."""
-    size = sizes_of({place.rank: logs[place.rank]})[place.rank]
-    if place.offset >= size:
-        return place
-    with logs[place.rank].open("rb") as file:
-        file.seek(place.offset)
-        return Place(place.rank, place.offset + len(file.readline(_BLOCK)))
+def line_after(logs: Logs, start: Position) -> Position:
+    """The start of the next line or, if the line is very long, a position within it."""
+    size = sizes_of({start.rank: logs[start.rank]})[start.rank]
+    if start.offset >= size:
+        return start
+    with logs[start.rank].open("rb") as file:
+        file.seek(start.offset)
+        return Position(start.rank, start.offset + len(file.readline(_BLOCK)))
 
 
 def _ranks(logs: Logs, first: int, *, is_backwards: bool) -> list[int]:
@@ -59,7 +59,7 @@ def _ranks(logs: Logs, first: int, *, is_backwards: bool) -> list[int]:
     return [rank for rank in ranks if (rank <= first if is_backwards else rank >= first)]
 
 
-def _onwards(begin: int, size: int) -> Iterator[tuple[int, int]]:
+def _forwards(begin: int, size: int) -> Iterator[tuple[int, int]]:
     for at in range(begin, size, _BLOCK):
         yield at, min(size, at + _BLOCK)
 
@@ -73,7 +73,7 @@ def _backwards(end: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _in_block(logs: Logs, rank: int, block: tuple[int, int], wanted: bytes, *, is_backwards: bool) -> int | None:
     begin, end = block
-    # Also what begins in the block and ends behind it; two blocks never share a beginning.
+    # Also matches that start in this block and end in the next; no two blocks contain the same start.
     with logs[rank].open("rb") as file:
         file.seek(begin)
         content = file.read(end - begin + len(wanted) - 1).lower()

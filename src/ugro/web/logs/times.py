@@ -1,7 +1,7 @@
-"""When the bytes of a log came home, and which never did: a few lines of its index, found without reading the rest.
+"""When the bytes of a log were collected, and which are missing, from a few lines of its index.
 
-The index (``agent.logindex``) has up to a line for each second of a run. Here it is searched on disk: a page of a log
-costs the same after a minute and after a month.
+The index (``agent.artifacts.log_index``) has up to a line for each second of a run. It is searched on disk, so a page
+of a log costs the same after a minute and after a month.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO
 from ugro.agent.artifacts.log_index import index_path, written_at
 
 _BLOCK = 16 * 1024
-_BEFORE = 512  # bytes: the lines just before hold the gap and the time that are still valid
+_BEFORE = 512  # bytes: the lines just before have the gap and the time that still apply
 _LONGEST_LINE = 128
 
 
@@ -30,7 +30,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class LogTimes:
-    """What the index says about one stretch of a log."""
+    """What the index says about one section of a log."""
 
     offsets: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
@@ -38,27 +38,26 @@ class LogTimes:
 
     def at(self, offset: int) -> float | None:
         """Seconds since the epoch."""
-        place = bisect_right(self.offsets, offset)
-        return self.seconds[place - 1] if place else None
+        index = bisect_right(self.offsets, offset)
+        return self.seconds[index - 1] if index else None
 
     def gap_at(self, offset: int) -> Gap | None:
         return next((gap for gap in self.gaps if gap.begin <= offset < gap.end), None)
 
-    def gap_behind(self, offset: int) -> Gap | None:
-        """The first that begins later."""
+    def gap_after(self, offset: int) -> Gap | None:
+        """The first gap that begins later."""
         return min((gap for gap in self.gaps if gap.begin > offset), key=lambda gap: gap.begin, default=None)
 
     def gap_before(self, offset: int) -> Gap | None:
-        """The last that begins earlier, also if it reaches further."""
+        """The last gap that begins earlier, even if it ends later."""
         return max((gap for gap in self.gaps if gap.begin < offset), key=lambda gap: gap.begin, default=None)
 
 
 def times_between(log: Path, begin: int, end: int) -> LogTimes:
-    """Blocks; as everything here."""
     with _opened(log) as file:
         if file is None:
-            came_at = written_at(log)
-            return LogTimes((0,), (came_at,)) if came_at is not None else LogTimes()
+            collected_at = written_at(log)
+            return LogTimes((0,), (collected_at,)) if collected_at is not None else LogTimes()
         file.seek(max(0, _search(file, 2, begin) - _BEFORE))
         if file.tell():
             file.readline()
@@ -66,7 +65,7 @@ def times_between(log: Path, begin: int, end: int) -> LogTimes:
 
 
 def offset_at(log: Path, seconds: float) -> int:
-    """Where the last bytes begin that came home by that time; what came later stands behind them."""
+    """The start of the last bytes that were collected by that time."""
     with _opened(log) as file:
         if file is None:
             return 0
@@ -88,7 +87,7 @@ def _opened(log: Path) -> Iterator[BinaryIO | None]:
 
 
 def _search(file: BinaryIO, word: int, wanted: float) -> int:
-    """Where the last line begins whose time (word 1) or offset (word 2) is not larger; both only grow."""
+    """The start of the last line whose time (word 1) or offset (word 2) is not larger; both only grow."""
     low, high = 0, os.fstat(file.fileno()).st_size
     while high - low > _LONGEST_LINE:
         middle = (low + high) // 2

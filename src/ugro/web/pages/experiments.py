@@ -1,4 +1,4 @@
-"""``/experiments``: every run in a table; ``/compare``: some of them side by side."""
+"""``/experiments``: a table of runs; ``/compare``: some of them side by side."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from ugro.core.experiment import Experiment
 from ugro.core.job import Job
 from ugro.policy.experiments.table import Spread
 from ugro.web.site import Site
-from ugro.web.views import compare as compare_view
-from ugro.web.views import experiments as experiments_view
-from ugro.web.views.experiments import TableQuery
+from ugro.web.views import comparison, experiment_table
+from ugro.web.views.experiment_table import TableQuery
 
 
 class CompareQuery(BaseModel):
-    """An address of /compare. How curves are looked at stands there, too, and is the browser's business."""
+    """The query of /compare. The browser adds its own parameters for the display of curves."""
 
     jobs: Annotated[list[str], Field(max_length=2000)] = Field(default_factory=list)
-    q: Annotated[str, Field(max_length=2000)] = ""  # a filter, instead of their numbers
+    q: Annotated[str, Field(max_length=2000)] = ""  # a filter, instead of job numbers
     all: bool = False
 
 
 def add_experiment_pages(app: FastAPI, site: Site) -> None:
-    experiments = Experiments(site.agent.store, site.agent.watching)
+    experiments = Experiments(site.agent.store, site.agent.monitoring)
     _add_table(app, site, experiments)
     _add_compare(app, site, experiments)
 
     @app.get("/compare/code")
     async def code(request: Request, old: int, new: int) -> Response:
-        """What differs between the code of two jobs, file by file."""
+        """The differences between the code of two jobs, file by file."""
         jobs = [await site.agent.store.jobs.get(number) for number in (old, new)]
         found = await _code(site, jobs)
         cli = f"ugro compare {old} {new}"
@@ -51,15 +50,15 @@ def _add_table(app: FastAPI, site: Site, experiments: Experiments) -> None:
     @app.get("/experiments")
     async def table(request: Request, wanted: Annotated[TableQuery, Query()]) -> Response:
         now = time.time()
-        # Thousands are sorted and counted: not where everybody else waits for an answer.
-        shown = await asyncio.to_thread(experiments_view.table, wanted, await experiments.all(), now)
+        # Sorting thousands of rows would block the event loop.
+        shown = await asyncio.to_thread(experiment_table.table, wanted, await experiments.all(), now)
         return await site.render(
             request,
             "experiments.html",
             cli="ugro status --limit 100",
             wanted=wanted,
             table=shown,
-            view=experiments_view,
+            view=experiment_table,
             is_spread=lambda value: isinstance(value, Spread),
         )
 
@@ -67,26 +66,26 @@ def _add_table(app: FastAPI, site: Site, experiments: Experiments) -> None:
 def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
     @app.get("/compare")
     async def compare(request: Request, wanted: Annotated[CompareQuery, Query()]) -> Response:
-        if len(wanted.jobs) > 1:  # as a form sends them; one address for one page
+        if len(wanted.jobs) > 1:  # as a form sends them; redirected so that each page has one address
             return RedirectResponse(_link(",".join(wanted.jobs)), 303)
         everything = await experiments.all()
-        numbers = compare_view.chosen(wanted.jobs)
+        numbers = comparison.chosen(wanted.jobs)
         if wanted.q and not numbers:
-            numbers = await asyncio.to_thread(experiments_view.comparable, wanted.q, everything, time.time())
+            numbers = await asyncio.to_thread(experiment_table.comparable, wanted.q, everything, time.time())
         runs = _found(numbers, everything)
-        are_few = len(runs) <= compare_view.MOST_SIDE_BY_SIDE
+        are_few = len(runs) <= comparison.MOST_SIDE_BY_SIDE
         jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if are_few else []
-        rows = compare_view.facts(runs, await site.agent.results.compare(jobs)) if len(jobs) > 1 else ()
+        rows = comparison.facts(runs, await site.agent.results.compare(jobs)) if len(jobs) > 1 else ()
         return await site.render(
             request,
             "compare.html",
             cli="ugro compare " + (" ".join(str(one.id) for one in runs) if are_few and runs else "JOB JOB…"),
             runs=runs,
-            few=compare_view.MOST_SIDE_BY_SIDE,
+            few=comparison.MOST_SIDE_BY_SIDE,
             newest=[one for one in reversed(everything) if one.figures][:10] if not runs else [],
-            document=await asyncio.to_thread(compare_view.runs_document, runs),
-            sections=compare_view.sections(rows, is_all=wanted.all),
-            varied=await asyncio.to_thread(compare_view.varied, runs) if not are_few else [],
+            document=await asyncio.to_thread(comparison.runs_document, runs),
+            sections=comparison.sections(rows, is_all=wanted.all),
+            varied=await asyncio.to_thread(comparison.varied, runs) if not are_few else [],
             is_all=wanted.all,
             code=_differing_code(jobs),
             link=partial(_link, ",".join(map(str, numbers))),
@@ -101,7 +100,7 @@ def _found(numbers: Sequence[int], everything: Sequence[Experiment]) -> list[Exp
 
 
 def _differing_code(jobs: Sequence[Job]) -> tuple[int, int] | None:
-    """Two of them whose code can be told apart, file by file: the first, and the first that differs from it."""
+    """The first job with code, and the first whose code differs from it."""
     kept = [job for job in jobs if job.spec.snapshot is not None]
     other = next((job for job in kept if job.spec.snapshot != kept[0].spec.snapshot), None) if kept else None
     return None if other is None else (kept[0].id, other.id)
@@ -110,7 +109,7 @@ def _differing_code(jobs: Sequence[Job]) -> tuple[int, int] | None:
 async def _code(site: Site, jobs: Sequence[Job]) -> CodeDiff:
     for job in jobs:
         if job.spec.snapshot is None:
-            raise NotFound(f"no code was sent along with job {job.id}", hint="see: ugro compare")
+            raise NotFound(f"job {job.id} has no stored code", hint="see: ugro compare")
     old, new = (job.spec.snapshot or "" for job in jobs)
     return await site.agent.code.difference(old, new)
 

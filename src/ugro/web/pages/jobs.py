@@ -1,4 +1,4 @@
-"""``/jobs``: what waits and why, what runs, what has ended; ``/jobs/{id}``: everything about one, the reason first."""
+"""``/jobs``: queued, running and ended jobs; ``/jobs/{id}``: everything about one, its reason first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, Job
 from ugro.store.listing import Listed
 from ugro.web.pages.log import add_log_pages
 from ugro.web.site import Site
-from ugro.web.views import job as jobview
+from ugro.web.views import job_page
 
 _PAGE = 50
-_STARTS_WITH = 50  # of the waiting and of the running jobs; the filter shows all
+_MOST_ACTIVE = 50  # of the queued and of the running jobs; the filter shows all
 
 
 class JobsQuery(Body):
@@ -47,11 +47,11 @@ def add_job_pages(app: FastAPI, site: Site) -> None:
 
     @app.get("/jobs/{word}")
     async def job(request: Request, word: str) -> Response:
-        view = await jobview.job_page(site.agent, word)
+        view = await job_page.load(site.agent, word)
         if word != str(view.job.id):
             return RedirectResponse(f"/jobs/{view.job.id}", 307)
         cli = f"ugro why {view.job.id}" if not view.job.is_final else f"ugro status {view.job.id}"
-        return await site.render(request, "job.html", cli=cli, view=view, job=view.job, words=jobview)
+        return await site.render(request, "job.html", cli=cli, view=view, job=view.job, job_page=job_page)
 
     @app.get("/jobs/{word}/job.yaml")
     async def file(word: str) -> Response:
@@ -65,7 +65,7 @@ def _add_lists(app: FastAPI, site: Site) -> None:
     async def jobs(request: Request, wanted: Annotated[JobsQuery, Query()]) -> Response:
         cli = f"ugro status --state {wanted.state}" if wanted.state else "ugro status"
         lists = await _lists(site, wanted)
-        return await site.render(request, "jobs.html", cli=cli, wanted=wanted, words=jobview, **lists)
+        return await site.render(request, "jobs.html", cli=cli, wanted=wanted, job_page=job_page, **lists)
 
 
 async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
@@ -73,9 +73,9 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
     counts = await listing.counts()
     waiting = running = list[Job]()
     if wanted.is_plain and wanted.is_first:
-        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_STARTS_WITH)
+        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_MOST_ACTIVE)
         waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
-        running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_STARTS_WITH))
+        running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_MOST_ACTIVE))
     states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
     some = await listing.page(Listed(states, wanted.q, wanted.before, wanted.after, _PAGE + 1))
     is_more = len(some) > _PAGE
@@ -91,7 +91,7 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
 
 
 def _add_fragments(app: FastAPI, site: Site) -> None:
-    """What takes a while to put together: the page asks for it when it stands."""
+    """Parts that take a while to compute. The page fetches them after it has loaded."""
     agent = site.agent
 
     @app.get("/jobs/{number}/balance")
@@ -101,7 +101,7 @@ def _add_fragments(app: FastAPI, site: Site) -> None:
             profile, problem = await agent.profiling.of(job), None
         except NotFound as error:
             profile, problem = None, error
-        found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "words": jobview}
+        found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "job_page": job_page}
         return await site.render(request, "job_balance.html", **found)
 
     @app.get("/jobs/{number}/outputs")

@@ -1,4 +1,4 @@
-"""A job's logs for a browser: by pages, searched, and as they are. A route parses, asks, answers."""
+"""Routes for a job's logs: pages, search, and the raw file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.core.support.codec import dumps
 from ugro.web.logs.pages import Logs, cursor_at, page_after, page_before
-from ugro.web.logs.search import END, Place, find, line_after
+from ugro.web.logs.search import END, Position, find, line_after
 from ugro.web.site import Site
 
 _LONGEST_SEARCH = 200
@@ -27,7 +27,7 @@ Attempt = Annotated[int | None, Query(ge=1)]
 
 
 class PageQuery(Body):
-    """Cursors are ``RANK:OFFSET,…``; without any, the end is meant. No rank is all of them."""
+    """Cursors are ``RANK:OFFSET,…``. Without a cursor, the end of the log; without a rank, all ranks."""
 
     attempt: Attempt = None
     rank: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class PageQuery(Body):
 
 
 class SearchQuery(Body):
-    """From the line at ``line``, which is passed over, or exactly from ``place``: RANK:OFFSET."""
+    """Searches from the line after ``line``, or exactly from ``place``; both are RANK:OFFSET."""
 
     q: Annotated[str, Query(min_length=1, max_length=_LONGEST_SEARCH, pattern=r"^[^\r\n]+$")]
     attempt: Attempt = None
@@ -76,10 +76,10 @@ def add_log_pages(app: FastAPI, site: Site) -> None:
 
 
 async def _logs(agent: Agent, number: int, attempt: int | None, wanted: tuple[int, ...]) -> _Found:
-    """The job is looked at before its logs are: what it wrote until its end is then surely read."""
+    """Reads the job before its logs, so that the logs of an ended job are complete."""
     job = await agent.store.jobs.get(number)
     chosen = attempt or job.attempt
-    if attempt is not None and attempt > max(1, job.attempt):  # of one that waits, the first is still to come
+    if attempt is not None and attempt > max(1, job.attempt):  # a queued job has attempt 0; its first is allowed
         raise NotFound(f"job {number} has no attempt {attempt}", hint=f"it has {job.attempt}")
     known = await ranks_of(agent.store.jobs, job, chosen) if chosen else {}
     if known and (missing := sorted(set(wanted) - set(known))):
@@ -99,8 +99,8 @@ async def _page(agent: Agent, number: int, wanted: PageQuery) -> dict[str, Any]:
 
 def _read(logs: Logs, wanted: PageQuery) -> dict[str, Any]:
     if wanted.at is not None:
-        place = _place(wanted.at, logs)
-        return page_after(logs, cursor_at(logs, place.rank, place.offset)).to_wire()
+        position = _position(wanted.at, logs)
+        return page_after(logs, cursor_at(logs, position.rank, position.offset)).to_wire()
     if wanted.after is not None:
         return page_after(logs, _cursor(wanted.after)).to_wire()
     return page_before(logs, _cursor(wanted.before) if wanted.before is not None else None).to_wire()
@@ -108,22 +108,22 @@ def _read(logs: Logs, wanted: PageQuery) -> dict[str, Any]:
 
 async def _search(agent: Agent, number: int, wanted: SearchQuery) -> dict[str, Any]:
     found = await _logs(agent, number, wanted.attempt, wanted.rank)
-    return await asyncio.to_thread(_look, found.logs, wanted)
+    return await asyncio.to_thread(_find, found.logs, wanted)
 
 
-def _look(logs: Logs, wanted: SearchQuery) -> dict[str, Any]:
+def _find(logs: Logs, wanted: SearchQuery) -> dict[str, Any]:
     if not logs:
         return {"match": None, "next": None, "searched_bytes": 0}
     if wanted.line is not None:
-        place = _place(wanted.line, logs)
-        start = place if wanted.back else line_after(logs, place)
+        position = _position(wanted.line, logs)
+        start = position if wanted.back else line_after(logs, position)
     else:
-        start = _place(wanted.place, logs) if wanted.place else _edge(logs, is_backwards=wanted.back)
+        start = _position(wanted.place, logs) if wanted.place else _edge(logs, is_backwards=wanted.back)
     return asdict(find(logs, wanted.q, start, is_backwards=wanted.back))
 
 
-def _edge(logs: Logs, *, is_backwards: bool) -> Place:
-    return Place(max(logs), END) if is_backwards else Place(min(logs), 0)
+def _edge(logs: Logs, *, is_backwards: bool) -> Position:
+    return Position(max(logs), END) if is_backwards else Position(min(logs), 0)
 
 
 async def _answer(work: Awaitable[dict[str, Any]]) -> Response:
@@ -134,22 +134,22 @@ async def _answer(work: Awaitable[dict[str, Any]]) -> Response:
 
 
 def _cursor(text: str) -> dict[int, int]:
-    """None at all is the beginning: of a job whose ranks were not known yet, everything is new."""
-    return {place.rank: place.offset for place in map(_parsed, text.split(","))} if text else {}
+    """An empty cursor means the beginning: it comes from a page that did not know the ranks yet."""
+    return {position.rank: position.offset for position in map(_parsed, text.split(","))} if text else {}
 
 
-def _place(text: str, logs: Logs) -> Place:
-    place = _parsed(text)
-    if place.rank not in logs:
-        raise NotFound(f"there is no rank {place.rank} here")
-    return place
+def _position(text: str, logs: Logs) -> Position:
+    position = _parsed(text)
+    if position.rank not in logs:
+        raise NotFound(f"no rank {position.rank} in these logs")
+    return position
 
 
-def _parsed(text: str) -> Place:
+def _parsed(text: str) -> Position:
     rank, colon, offset = text.partition(":")
     if not (colon and _is_number(rank) and _is_number(offset)):
         raise UsageError(f"expected RANK:OFFSET, got {text:.60}")
-    return Place(int(rank), int(offset))
+    return Position(int(rank), int(offset))
 
 
 def _is_number(text: str) -> bool:

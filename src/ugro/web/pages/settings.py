@@ -1,4 +1,4 @@
-"""``/settings``: the configuration in force and the channels; ``/about``: what this is and what it stands on."""
+"""``/settings``: the configuration in force and the channels; ``/about``: versions and licences."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from fastapi import FastAPI, Request, Response
 
 from ugro.config.channels import LOG
-from ugro.config.reference import sections
 from ugro.config.schema import Config
 from ugro.config.section import Section
 from ugro.config.yamltext import flow
 from ugro.core.support.secret import masked
 from ugro.web.site import Site
 
-_STANDS_ON = ("fastapi", "starlette", "uvicorn", "h11", "jinja2", "pydantic", "click", "PyYAML")
+_DEPENDENCIES = ("fastapi", "starlette", "uvicorn", "h11", "jinja2", "pydantic", "click", "PyYAML")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,9 @@ def add_settings_pages(app: FastAPI, site: Site) -> None:
             cli="ugro agent status",
             groups=list(groups(config)),
             nodes=[(spec, masked(spec.env)) for spec in config.nodes],
-            # An address may be a secret, and is not shown.
+            # Without addresses, which may be secret.
             channels=[(LOG, "the agent's log"), *((name, one.type) for name, one in config.channels.items())],
-            told=config.alerts.channels,
+            alert_channels=config.alerts.channels,
             token_file=site.agent.home.path / "dashboard.token",
             is_encrypted=config.dashboard.certificate_file is not None,
         )
@@ -81,7 +80,7 @@ def add_settings_pages(app: FastAPI, site: Site) -> None:
 
 def groups(config: Config) -> Iterator[Group]:
     yield Group("", "", [_setting(config, "remote_root")])
-    for name, section in sections().items():
+    for name, section in config.sections().items():
         own: Section = getattr(config, name)
         yield Group(name, section.__doc__ or "", [_setting(own, key) for key in section.known_keys()])
 
@@ -92,7 +91,7 @@ def _setting(section: Section, key: str) -> Setting:
 
 
 def _packages() -> Iterator[Package]:
-    for name in _STANDS_ON:
+    for name in _DEPENDENCIES:
         try:
             found = distribution(name)
         except PackageNotFoundError:
@@ -101,14 +100,14 @@ def _packages() -> Iterator[Package]:
 
 
 def _licence(found: Distribution) -> str:
-    """As it says itself: an expression, a line of text, or a classifier."""
-    said = _said(found, "License-Expression") or _said(found, "License")
-    if said and "\n" not in said.strip():
-        return said.strip()
+    """From the package's metadata: an expression, a line of text, or a classifier."""
+    stated = _field(found, "License-Expression") or _field(found, "License")
+    if stated and "\n" not in stated.strip():
+        return stated.strip()
     classified = [one for one in found.metadata.get_all("Classifier") or () if one.startswith("License ::")]
-    return classified[0].rpartition(":: ")[2] if classified else "not said"
+    return classified[0].rpartition(":: ")[2] if classified else "unknown"
 
 
-def _said(found: Distribution, key: str) -> str:
-    said = found.metadata.get_all(key)
-    return str(said[0]) if said else ""
+def _field(found: Distribution, key: str) -> str:
+    values = found.metadata.get_all(key)
+    return str(values[0]) if values else ""

@@ -1,12 +1,12 @@
 // @ts-check
 // Buttons that do something: <button data-post="/v1/…" data-body='{…}' data-confirm="Sure?" data-cli="ugro …">.
-// It asks first, shows what a terminal would do, and says what came of it.
+// It asks for confirmation, shows the equivalent command, and reports the result.
 // data-ask="reason: Why?" asks for a text that becomes the body's "reason". Also: [data-copy], and say() for others.
 import { refresh } from "/static/parts.js";
 
 const STAY_MS = 6000;
 
-/** Shows a message for a while; a bad one until it is closed. */
+/** Shows a message for a while; an error stays until it is closed. */
 export function say(text, look = "good", hint = "") {
   const toast = element("div", { className: `toast ${look}` }, element("p", {}, text));
   if (hint) toast.append(element("p", {}, hint));
@@ -19,7 +19,7 @@ export function say(text, look = "good", hint = "") {
   document.getElementById("toasts")?.append(toast);
 }
 
-/** Sends an order to the API; its answer, or null when it was refused, which is said. */
+/** Posts to the API. Returns the answer; on failure shows the error and returns null. */
 export async function send(method, path, body) {
   try {
     const answer = await fetch(path, {
@@ -33,7 +33,7 @@ export async function send(method, path, body) {
     say(error.message, "bad", error.hint ?? "");
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
-    say("The agent does not answer.", "bad", "Nothing was done. Try again when the page is live.");
+    say("The agent does not answer.", "bad", "Nothing was changed. Try again when the page is live.");
   }
   return null;
 }
@@ -42,7 +42,7 @@ function problem(text, status) {
   try {
     return JSON.parse(text).error;
   } catch {
-    return { message: status === 401 ? "This browser is signed out." : `The agent refused (${status}).`, hint: text.slice(0, 200) };
+    return { message: status === 401 ? "This browser is signed out." : `The agent refused the request (${status}).`, hint: text.slice(0, 200) };
   }
 }
 
@@ -52,15 +52,15 @@ function element(name, properties, ...children) {
   return made;
 }
 
-/** Whether to go on, and what was written; null: no. */
+/** Asks for confirmation. Returns the text that was entered, or null if declined. */
 function ask(title, text, command, question = "") {
   const field = element("input", { type: "text", name: "text", autocomplete: "off" });
   const form = element("form", { method: "dialog" });
   form.append(element("h2", { id: "ask-title" }, title), element("p", {}, text));
   if (question) form.append(element("label", {}, question, field));
-  if (command) form.append(element("p", { className: "muted small" }, "At a terminal: ", element("code", {}, command)));
+  if (command) form.append(element("p", { className: "muted small" }, "In a terminal: ", element("code", {}, command)));
   form.append(element("div", { className: "actions" },
-    element("button", { className: "button", value: "", type: "submit", formNoValidate: true }, "Leave it"),
+    element("button", { className: "button", value: "", type: "submit", formNoValidate: true }, "Back"),
     element("button", { className: "button primary", value: "yes", type: "submit" }, title)));
   const dialog = element("dialog", {}, form);
   dialog.setAttribute("aria-labelledby", "ask-title");
@@ -72,7 +72,7 @@ function ask(title, text, command, question = "") {
       dialog.remove();
       done(dialog.returnValue === "yes" ? { text: field.value.trim() } : null);
     });
-    // Enter in the field means yes, and not the first button.
+    // Enter in the field confirms, instead of pressing the first button.
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
@@ -94,7 +94,7 @@ async function act(button) {
   const answer = await send("POST", button.dataset.post, body);
   button.disabled = false;
   if (answer === null) return;
-  say(`${title}: done.`, "good", button.dataset.cli ? `The same at a terminal: ${button.dataset.cli}` : "");
+  say(`${title}: done.`, "good", button.dataset.cli ? `In a terminal: ${button.dataset.cli}` : "");
   button.dispatchEvent(new CustomEvent("ugro-acted", { bubbles: true, detail: answer }));
   await refresh();
 }
@@ -102,7 +102,7 @@ async function act(button) {
 async function copy(button) {
   const text = button.dataset.copy;
   if (navigator.clipboard) await navigator.clipboard.writeText(text).catch(() => copyOld(text));
-  else copyOld(text); // without https and not on loopback, browsers give no clipboard
+  else copyOld(text); // browsers offer no clipboard without https, except on loopback
   const before = button.textContent;
   button.textContent = "copied";
   setTimeout(() => { button.textContent = before; }, 1500);

@@ -1,7 +1,7 @@
 // @ts-check
-// <time datetime="…" data-age>: its age in words, kept up to date; in the title the time here.
+// <time datetime="…" data-age>: its age, kept up to date; the title has the local time.
 
-/** As words.age does on the server. */
+/** The same as formatting.age on the server. */
 function ageWords(seconds) {
   const passed = Math.abs(seconds);
   if (passed < 1) return "now";

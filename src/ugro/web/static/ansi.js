@@ -1,14 +1,14 @@
 // @ts-check
-// What a program wrote for a terminal, as text nodes: colours become classes, everything else that is no text goes.
+// Terminal output as text nodes: colours become classes, other escape sequences are removed.
 
 const COLOUR = /\x1b\[([0-9;]*)m/;
-// Whatever begins with ESC or its one-byte forms: strings to the terminal (titles, links), then all other sequences.
+// Sequences that begin with ESC or a one-byte form of it: strings (titles, links), then all others.
 const STRINGS = /(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)/g;
 const SEQUENCES = /(?:\x1b\[|\x9b)(?![0-9;]*m)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-Z\\^-~]|\x1b(?!\[)/g;
-// Other control characters, and those that turn the direction of text: a log must not pretend to be another one.
+// Other control characters, and those that change the direction of text, which could disguise a line.
 const CONTROLS = /[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
 
-/** @param {string} text one line; of a progress bar, only what it shows at last stays */
+/** @param {string} text one line; of a progress bar, only its last state is kept */
 function cleaned(text) {
   const shown = text.replace(/\r+$/, "").replace(STRINGS, "");
   return shown.slice(shown.lastIndexOf("\r") + 1).replace(SEQUENCES, "").replace(CONTROLS, "");
@@ -42,7 +42,7 @@ function styled(classes, codes) {
     else if (code === 1) now = [...now, "ansi-bold"];
     else if (code === 22) now = now.filter((name) => name !== "ansi-bold");
     else if ((code >= 30 && code <= 37) || (code >= 90 && code <= 97)) now = [...uncoloured(now), `ansi-${code % 10}`];
-    else if (code === 38 || code === 48) break; // with numbers of its own behind it
+    else if (code === 38 || code === 48) break; // followed by parameters of its own
     else if (code === 39) now = uncoloured(now);
   }
   return now;
@@ -58,7 +58,7 @@ function marked(text, wanted, classes) {
   const nodes = [];
   const lower = text.toLowerCase();
   let begin = 0;
-  // A few letters grow when they are made small: then nothing is marked, rather than the wrong place.
+  // Some letters become longer in lower case; then nothing is marked, rather than the wrong place.
   const canMark = wanted && lower.length === text.length;
   for (let at = canMark ? lower.indexOf(wanted) : -1; at >= 0; at = lower.indexOf(wanted, begin)) {
     if (at > begin) nodes.push(piece("span", text.slice(begin, at), classes));

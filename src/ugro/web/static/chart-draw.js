@@ -1,10 +1,10 @@
 // @ts-check
-// Draws curves on a canvas: axes, bands, lines, marks. It is given everything, and keeps nothing.
+// Draws curves on a canvas: axes, bands, lines, marks. Stateless.
 
 import { logTicks, placeTicks, placeWritten, ticks, written } from "/static/chart-scale.js";
 
 export const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 4], [1, 4], [10, 2, 2, 2, 2, 2]];
-const MANY = 20; // from here on lines are thin and pale, and have no band
+const MANY = 20; // with more series, lines are thin and pale and have no band
 
 /**
  * @typedef {{left: number, top: number, width: number, height: number}} Box
@@ -27,7 +27,7 @@ export function toY(view, y) {
 /** @param {View} view @param {number} at */
 export const fromX = (view, at) => view.x[0] + ((at - view.box.left) / view.box.width) * (view.x[1] - view.x[0]);
 
-/** The room for the plot beside its labels. @param {CanvasRenderingContext2D} pen @param {[number, number]} y */
+/** The area of the plot, without labels. @param {CanvasRenderingContext2D} pen @param {[number, number]} y */
 export function boxOf(pen, width, height, y, isLog) {
   const most = Math.max(2, Math.floor(height / 36));
   const marks = isLog ? logTicks(y[0], y[1], most) : ticks(y[0], y[1], most);
@@ -81,7 +81,7 @@ export function drawSeries(pen, view, all, colours, isSmooth) {
   });
 }
 
-/** One curve above the others. @param {CanvasRenderingContext2D} pen @param {View} view @param {Series} series */
+/** Draws one curve above the others. @param {CanvasRenderingContext2D} pen @param {View} view @param {Series} series */
 export function drawChosen(pen, view, series, colours) {
   clipped(pen, view.box, () => {
     pen.strokeStyle = colours.surface;
@@ -91,7 +91,7 @@ export function drawChosen(pen, view, series, colours) {
   });
 }
 
-/** Where the cursor is. @param {CanvasRenderingContext2D} pen @param {View} view @param {number} x */
+/** Draws the cursor. @param {CanvasRenderingContext2D} pen @param {View} view @param {number} x */
 export function drawCursor(pen, view, x, dots, colours) {
   const at = Math.round(toX(view, x)) + 0.5;
   pen.strokeStyle = colours.faint;
@@ -110,7 +110,7 @@ export function drawCursor(pen, view, x, dots, colours) {
   }
 }
 
-/** What is being marked to be looked at closely. @param {CanvasRenderingContext2D} pen @param {View} view */
+/** Draws the range that is being selected for zooming. @param {CanvasRenderingContext2D} pen @param {View} view */
 export function drawChoice(pen, view, from, to, colours) {
   pen.globalAlpha = 0.14;
   pen.fillStyle = colours.ink;
@@ -146,7 +146,7 @@ function drawLine(pen, view, xs, ys, { width, alpha, dash }) {
   for (const [begin, end] of stretches(xs, ys, view.isLog)) {
     pen.moveTo(toX(view, xs[begin]), toY(view, ys[begin]));
     for (let at = begin + 1; at < end; at += 1) pen.lineTo(toX(view, xs[at]), toY(view, ys[at]));
-    // One point alone has no line: it is a dot.
+    // A single point has no line: draw a dot.
     if (end - begin === 1) pen.arc(toX(view, xs[begin]), toY(view, ys[begin]), 1.5, 0, 7);
   }
   pen.stroke();
@@ -154,7 +154,7 @@ function drawLine(pen, view, xs, ys, { width, alpha, dash }) {
   pen.globalAlpha = 1;
 }
 
-/** Values that are no numbers: a cross at the upper edge, where they cannot be taken for a value. */
+/** Values that are not numbers: a cross at the upper edge, where it cannot be mistaken for a value. */
 function drawOdd(pen, view, series) {
   pen.lineWidth = 1.5;
   for (const x of series.odd) {
@@ -164,7 +164,7 @@ function drawOdd(pen, view, series) {
   }
 }
 
-/** Places from which to which there are numbers that can be shown. */
+/** Ranges of indices with numbers that can be drawn. */
 function* stretches(xs, ys, isLog) {
   let begin = -1;
   for (let at = 0; at < xs.length; at += 1) {

@@ -1,12 +1,12 @@
 // @ts-check
-// The elements that a chart is made of, and its legend.
+// The elements of a chart, and its legend.
 
 import { DASHES } from "/static/chart-draw.js";
 
 const MOST_NAMED = 20;
 let count = 0;
 
-/** Everything of a chart, not yet anywhere. */
+/** Creates all elements of a chart, not yet attached. */
 export function build() {
   count += 1;
   const id = `chart-${count}`;

@@ -1,5 +1,5 @@
 // @ts-check
-// Numbers of a chart: scales, ticks, smoothing, and how a number is written. Nothing of the page is touched here.
+// Numbers of a chart: scales, ticks, smoothing and formatting. No access to the page.
 
 const MINUS = "−";
 const DAY_S = 86400;
@@ -15,7 +15,7 @@ export function written(value) {
   return text.replace("-", MINUS);
 }
 
-/** Seconds as people say them: 42 s, 3 m 20 s, 2 h 5 m. @param {number} seconds */
+/** A duration as text: 42 s, 3 m 20 s, 2 h 5 m. @param {number} seconds */
 function duration(seconds) {
   const whole = Math.round(Math.abs(seconds));
   const sign = seconds < 0 ? MINUS : "";
@@ -26,7 +26,7 @@ function duration(seconds) {
   return `${sign}${Math.floor(whole / DAY_S)} d${whole % DAY_S >= 3600 ? ` ${Math.floor((whole % DAY_S) / 3600)} h` : ""}`;
 }
 
-/** A place on the x axis in words. @param {"step"|"time"|"seconds"} kind @param {number} x @param {number} [span] */
+/** A position on the x axis as text. @param {"step"|"time"|"seconds"} kind @param {number} x @param {number} [span] */
 export function placeWritten(kind, x, span = 0) {
   if (kind === "seconds") return duration(x);
   if (kind !== "time") return Math.abs(x) >= 1e6 && span > 1e5 ? written(x) : String(Math.round(x)).replace("-", MINUS);
@@ -37,7 +37,7 @@ export function placeWritten(kind, x, span = 0) {
   return new Date(x * 1000).toLocaleString("en-GB", /** @type {any} */ ({ ...date, ...clock }));
 }
 
-/** Round values between two others. @param {number} low @param {number} high @param {number} most */
+/** Round values within a range. @param {number} low @param {number} high @param {number} most */
 export function ticks(low, high, most, steps = [1, 2, 5, 10]) {
   const span = high - low;
   if (!(span > 0) || !Number.isFinite(span)) return [low];
@@ -49,7 +49,7 @@ export function ticks(low, high, most, steps = [1, 2, 5, 10]) {
   return found;
 }
 
-/** Ticks of an x axis; of times, round ones. @param {string} kind @param {number} low @param {number} high @param {number} most */
+/** Ticks of an x axis; round times for a time axis. @param {string} kind @param {number} low @param {number} high @param {number} most */
 export function placeTicks(kind, low, high, most) {
   if (kind === "step") return ticks(low, high, most).filter((x) => Number.isInteger(x));
   const raw = (high - low) / Math.max(1, most);
@@ -62,7 +62,7 @@ export function placeTicks(kind, low, high, most) {
   return found;
 }
 
-/** Ticks of a logarithmic axis; all within it. @param {number} low @param {number} high @param {number} most */
+/** Ticks of a logarithmic axis. @param {number} low @param {number} high @param {number} most */
 export function logTicks(low, high, most) {
   const first = Math.floor(Math.log10(low));
   const last = Math.ceil(Math.log10(high));
@@ -94,7 +94,7 @@ export function smoothed(values, weight) {
   });
 }
 
-/** The place of the value nearest to x among rising ones. @param {ReadonlyArray<number>} xs @param {number} x */
+/** The index of the value nearest to x in a sorted array. @param {ReadonlyArray<number>} xs @param {number} x */
 export function nearest(xs, x) {
   let low = 0;
   let high = xs.length - 1;
@@ -106,7 +106,7 @@ export function nearest(xs, x) {
   return high >= 0 && Math.abs(xs[high] - x) < Math.abs(xs[low] - x) ? high : low;
 }
 
-/** Least and largest of all that is a number. @param {Iterable<Iterable<number|null>>} columns @param {boolean} isLog */
+/** Minimum and maximum of all numbers. @param {Iterable<Iterable<number|null>>} columns @param {boolean} isLog */
 export function extent(columns, isLog = false) {
   let low = Infinity;
   let high = -Infinity;
@@ -120,7 +120,7 @@ export function extent(columns, isLog = false) {
   return low <= high ? [low, high] : null;
 }
 
-/** A little room above and below. @param {number[]} pair @param {boolean} isLog */
+/** Adds a margin above and below. @param {number[]} pair @param {boolean} isLog */
 export function widened([low, high], isLog) {
   if (isLog) return low === high ? [low / 2, high * 2] : [low / 1.08, high * 1.08];
   if (low === high) {

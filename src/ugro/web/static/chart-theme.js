@@ -1,5 +1,5 @@
 // @ts-check
-// Colours for a canvas. A custom property is text; only the computed colour of an element is what the theme shows.
+// Colours for a canvas. A custom property is text; the colour in the current theme is an element's computed colour.
 
 const NAMES = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => `--series-${number}`);
 const SHEET = "/static/chart.css";
@@ -25,13 +25,13 @@ export function coloursOf(near) {
   return found;
 }
 
-/** Told when colours have to be asked for again. @param {() => void} tell @returns {() => void} ends it */
+/** Calls back when the colours have changed. @param {() => void} tell @returns {() => void} ends it */
 export function onTheme(tell) {
   listeners.add(tell);
   return () => listeners.delete(tell);
 }
 
-/** The element's own sheet, wherever it is used. Under a strict policy it has to come from a file. */
+/** Adds the chart's style sheet. The content security policy requires a file. */
 export function addSheet() {
   if (document.querySelector(`link[href="${SHEET}"]`)) return;
   const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href: SHEET });

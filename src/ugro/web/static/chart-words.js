@@ -1,20 +1,20 @@
 // @ts-check
-// A chart for those who do not see it, or want its numbers: a sentence, a table, and CSV.
+// A chart as text, for screen readers and for people who want numbers: a sentence, a table, and CSV.
 
 import { nearest, placeWritten, written } from "/static/chart-scale.js";
 
-const TOLD = 3;
+const MOST_DESCRIBED = 3;
 const MOST_ROWS = 200;
 const MOST_COLUMNS = 20;
 
 /** @param {string} label @param {string} kind @param {import("./chart-draw.js").Series[]} all */
 export function sentence(label, kind, all) {
   const full = all.filter((series) => series.means.some((value) => value !== null));
-  if (!full.length) return `${label}: nothing has been recorded yet.`;
-  const told = full.slice(0, TOLD).map((series) => described(series, kind, full.length > 1));
-  const more = full.length > TOLD ? ` And ${full.length - TOLD} more curves.` : "";
+  if (!full.length) return `${label}: no values yet.`;
+  const sentences = full.slice(0, MOST_DESCRIBED).map((series) => described(series, kind, full.length > 1));
+  const more = full.length > MOST_DESCRIBED ? ` And ${full.length - MOST_DESCRIBED} more curves.` : "";
   const over = { step: "steps", time: "time", seconds: "time since the start" }[kind];
-  return `${label} over ${over}. ${told.join(" ")}${more}`;
+  return `${label} over ${over}. ${sentences.join(" ")}${more}`;
 }
 
 /** @param {string} kind @param {import("./chart-draw.js").Series[]} all */
@@ -41,7 +41,7 @@ export function tableOf(kind, all) {
   return table;
 }
 
-/** Every bin of every curve, also of those that the table leaves out. */
+/** Every bin of every curve, including those that the table omits. */
 export function csvOf(kind, all) {
   const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const lines = [["curve", kind, "mean", "min", "max"].join(",")];
@@ -54,7 +54,7 @@ export function csvOf(kind, all) {
   return `${lines.join("\n")}\n`;
 }
 
-/** What the table could not show of it, if anything. */
+/** A sentence about what the table omits, or an empty string. */
 export function leftOut(all) {
   const { shown, places, total } = chosen(all);
   const words = [];

@@ -1,8 +1,8 @@
 // @ts-check
 // <ugro-chart label="loss">: curves on a canvas. Its .data is
 //   {x: "step" | "time" | "seconds", series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
-// where means[i] null is a place without a number. Attributes: smooth (0 to 0.99), log, bare (no controls of its own),
-// tall. It tells "ugro-zoom" {first, last} (or nulls), "ugro-cursor" {x} and "ugro-look" {smooth, log}.
+// where a null in means is a missing value. Attributes: smooth (0 to 0.99), log, bare (without controls),
+// tall. Events: "ugro-zoom" {first, last} (or nulls), "ugro-cursor" {x} and "ugro-look" {smooth, log}.
 
 import { boxOf, drawAxes, drawChoice, drawChosen, drawCursor, drawSeries, fromX, toX, toY } from "/static/chart-draw.js";
 import { build, fillLegend } from "/static/chart-parts.js";
@@ -69,18 +69,18 @@ class Chart extends HTMLElement {
     return Math.min(0.99, Math.max(0, Number(this.getAttribute("smooth")) || 0));
   }
 
-  /** Shows the cursor there, as another chart of the page does; null takes it away. */
+  /** Shows the cursor at the position of another chart; null hides it. */
   set cursor(x) {
     this.#cursor = x;
     this.#ask();
   }
 
-  /** What is drawn now, and not only asked for: for whoever waits for it. */
+  /** What is drawn now, for code that waits for the drawing. */
   get isReady() {
     return this.#isDrawn && !this.#isAsked;
   }
 
-  // --- from what was given to what is drawn ---------------------------------------------------------------------
+  // --- from data to drawing -------------------------------------------------------------------------------------
 
   #prepare() {
     const parts = this.#parts;
@@ -89,7 +89,7 @@ class Chart extends HTMLElement {
       const odd = one.odd ? one.xs.filter((_, place) => one.odd[place] > 0) : one.xs.filter((_, place) => one.means[place] === null);
       const color = one.color ?? at;
       const [key, isFaint] = [one.key ?? one.name, one.isFaint ?? false];
-      // The ninth curve has the first one's colour, and not its dashes.
+      // The ninth curve has the colour of the first, but other dashes.
       return { ...one, key, raw: one.means, means, odd, color, dash: color + Math.floor(color / 8), isFaint };
     });
     const label = this.getAttribute("label") ?? "";
@@ -130,7 +130,7 @@ class Chart extends HTMLElement {
       drawAxes(pen, this.#view, this.#colours);
       drawSeries(pen, this.#view, shown, this.#colours, this.smooth > 0);
     } else {
-      empty.textContent = this.getAttribute("empty") ?? "Nothing has been recorded yet.";
+      empty.textContent = this.getAttribute("empty") ?? "No values yet.";
     }
     this.#isDrawn = true;
     this.#drawOver();
@@ -142,7 +142,7 @@ class Chart extends HTMLElement {
     if (!x) return null;
     const inside = shown.flatMap((series) => {
       const [begin, end] = within(series.xs, x);
-      // A band of a thousand curves is not drawn; one far value in it would press all lines flat.
+      // With many curves no band is drawn, so an outlier in it must not stretch the axis.
       const columns = shown.length > 20 || this.smooth > 0 ? [series.means] : [series.mins, series.maxs, series.means];
       return columns.map((column) => column.slice(begin, end));
     });
@@ -188,13 +188,13 @@ class Chart extends HTMLElement {
     const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}`;
     const first = usable.filter((one) => one.series.key === this.#chosen);
     if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable)}` };
-    const told = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1));
-    const more = usable.length > told.length ? ` · ${usable.length - told.length} more` : "";
+    const readings = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1));
+    const more = usable.length > readings.length ? ` · ${usable.length - readings.length} more` : "";
     const dots = usable.filter((one) => one.y !== null && (!view.isLog || one.y > 0) && (usable.length <= MOST_READ || one.series.key === this.#chosen));
-    return { dots, text: `${head} · ${told.join(" · ")}${more}` };
+    return { dots, text: `${head} · ${readings.join(" · ")}${more}` };
   }
 
-  // --- what people do -------------------------------------------------------------------------------------------
+  // --- interaction ----------------------------------------------------------------------------------------------
 
   #listen() {
     const { plot, smooth, log, reset, tableButton, csv } = this.#parts;
@@ -226,13 +226,13 @@ class Chart extends HTMLElement {
     this.#ask();
   }
 
-  /** One curve before the others, as when its name is pointed at; null: none. */
+  /** Highlights one curve, as when pointing at its name; null: none. */
   choose(key) {
     this.#chosen = key;
     this.#drawOver();
   }
 
-  /** Takes a curve away, or brings it back. */
+  /** Hides a curve, or shows it again. */
   toggle(key) {
     if (!this.#hidden.delete(key)) this.#hidden.add(key);
     this.#prepare();
@@ -361,7 +361,7 @@ function valueRead({ series, y, low, high }, isNamed) {
   return `${name}${written(y)}${band}`;
 }
 
-/** Of so many that each would be too much. */
+/** The reading for many curves: their range. */
 function rangeRead(many) {
   const found = extent([many.map((one) => one.y)]);
   const range = found ? `between ${written(found[0])} and ${written(found[1])}` : "not a number";
@@ -372,7 +372,7 @@ function clamped([low, high], [least, most]) {
   return /** @type {[number, number]} */ ([Math.max(low, least), Math.min(high, most)]);
 }
 
-/** The places within a range, and one more at each side: lines go on beyond the edge. */
+/** The indices within a range, and one more on each side, since lines continue beyond the edge. */
 function within(xs, [low, high]) {
   let begin = 0;
   while (begin < xs.length && xs[begin] < low) begin += 1;

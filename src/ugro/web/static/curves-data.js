@@ -1,7 +1,7 @@
 // @ts-check
-// Curves of one metric, for one job or for many: asked for in bins, and at their end again when they grow.
+// Curves of one metric, for one job or for many: fetched in bins; when they grow, only their end is fetched again.
 
-const ROOM = 1.6; // how many times more bins than asked for may gather at the end before all are asked for anew
+const ROOM = 1.6; // how many times the requested bins may accumulate before everything is fetched again
 
 /**
  * @typedef {{owner: string, attempt: number, rank: number, key: string, width: number, steps: number[], times: number[],
@@ -33,11 +33,11 @@ export class Curves {
     this.#all = byName(await this.#fetch({ bins }));
   }
 
-  /** Only what came since: from the beginning of each last bin, which may have grown, too. */
+  /** Fetches only new bins, from the start of the last one, which may have grown. */
   async grow() {
     const ends = [...this.#all.values()].map((curve) => curve.steps[curve.steps.length - 1]);
     const longest = Math.max(0, ...[...this.#all.values()].map((curve) => curve.steps.length));
-    // Curves that end at different places would each need a question of their own.
+    // Curves that end at different steps would each need a request of their own.
     const isApart = ends.length > 1 && Math.max(...ends) - Math.min(...ends) > 0.2 * (Math.max(...ends) || 1);
     if (!ends.length || isApart || longest > ROOM * this.#bins) return this.load(this.#bins);
     const first = Math.min(...ends);
@@ -46,16 +46,16 @@ export class Curves {
     }
   }
 
-  /** More of a part of it; null: no part any more. @param {[number, number] | null} steps */
+  /** Fetches finer bins of a range; null: none any more. @param {[number, number] | null} steps */
   async look(steps) {
     const wish = (this.#wish += 1);
     const [first, last] = steps ? [Math.floor(steps[0]), Math.ceil(steps[1])] : [0, 0];
     const found = steps && byName(await this.#fetch({ bins: this.#bins, first, last }));
-    // Meanwhile another part may be wanted, or none: an answer that comes late is nobody's.
+    // The request may have changed meanwhile: a late answer is ignored.
     if (wish === this.#wish) this.#near = found;
   }
 
-  /** The steps that were between two times. @param {[number, number]} range @param {(curve: Curve) => number[]} places @returns {[number, number] | null} */
+  /** The steps between two times. @param {[number, number]} range @param {(curve: Curve) => number[]} places @returns {[number, number] | null} */
   stepsBetween(range, places) {
     const steps = [...this.#all.values()].flatMap((curve) => {
       const at = places(curve);
@@ -86,7 +86,7 @@ export async function asked(path) {
   return body;
 }
 
-/** Of each job its newest attempt. @param {Curve[]} curves */
+/** The newest attempt of each job. @param {Curve[]} curves */
 export function newestOnly(curves) {
   const newest = new Map();
   for (const curve of curves) newest.set(curve.owner, Math.max(curve.attempt, newest.get(curve.owner) ?? 0));
@@ -118,7 +118,7 @@ export function meanOf(curves, places) {
   return { xs: column(0), mins: column(1), maxs: column(2), means: column(3) };
 }
 
-/** Of a curve that came without its band: a band without width. */
+/** Gives a curve without a band one of zero width. */
 function filled(curve) {
   return { ...curve, lows: curve.means, highs: curve.means, odd: undefined, times: curve.times ?? [] };
 }
@@ -137,7 +137,7 @@ function joined(head, tail) {
   return { ...head, ...Object.fromEntries(columns) };
 }
 
-/** Of many: more than can be arguments of a call. */
+/** For more values than a call can have arguments. */
 function least(values) {
   return values.reduce((best, value) => (value < best ? value : best), Infinity);
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// How curves are looked at: which metrics, which axis, smoothing, scale, grouping. All of it stands in the address.
+// The controls of curves: metrics, axis, smoothing, scale, grouping. All of them are in the address.
 
 let count = 0;
 
@@ -52,7 +52,7 @@ function toAddress(state, keys, { most }) {
   history.replaceState(history.state, "", url);
 }
 
-/** What UGRO measures and decides, not what a script logs. */
+/** Metrics that UGRO records, not the script. */
 export const isOurs = (key) => /^(advice|plan|profile)\//.test(key);
 
 function atFirst(keys, most) {

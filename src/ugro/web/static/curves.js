@@ -1,7 +1,7 @@
 // @ts-check
 // <ugro-curves job="17">, or jobs="1,2,3" runs="ID": a chart for each metric, live. With ``runs`` an element of that id
-// holds JSON {keys: [..], runs: [{id, name, groups: {NAME: LABEL}}]}: what to call the curves, and how to group them.
-// How it is looked at (metrics, axis, smoothing, scale, group) stands in the page's address.
+// holds JSON {keys: [..], runs: [{id, name, groups: {NAME: LABEL}}]}: the names and groups of the curves.
+// The choice of metrics, axis, smoothing, scale and group is in the page's address.
 
 import { Curves, asked, meanOf, newestOnly } from "/static/curves-data.js";
 import { isOurs, tools } from "/static/curves-tools.js";
@@ -9,7 +9,7 @@ import { live } from "/static/live.js";
 import "/static/chart.js";
 
 const MOST_AT_FIRST = 6;
-const MANY = 20; // curves in one chart; of more, only what is drawn is asked for
+const MANY = 20; // curves in one chart; with more, only the drawn columns are fetched
 const GROW_MS = 1000;
 const KEYS_MS = 10_000;
 
@@ -59,10 +59,10 @@ class CurvesElement extends HTMLElement {
     this.#keysAt = performance.now();
     const given = document.getElementById(this.getAttribute("runs") ?? "");
     if (given) {
-      const told = JSON.parse(given.textContent ?? "{}");
+      const described = JSON.parse(given.textContent ?? "{}");
       this.#hasMany = this.#jobs.length > MANY;
-      this.#runs = new Map(told.runs.map((run, at) => [`job/${run.id}`, { ...run, color: at }]));
-      this.#setKeys(told.keys);
+      this.#runs = new Map(described.runs.map((run, at) => [`job/${run.id}`, { ...run, color: at }]));
+      this.#setKeys(described.keys);
     } else {
       const query = new URLSearchParams(this.#jobs.map((job) => ["job", job]));
       const { keys } = await asked(`/v1/metrics/keys?${query}`);
@@ -80,7 +80,7 @@ class CurvesElement extends HTMLElement {
     this.#look = tools(sorted, { most: MOST_AT_FIRST, groups: names }, (what) => this.#onLook(what));
     this.#note.before(this.#look.element);
     this.#look.element.hidden = !sorted.length;
-    this.#say(sorted.length ? "" : this.getAttribute("empty") ?? "No metrics yet. A script writes them with ugro.train, or as lines of metrics.jsonl in $UGRO_OUTPUT.");
+    this.#say(sorted.length ? "" : this.getAttribute("empty") ?? "No metrics yet. Scripts record them with ugro.train, or as lines of metrics.jsonl in $UGRO_OUTPUT.");
     this.#arrange();
   }
 
@@ -89,7 +89,7 @@ class CurvesElement extends HTMLElement {
     return first ? Object.keys(first.groups ?? {}) : [];
   }
 
-  /** A chart for each metric that is wanted, in order; those that stay keep what they have. */
+  /** A chart for each selected metric, in order; charts that stay keep their data. */
   #arrange() {
     const wanted = this.#look.state.keys;
     for (const [key, entry] of this.#charts) {
@@ -115,7 +115,7 @@ class CurvesElement extends HTMLElement {
     return { curves, chart, isLoaded: false, isVisible: false };
   }
 
-  /** Of many curves only what is drawn of them; else everything. */
+  /** The columns to fetch: with many curves, only those that are drawn. */
   #columns() {
     if (!this.#hasMany) return undefined;
     return this.#look.state.x === "step" ? ["steps", "means"] : ["steps", "means", "times"];
@@ -162,10 +162,10 @@ class CurvesElement extends HTMLElement {
     try {
       await entry.curves.load(this.#bins(entry));
       this.#show(key);
-      entry.chart.setAttribute("empty", "Nothing has been recorded yet.");
+      entry.chart.setAttribute("empty", "No values yet.");
     } catch (error) {
       entry.isLoaded = false;
-      entry.chart.setAttribute("empty", `Cannot be loaded: ${error.message}`);
+      entry.chart.setAttribute("empty", `Cannot load: ${error.message}`);
     }
   }
 
@@ -200,7 +200,7 @@ class CurvesElement extends HTMLElement {
     return [...members].map(([label, own]) => ({ ...meanOf(own, places), odd: undefined, key: label, name: `${label} (${own.length})` }));
   }
 
-  /** Where a curve's points stand on the axis that is chosen. */
+  /** The positions of a curve's points on the selected axis. */
   #places() {
     const { x } = this.#look.state;
     if (x === "step") return (curve) => curve.steps;
@@ -208,7 +208,7 @@ class CurvesElement extends HTMLElement {
     return (curve) => curve.times.map((time) => time - curve.times[0]);
   }
 
-  // --- what happens ---------------------------------------------------------------------------------------------
+  // --- live updates ---------------------------------------------------------------------------------------------
 
   #onChange(change) {
     if (!change.metrics || this.#waiting) return;
@@ -257,11 +257,11 @@ class CurvesElement extends HTMLElement {
   }
 
   #fail(error) {
-    this.#say(`Curves cannot be loaded: ${error.message}. They are asked for again when there is news.`);
+    this.#say(`Cannot load curves: ${error.message}. The next change retries.`);
   }
 }
 
-/** A curve for each rank; what an older attempt recorded stays, and pale. */
+/** A curve for each rank; curves of older attempts are pale. */
 function ofOneJob(curves, places) {
   const newest = Math.max(0, ...curves.map((curve) => curve.attempt));
   const hasRanks = new Set(curves.map((curve) => curve.rank)).size > 1;
@@ -277,7 +277,7 @@ function columns(curve, places) {
   return { xs: places(curve), mins: curve.lows, maxs: curve.highs, means: curve.means, odd: curve.odd };
 }
 
-/** Losses first, then what scripts log, then what is measured of their steps. */
+/** Losses first, then other metrics of the script, then those that UGRO measures. */
 function inOrder(keys) {
   const weight = (key) => (isOurs(key) ? 3 : /(^|[/_.])(loss|ppl|perplexity)([/_.]|$)/i.test(key) ? 0 : /(^|[/_.])(val|eval|test)/i.test(key) ? 1 : 2);
   return [...keys].sort((left, right) => weight(left) - weight(right) || left.localeCompare(right, "en", { numeric: true }));

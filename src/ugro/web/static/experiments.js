@@ -1,5 +1,5 @@
 // @ts-check
-// The table of experiments: choosing rows to compare, and notes. Filtering and paging are links and forms.
+// The table of experiments: selecting rows to compare, and notes. Filtering and paging are links and forms.
 
 import { editNote } from "/static/notes.js";
 import { refresh } from "/static/parts.js";
@@ -14,7 +14,7 @@ function tell() {
   const chosen = all.filter((box) => box.checked);
   const count = chosen.reduce((sum, box) => sum + box.value.split(",").length, 0);
   button.disabled = count < 1;
-  words.textContent = count ? `${count} chosen` : "those chosen";
+  words.textContent = count ? `${count} selected` : "selected";
   const whole = /** @type {HTMLInputElement | null} */ (form.querySelector("[data-choose-all]"));
   if (!whole) return;
   whole.checked = all.length > 0 && chosen.length === all.length;
@@ -27,7 +27,7 @@ form.addEventListener("change", (event) => {
   tell();
 });
 
-// One address for one comparison, however many were chosen.
+// One address per comparison, however many rows are selected.
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   const jobs = boxes().filter((box) => box.checked).map((box) => box.value).join(",");

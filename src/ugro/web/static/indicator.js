@@ -1,5 +1,5 @@
 // @ts-check
-// Says whether the page is live; when not, how old it is.
+// Shows whether the page is live and, if not, how old it is.
 import { agoWords } from "/static/ages.js";
 import { live } from "/static/live.js";
 
@@ -10,10 +10,10 @@ const PATIENCE_MS = 1500;
 let timer = 0;
 
 function explain(state, heardAt) {
-  const since = `These figures are from ${agoWords((Date.now() - heardAt) / 1000)}.`;
-  if (state === "signed-out") return "This browser is signed out. On the machine of the agent, run: ugro dashboard";
-  if (state === "stale") return `Nothing was heard from the agent for a while. ${since}`;
-  return `The agent does not answer; jobs go on without it. ${since} Any command starts it: ugro agent start`;
+  const since = `These values are from ${agoWords((Date.now() - heardAt) / 1000)}.`;
+  if (state === "signed-out") return "This browser is signed out. On the agent's machine, run: ugro dashboard";
+  if (state === "stale") return `The agent has sent nothing for a while. ${since}`;
+  return `The agent does not answer; jobs continue without it. ${since} Any command starts it: ugro agent start`;
 }
 
 live.onState((state, heardAt) => {
@@ -28,6 +28,6 @@ live.onState((state, heardAt) => {
     banner.hidden = false;
     banner.textContent = explain(state, heardAt);
   };
-  // An agent that is only restarted is back before anybody need worry.
+  // A restart of the agent is over before the message appears.
   timer = setInterval(tell, PATIENCE_MS);
 });

@@ -1,5 +1,5 @@
 // @ts-check
-// The page of one job: its log, its curves, and the parts that are fetched when the page stands.
+// The page of one job: its log, its curves, and the parts that are fetched after the page has loaded.
 import {painted} from "/static/ansi.js";
 import {live} from "/static/live.js";
 import {say} from "/static/act.js";
@@ -11,7 +11,7 @@ const LEAST_PAUSE_MS = 3000;
 const log = /** @type {any} */ (document.querySelector("ugro-log"));
 const number = Number(log.getAttribute("job"));
 
-/** A part with an address of its own; asked for again at most every few seconds, and never twice at once. */
+/** A part that is fetched from its own address, at most every few seconds and never twice at once. */
 class Fragment {
   /** @param {HTMLElement} element */
   constructor(element) {
@@ -29,7 +29,7 @@ class Fragment {
       this.isWanted = false;
       const began = performance.now();
       await this.load();
-      // As long again as it took: of many ranks the agent has much to read.
+      // Wait as long as the last fetch took: with many ranks the agent has much to read.
       await pause(Math.max(LEAST_PAUSE_MS, 5 * (performance.now() - began)));
     }
     this.isBusy = false;
@@ -43,7 +43,7 @@ class Fragment {
       const places = [...this.element.querySelectorAll(".scroll")].map((box) => box.scrollTop);
       this.element.replaceChildren(...page.body.childNodes);
       this.element.querySelectorAll(".scroll").forEach((box, index) => (box.scrollTop = places[index] ?? 0));
-      // No event tells that more of it has come home.
+      // No event announces that more outputs were collected.
       this.isWanted ||= !document.hidden && this.element.querySelector("[data-moves]") !== null;
     } catch (error) {
       if (this.element.querySelector(".loading")) this.element.replaceChildren(failure(error));
@@ -56,7 +56,7 @@ class Fragment {
 function failure(error) {
   const text = document.createElement("p");
   text.className = "loading";
-  text.textContent = `It cannot be shown (${error instanceof Error ? error.message : error}); it is tried again.`;
+  text.textContent = `Cannot load this part (${error instanceof Error ? error.message : error}); retrying.`;
   return text;
 }
 
@@ -78,7 +78,7 @@ function heard(change) {
   }
 }
 
-/** Where it runs is decided while the page is open: the log then learns of its ranks. */
+/** When the job gets its nodes while the page is open, the log learns its ranks. */
 function follow() {
   const facts = document.getElementById("log-facts");
   if (!facts) return;
@@ -112,7 +112,7 @@ document.addEventListener("click", (event) => {
 document.addEventListener("ugro-acted", (event) => {
   const answer = /** @type {CustomEvent} */ (event).detail;
   if (answer?.id && answer.id !== number) {
-    say(`It is job ${answer.id} now.`);
+    say(`Submitted as job ${answer.id}.`);
     location.assign(`/jobs/${answer.id}`);
   }
 });

@@ -1,5 +1,5 @@
 // @ts-check
-// Keys: g and a letter goes to a page, / to the filter, j and k along rows, t changes the theme, ? explains.
+// Keys: g and a letter goes to a page, / to the filter, j and k along rows, t changes the theme, ? shows help.
 import { nextTheme } from "/static/theme.js";
 
 const GO_MS = 1500;

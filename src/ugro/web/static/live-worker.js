@@ -1,14 +1,14 @@
-// The one stream of changes that all tabs share: browsers allow six connections to a host, and a stream keeps one busy.
-// A tab says {hello: cursor} and gets what came after it, then everything; {bye: true} when it leaves.
-// Where there are no shared workers, each tab runs this as its own.
+// The stream of changes that all tabs share, because browsers allow only six connections per host.
+// A tab sends {hello: cursor} and receives all changes after it; {bye: true} when it closes.
+// Without shared workers, each tab runs its own.
 
 const MOST_KEPT = 2000;
 const SILENT_MS = 15000;
 const LONGEST_PAUSE_MS = 10000;
 
 const ports = new Set();
-const kept = []; // changes that are events, the oldest first
-const nodes = new Map(); // the newest report of each
+const kept = []; // events, oldest first
+const nodes = new Map(); // the newest report of each node
 let completeFrom = null; // after this cursor, kept has everything
 let cursor = null;
 let source = null;
@@ -39,7 +39,7 @@ function open() {
   openedAt = Date.now();
   source = new EventSource(`/live${after}`);
   source.onopen = () => {
-    // The stream repeats events that were missed; of curves it says only that they grow.
+    // The stream repeats missed events, but not missed changes of metrics.
     if (hasOpened || failures > 0) tell({ change: { cursor, again: true } });
     hasOpened = true;
     hear();
@@ -64,7 +64,7 @@ function lose() {
 
 async function openLater() {
   source.close();
-  // The stream itself does not say why it was refused.
+  // EventSource does not report why it was refused.
   const answer = await fetch("/v1/agent").catch(() => null);
   if (answer?.status === 401) become("signed-out");
   setTimeout(open, Math.min(LONGEST_PAUSE_MS, 500 * 2 ** Math.min(failures, 6)));
@@ -105,7 +105,7 @@ function listen(port) {
 setInterval(() => {
   if (source === null || source.readyState === EventSource.CLOSED) return;
   if (Date.now() - Math.max(heardAt, openedAt) < SILENT_MS) return;
-  // A cable that was cut says nothing, and neither does a server that took the call and hangs: only another one can tell.
+  // A cut connection or a hanging server sends nothing, so only a new connection shows whether the agent is there.
   if (state === "live") become("stale");
   failures += 1;
   source.close();

@@ -1,8 +1,8 @@
 // @ts-check
-// What happens, as it happens, in one stream for all tabs.
+// Live changes, from one stream for all tabs.
 //   import {live} from "/static/live.js";
 //   const end = live.on(change => …)       lines of /v1/changes: {cursor, event} | {cursor, nodes} | {cursor, gone_nodes}
-//                                          | {cursor, metrics: [job, …]}; and {cursor, again: true}: look at everything anew
+//                                          | {cursor, metrics: [job, …]}; and {cursor, again: true}: reload everything
 //   live.onState((state, heardAt) => …)    "connecting" | "live" | "stale" | "offline" | "signed-out"
 
 const listeners = new Set();
@@ -33,7 +33,7 @@ function sayHello() {
   impatience = setTimeout(startAnew, patienceMs);
 }
 
-// A worker answers every hello. One that was being ended when we came, because its last tab had gone, may never do so.
+// A worker answers every hello, unless it was ending because its last tab had closed.
 function startAnew() {
   port.onmessage = null;
   leave();
@@ -59,7 +59,7 @@ function hear({ data }) {
   }
 }
 
-// After the modules of the page have said what they listen to.
+// After the modules of the page have registered their listeners.
 setTimeout(sayHello);
 window.addEventListener("pagehide", leave);
 window.addEventListener("pageshow", (event) => {

@@ -1,5 +1,5 @@
 // @ts-check
-// What <ugro-log> is made of: its controls, made once.
+// The controls of <ugro-log>, created once.
 
 /** @param {number} bytes */
 export function size(bytes) {
@@ -28,7 +28,7 @@ export function controls(log) {
   const form = made("form", {class: "log-find", role: "search"}, search, turner("earlier", "↑"), turner("later", "↓"));
   const [follow, wrap, times] = ["checkbox", "checkbox", "checkbox"].map((type) => made("input", {type}));
   const raw = made("a", {class: "log-raw", download: ""}, "download");
-  const range = made("input", {type: "range", min: "0", max: "1000", "aria-label": "Place in the log", hidden: ""});
+  const range = made("input", {type: "range", min: "0", max: "1000", "aria-label": "Position in the log", hidden: ""});
   const status = made("span", {class: "log-status", role: "status"});
   const lines = made("div", {class: "log-lines"});
   const open = made("div", {class: "log-open"});

@@ -1,7 +1,7 @@
 // @ts-check
-// <ugro-log job="17" nodes="gpu1,gpu2" attempt="1" attempts="1" rank="0">: a job's log, of which a window is in the page.
+// <ugro-log job="17" nodes="gpu1,gpu2" attempt="1" attempts="1" rank="0">: a window of a job's log.
 //
-// It begins with the end, follows it, and pages back by byte offsets: a log of a gigabyte costs what a small one costs.
+// It starts at the end, follows it, and pages back by byte offsets, so a log of a gigabyte costs as much as a small one.
 import {painted} from "/static/ansi.js";
 import {controls, size} from "/static/logs-view.js";
 
@@ -10,7 +10,7 @@ const NEAR = 600; // pixels from an edge at which the next page is fetched
 const POLL_MS = 700;
 const IDLE_MS = 3000;
 const TOUCH_MS = 1500;
-const FAR_BYTES = 256 * 1024; // behind by more than this, following goes to the end instead of reading on
+const FAR_BYTES = 256 * 1024; // if more than this was missed, following jumps to the end
 
 /** @typedef {{begin: Object<string, number>, end: Object<string, number>, element: HTMLElement, rows: number}} Page */
 /** @typedef {{lines: any[][], begin: any, end: any, sizes: any, attempt: number, is_live: boolean}} Answer */
@@ -22,10 +22,10 @@ class UgroLog extends HTMLElement {
     if (!this.parts) this.begin(new URLSearchParams(location.search));
   }
 
-  /** It was decided where the job runs, or it is tried again: there are other ranks to choose from. */
+  /** The job got its nodes or a new attempt: the choice of ranks changes. */
   attributeChangedCallback() {
     if (!this.parts || this.isOutdated) return;
-    this.isOutdated = true; // who reads something is left there until he follows again
+    this.isOutdated = true; // the view stays where it is until the reader follows again
     queueMicrotask(() => this.follow.checked && this.begin(new URLSearchParams()));
   }
 
@@ -34,7 +34,7 @@ class UgroLog extends HTMLElement {
     this.job = this.getAttribute("job");
     this.wanted = "";
     this.isOutdated = false;
-    this.turn = (this.turn ?? 0) + 1; // whatever was asked in an earlier one is not shown
+    this.turn = (this.turn ?? 0) + 1; // answers to requests of an earlier turn are ignored
     /** @type {Page[]} */
     this.pages = [];
     this.pause = POLL_MS;
@@ -57,7 +57,7 @@ class UgroLog extends HTMLElement {
   get ranks() { return this.parts.rank; }
   get view() { return this.parts.view; }
 
-  /** For the page: whatever the job wrote lately is looked for at once. */
+  /** For the page: fetches new output at once. */
   wake() {
     this.pause = POLL_MS;
     if (this.follow.checked) this.later(0);
@@ -82,7 +82,7 @@ class UgroLog extends HTMLElement {
     this.toEnd();
   }
 
-  // --- asking ---------------------------------------------------------------------------------------------------
+  // --- requests -------------------------------------------------------------------------------------------------
 
   /** @param {string} what @param {Object<string, string>} query @returns {Promise<any>} */
   async ask(what, query) {
@@ -116,7 +116,7 @@ class UgroLog extends HTMLElement {
   /** @param {Error} error */
   fail(error) {
     this.classList.add("stale");
-    this.parts.status.textContent = `${error.message}; it is tried again`;
+    this.parts.status.textContent = `${error.message}; retrying`;
     this.pause = IDLE_MS;
     this.later(IDLE_MS);
   }
@@ -223,7 +223,7 @@ class UgroLog extends HTMLElement {
     if (at !== null) row.append(cell("log-time", new Date(at * 1000).toLocaleTimeString([], {hour12: false})));
     row.append(cell("log-rank", `r${rank}`));
     if (typeof flag === "number") {
-      row.append(cell("log-lost", `${size(flag)} were never brought home: the node had dropped them`));
+      row.append(cell("log-lost", `${size(flag)} are missing: the node dropped them`));
       return row;
     }
     const shown = cell("log-text", "");
@@ -279,7 +279,7 @@ class UgroLog extends HTMLElement {
   listen() {
     const {view, rank, attempt, follow, wrap, times, search, form, range} = this.parts;
     view.addEventListener("scroll", () => this.scrolled(), {passive: true});
-    // Only who scrolls back himself stops following: a page that grows or a window that is turned scrolls, too.
+    // Only scrolling back by the reader stops following; growing or resizing the page also scrolls.
     for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) {
       view.addEventListener(kind, () => (this.touchedAt = performance.now()), {passive: true});
     }
@@ -353,7 +353,7 @@ class UgroLog extends HTMLElement {
 
   /** @param {number} total @param {number | null} at */
   words(total, at) {
-    if (!total) return this.isLive ? "nothing written yet" : "nothing was written";
+    if (!total) return this.isLive ? "no output yet" : "no output";
     const where = this.isAtEnd() && this.follow.checked ? "the end" : at === null ? "" : `from ${size(at)}`;
     const going = this.isLive ? (this.follow.checked ? "following" : "not following") : "complete";
     return [size(total), where, going].filter(Boolean).join(" · ");
@@ -376,7 +376,7 @@ class UgroLog extends HTMLElement {
   }
 }
 
-/** What a line was before it was painted. @type {WeakMap<Element, string>} */
+/** The original text of a line, before colouring. @type {WeakMap<Element, string>} */
 const texts = new WeakMap();
 
 /** @param {Object<string, number>} places */

@@ -1,6 +1,6 @@
 // @ts-check
 // Makes one element like another with as few changes as possible. Children are matched by id or data-key, else in order.
-// What is the user's stays: what is typed, what is open, and everything inside [data-keep] and inside custom elements.
+// The user's state stays: typed text, open details, and everything inside [data-keep] and custom elements.
 
 const KEPT_ATTRIBUTES = new Set(["open", "data-local", "aria-busy", "disabled", "tabindex"]);
 
@@ -16,7 +16,7 @@ function syncAttributes(from, to, isCustom) {
   for (const { name, value } of to.attributes) {
     if (from.getAttribute(name) !== value && !KEPT_ATTRIBUTES.has(name)) from.setAttribute(name, value);
   }
-  if (isCustom) return; // it has some of its own
+  if (isCustom) return; // it has its own children
   for (const { name } of [...from.attributes]) {
     if (!to.hasAttribute(name) && !KEPT_ATTRIBUTES.has(name)) from.removeAttribute(name);
   }

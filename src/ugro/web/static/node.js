@@ -1,5 +1,5 @@
 // @ts-check
-// The curves of a node: what there is of them, in a few charts that share their time.
+// The curves of a node, in a few charts with a common time axis.
 import "/static/chart.js";
 import { live } from "/static/live.js";
 
@@ -10,7 +10,7 @@ const node = place?.dataset.node ?? "";
 const hours = Number(place?.dataset.hours ?? 1);
 const charts = new Map();
 
-// title, which keys, what a line is called, and what it is multiplied by.
+// title, keys (the group names the line), and factor.
 const GROUPS = [
   ["GPU use, %", /^gpu\/(\d+)\/use_ratio$/, 100],
   ["GPU memory used, %", /^gpu\/(\d+)\/memory_used_ratio$/, 100],
@@ -40,7 +40,7 @@ function show(curves) {
   }
   const loading = place?.querySelector(".loading");
   if (charts.size) loading?.remove();
-  else if (loading) loading.textContent = "Nothing is known of this time.";
+  else if (loading) loading.textContent = "No values for this time.";
 }
 
 function chartOf(title) {

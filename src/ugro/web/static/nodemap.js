@@ -1,5 +1,5 @@
 // @ts-check
-// The map of many nodes: one stop of the Tab key, arrows go along it, and a line below says which node is meant.
+// The map of many nodes: one stop of the Tab key, arrow keys move, and a line below names the node.
 
 const ROWS = { ArrowDown: 1, ArrowUp: -1 };
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
@@ -8,7 +8,7 @@ const STOPS = '[data-squares] a:not([tabindex="-1"])';
 
 const squareOf = (event) => event.target.closest?.("[data-squares] a") ?? null;
 
-/** How many stand side by side. */
+/** The number of squares in a row. */
 function width(squares) {
   const second = squares.findIndex((one) => one.offsetTop > squares[0].offsetTop);
   return second < 0 ? squares.length : second;
@@ -33,7 +33,7 @@ document.addEventListener("keydown", (event) => {
   squares[moved(squares, squares.indexOf(square), event.key)].focus();
 });
 
-/** The next Tab into the map comes to it. */
+/** Makes it the stop of the Tab key. */
 function stopAt(square) {
   for (const other of document.querySelectorAll(STOPS)) if (other !== square) other.tabIndex = -1;
   if (square) square.tabIndex = 0;
@@ -45,7 +45,7 @@ document.addEventListener("focusin", (event) => {
   stopAt(square);
   tell(square);
 });
-// The one it would have come to may be filtered away.
+// The previous stop may have been filtered away.
 document.addEventListener("ugro-parts", () => stopAt(document.querySelector(STOPS) ?? document.querySelector("[data-squares] a")));
 document.addEventListener("mouseover", (event) => {
   const square = squareOf(event);

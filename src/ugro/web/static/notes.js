@@ -1,12 +1,12 @@
 // @ts-check
-// What people write about a job. <ugro-note job="17"> shows it and lets one write; editNote(17) is the dialog alone.
+// Notes and tags of a job. <ugro-note job="17"> shows and edits them; editNote(17) is the dialog alone.
 
 import { say, send } from "/static/act.js";
 import { live } from "/static/live.js";
 
 let isOpen = false;
 
-/** Asks for the text and the tags; the note as it is then, or null when nothing was changed. @param {string|number} job */
+/** Asks for text and tags. Returns the new note, or null if nothing changed. @param {string|number} job */
 export async function editNote(job) {
   if (isOpen) return null;
   const note = await noteOf(job);
@@ -17,14 +17,14 @@ export async function editNote(job) {
   if (!wanted) return null;
   const answer = await send("PUT", `/v1/jobs/${encodeURIComponent(job)}/notes`, wanted);
   if (!answer) return null;
-  say("The note is saved.", "good", commandOf(job, answer.note));
+  say("Note saved.", "good", commandOf(job, answer.note));
   return answer.note;
 }
 
 async function noteOf(job) {
   const answer = await fetch(`/v1/jobs/${encodeURIComponent(job)}/notes`).catch(() => null);
   if (answer?.ok) return (await answer.json()).note;
-  say("The note cannot be read.", "bad", "Try again when the page is live.");
+  say("Cannot read the note.", "bad", "Try again when the page is live.");
   return null;
 }
 
@@ -35,7 +35,7 @@ function asked(job, note) {
   form.append(
     made("h2", { id: "note-title", textContent: `Note of job ${job}` }),
     labelled("Text", text),
-    labelled("Tags, with spaces between them", tags),
+    labelled("Tags, separated by spaces", tags),
     actions(),
   );
   const dialog = made("dialog", { className: "note-dialog" });
@@ -49,7 +49,7 @@ function asked(job, note) {
       dialog.remove();
       done(dialog.returnValue === "save" ? { text: text.value, tags: tags.value.split(/\s+/).filter(Boolean) } : null);
     });
-    // Enter in the line of tags means save, and not the first button.
+    // Enter in the tags field saves, instead of pressing the first button.
     tags.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
@@ -61,7 +61,7 @@ function asked(job, note) {
 function actions() {
   const both = made("div", { className: "actions" });
   both.append(
-    made("button", { type: "submit", className: "button", value: "", textContent: "Leave it" }),
+    made("button", { type: "submit", className: "button", value: "", textContent: "Back" }),
     made("button", { type: "submit", className: "button primary", value: "save", textContent: "Save" }),
   );
   return both;
@@ -69,7 +69,7 @@ function actions() {
 
 function commandOf(job, note) {
   const quoted = note.text.length > 60 || /['\n]/.test(note.text) ? "…" : note.text;
-  return `The same at a terminal: ugro note ${job} '${quoted}'${note.tags.map((tag) => ` --tag ${tag}`).join("")}`;
+  return `In a terminal: ugro note ${job} '${quoted}'${note.tags.map((tag) => ` --tag ${tag}`).join("")}`;
 }
 
 class NoteElement extends HTMLElement {
@@ -101,7 +101,7 @@ class NoteElement extends HTMLElement {
       if (changed) this.#show(changed);
       this.querySelector("button")?.focus();
     });
-    const text = made("p", { className: note.text ? "note-text" : "muted", textContent: note.text || "Nobody has written anything about it." });
+    const text = made("p", { className: note.text ? "note-text" : "muted", textContent: note.text || "No note." });
     const line = made("p", {});
     for (const tag of note.tags) {
       line.append(made("a", { className: "chip", textContent: tag, href: `/experiments?q=${encodeURIComponent(`tag:${tag}`)}` }), " ");

@@ -1,7 +1,7 @@
 // @ts-check
 // Parts of a page that keep themselves up to date: <section data-part="queue" data-live="jobs nodes">.
-// When something of what they live by changes, the page is fetched again and the part changed in place, so that focus,
-// scrolling and what is open stay. Words: jobs, job:ID, nodes, metrics, metrics:ID.
+// When something in data-live changes, the page is fetched again and the part updated in place, which keeps focus,
+// scroll position and open details. Values: jobs, job:ID, nodes, metrics, metrics:ID.
 // A <form data-live-form> (GET) puts its fields into the page's address, and the parts follow.
 import { live } from "/static/live.js";
 import { morph } from "/static/morph.js";
@@ -39,7 +39,7 @@ function later() {
   timer = window.setTimeout(run, Math.max(0, nextAt - Date.now()));
 }
 
-/** The page as it is now, into all parts; also when one is being fetched already. */
+/** Fetches the page and updates all parts, also if a fetch is already running. */
 export function refresh() {
   isUrgent = true;
   return run();

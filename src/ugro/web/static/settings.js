@@ -1,5 +1,5 @@
 // @ts-check
-// What became of test messages: the API answers "done" also when a channel failed, and says which.
+// Results of test messages, by channel. The API answers 200 even if a channel failed.
 
 document.addEventListener("ugro-acted", (event) => {
   const tried = event instanceof CustomEvent ? event.detail?.channels : null;

@@ -1,4 +1,4 @@
-// What every page runs: the theme, keys, buttons that act, copying, ages, and parts that keep themselves up to date.
+// Every page runs this: theme, keys, action buttons, copying, ages, and live parts.
 import "/static/theme.js";
 import "/static/keys.js";
 import "/static/act.js";

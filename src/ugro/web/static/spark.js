@@ -1,5 +1,5 @@
 // @ts-check
-// <ugro-spark values="1,2,null,3" max="100" label="CPU use">: a curve as small as a word. Give it also by .values = [..].
+// <ugro-spark values="1,2,null,3" max="100" label="CPU use">: a small curve in a line of text. Or set .values = [..].
 
 import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
 
@@ -43,7 +43,7 @@ class Spark extends HTMLElement {
   #draw() {
     const shown = this.values.filter((value) => value !== null);
     const label = this.getAttribute("label") ?? "";
-    const last = shown.length ? `now ${round(shown[shown.length - 1])}` : "nothing yet";
+    const last = shown.length ? `now ${round(shown[shown.length - 1])}` : "no values yet";
     const range = shown.length ? `, between ${round(Math.min(...shown))} and ${round(Math.max(...shown))}` : "";
     this.setAttribute("aria-label", `${label ? `${label}: ` : ""}${last}${range}`);
     const { clientWidth: width, clientHeight: height } = this;

@@ -1,5 +1,5 @@
 // @ts-check
-// The theme: as the system has it, light, dark. A cookie tells the server, so that no page flashes.
+// The theme: system, light or dark. A cookie tells the server, so that no page flashes.
 
 const ORDER = [null, "light", "dark"];
 const NAMES = { light: "light", dark: "dark" };
@@ -16,7 +16,7 @@ export function nextTheme() {
 }
 
 function name() {
-  const words = NAMES[root.dataset.theme] ?? "as the system";
+  const words = NAMES[root.dataset.theme] ?? "system";
   button?.setAttribute("aria-label", `Theme: ${words}. Change it`);
 }
 

@@ -1,1 +1,1 @@
-"""What a page shows, computed from what the agent knows. No I/O."""
+"""The data of each page, computed from the state of the agent. No I/O."""

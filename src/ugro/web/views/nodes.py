@@ -1,4 +1,4 @@
-"""The nodes on the cluster page: few in one table; many as a map, and in a table of which one page is shown."""
+"""The nodes on the cluster page: a table and, for many nodes, a map and pages of the table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ugro.agent.api.responses import Body
 from ugro.core.node import Status, by_name
 from ugro.web.views.overview import NodeRow, chosen
 
-MANY = 24  # more than these have a map
+MANY = 24  # with more nodes there is a map
 PAGE = 50
-LEVELS = 5  # of use, beside none at all
+LEVELS = 5  # of use, besides none
 _WORST = (Status.UNREACHABLE, Status.UNHEALTHY, Status.DEGRADED, "unknown", "late", "drained", Status.HEALTHY)
 
 
 class NodesQuery(Body):
     q: Annotated[str, Query(max_length=200)] = ""
     status: Annotated[str, Query(max_length=20)] = ""
-    sort: Annotated[Literal["", "worst", "use", "name"], Query()] = ""  # none: the worst first where there are many
+    sort: Annotated[Literal["", "worst", "use", "name"], Query()] = ""  # default: the worst first if there are many
     page: Annotated[int, Query(ge=1, le=10**6)] = 1
 
     def link(self, page: int) -> str:
@@ -34,20 +34,20 @@ class NodesQuery(Body):
 @dataclass(frozen=True, slots=True)
 class NodeTable:
     rows: list[NodeRow]  # of this page
-    squares: list[NodeRow]  # all that were chosen, by name; none where there are few nodes
-    counts: dict[str, int]  # of those, by their word
-    first: int  # the number of the first row
+    squares: list[NodeRow]  # all that match, by name; empty without a map
+    counts: dict[str, int]  # of those, by status word
+    first: int  # number of the first row
     found: int
-    before: str | None  # the addresses of other pages
+    before: str | None  # links to other pages
     after: str | None
 
 
 def node_table(rows: Sequence[NodeRow], wanted: NodesQuery) -> NodeTable:
-    """``rows`` are by name."""
+    """``rows`` are sorted by name."""
     has_map = len(rows) > MANY
     found = chosen(rows, wanted.q, wanted.status)
     last = max(1, -(-len(found) // PAGE))
-    page = min(wanted.page, last)  # it may have become shorter since
+    page = min(wanted.page, last)  # the table may have become shorter
     begin = (page - 1) * PAGE
     return NodeTable(
         rows=_sorted(found, wanted.sort or ("worst" if has_map else "name"))[begin : begin + PAGE],
@@ -61,14 +61,14 @@ def node_table(rows: Sequence[NodeRow], wanted: NodesQuery) -> NodeTable:
 
 
 def word(row: NodeRow) -> str:
-    """What matters most about a node, in one word; the worst first in ``_WORST``."""
+    """The status word of a node on the map; ``_WORST`` has the order."""
     if row.status != Status.HEALTHY:
         return row.status
     return "drained" if row.drained is not None else "late" if row.is_late else Status.HEALTHY
 
 
 def level(row: NodeRow) -> int:
-    """How much of it is in use: 0 for nothing that could be seen, then in equal steps."""
+    """How much of the node is in use: 0 for nothing, then in equal steps."""
     return 0 if row.load is None or row.load < 0.01 else min(LEVELS, 1 + int(row.load * LEVELS))
 
 

@@ -1,4 +1,4 @@
-"""The cluster as its page shows it: a row for each node, sums over all of them, and how the last hour went."""
+"""The data of the cluster page: a row for each node with its last hour, and totals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ugro.core.job import Job
 from ugro.core.node import Facts, Gpu, NodeReport, NodeSpec, Status, by_name
 from ugro.telemetry.curves import Curve, Wanted
 from ugro.telemetry.metricstore import node_owner
-from ugro.web.words import seconds
+from ugro.web.formatting import seconds
 
 _SPARK_S = 3600
 _SPARK_BINS = 40
-_SPARKS_S = 15.0  # how old they may be: five tabs look at the same hour
+_SPARKS_S = 15.0  # how old they may be, since all tabs show the same hour
 _MOST_GPUS = 16
 _LATE = 2.5  # intervals
 _LATE_MORE_S = 15.0
@@ -27,10 +27,10 @@ Spark = list[float | None]
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     name: str
-    report: NodeReport | None  # None: it has not been asked yet
+    report: NodeReport | None  # None: not probed yet
     drained: str | None
     jobs: tuple[int, ...]
-    is_late: bool  # what is shown is older than it should be
+    is_late: bool  # the report is older than it should be
     spark: Spark | None
     spark_words: str
 
@@ -52,12 +52,12 @@ class NodeRow:
 
     @property
     def load(self) -> float | None:
-        """The use of its GPUs; of a node without any, of its processors."""
+        """The use of its GPUs or, without GPUs, of its CPUs."""
         return self.use if self.gpus or not self.facts else self.facts.cpu_use_ratio
 
     @property
     def memory(self) -> tuple[int, int] | None:
-        """Of all GPUs that say so: used, and there."""
+        """Used and total bytes of all GPUs that report them."""
         pairs = [(gpu.memory_used_bytes, gpu.memory_total_bytes) for gpu in self.gpus]
         known = [(used, total) for used, total in pairs if used is not None and total]
         return (sum(used for used, _ in known), sum(total for _, total in known)) if known else None
@@ -99,19 +99,19 @@ class Overview:
         self._sparks_until = float("-inf")
 
     async def rows(self) -> list[NodeRow]:
-        """By name, gpu2 before gpu10."""
+        """Sorted by name, gpu2 before gpu10."""
         specs = [node.spec for node in self._agent.cluster.inventory]
         drained = await self._agent.store.drained()
-        watched = {one.name: one for one in self._agent.watching.monitor.watched()}
+        watched = {one.name: one for one in self._agent.monitoring.monitor.watched()}
         sparks = await self._refreshed([spec.name for spec in specs])
-        jobs = jobs_by_node(self._agent.watching.parts.engine.live.holding())
+        jobs = jobs_by_node(self._agent.monitoring.parts.engine.live.holding())
         rows = [self._row(spec, drained, watched, jobs) for spec in specs]
         return [_with_spark(row, sparks) for row in sorted(rows, key=lambda row: by_name(row.name))]
 
     def _row(
         self, spec: NodeSpec, drained: Mapping[str, str], watched: Mapping[str, Watched], jobs: Mapping[str, list[int]]
     ) -> NodeRow:
-        report = self._agent.watching.monitor.reports.get(spec.name)
+        report = self._agent.monitoring.monitor.reports.get(spec.name)
         late = report is not None and is_late(report, watched.get(spec.name))
         return NodeRow(spec.name, report, drained.get(spec.name), tuple(jobs.get(spec.name, ())), late, None, "")
 
@@ -122,7 +122,7 @@ class Overview:
             keys = ("cpu/use_ratio", *(f"gpu/{index}/use_ratio" for index in range(_MOST_GPUS)))
             owners = tuple(node_owner(name) for name in names)
             wanted = Wanted(owners, keys, first_step=now - _SPARK_S, last_step=now, bins=_SPARK_BINS)
-            curves = await self._agent.watching.metrics.curves(wanted)
+            curves = await self._agent.monitoring.metrics.curves(wanted)
             self._sparks = {name: _spark(name, curves, now - _SPARK_S) for name in names}
         return self._sparks
 
@@ -133,7 +133,7 @@ def _with_spark(row: NodeRow, sparks: Mapping[str, tuple[str, Spark]]) -> NodeRo
 
 
 def _spark(name: str, curves: Iterable[Curve], first: int) -> tuple[str, Spark]:
-    """Of the GPUs where there are some, else of the CPU; in percent."""
+    """The use of the GPUs, or of the CPU without GPUs, in percent."""
     own = [curve for curve in curves if curve.owner == node_owner(name)]
     of_gpus = [curve for curve in own if curve.key.startswith("gpu/")]
     slots: list[list[float]] = [[] for _ in range(_SPARK_BINS)]
@@ -147,7 +147,7 @@ def _spark(name: str, curves: Iterable[Curve], first: int) -> tuple[str, Spark]:
 
 
 def _without_small_gaps(values: Spark) -> Spark:
-    """Bins of the store and of the page do not meet: one that stays empty between two others is no silence."""
+    """Fills single empty bins, which appear because the bins of the store and of the page do not align."""
     around = zip([None, *values[:-1]], values, [*values[1:], None], strict=True)
     return [before if here is None and after is not None else here for before, here, after in around]
 
@@ -175,7 +175,7 @@ def is_late(report: NodeReport, watched: Watched | None) -> bool:
 
 
 def chosen(rows: Sequence[NodeRow], text: str, status: str) -> list[NodeRow]:
-    """Rows whose words have all those of ``text``; of one status, if there is one."""
+    """Rows that contain all words of ``text`` and, if given, have the status."""
     wanted = text.lower().split()
     return [
         row

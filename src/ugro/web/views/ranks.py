@@ -1,7 +1,7 @@
-"""The ranks of a job's newest attempt: where each is and how it is, as far as that is known. Nothing is guessed.
+"""The ranks of a job's newest attempt: node and state of each, as far as known.
 
-A node tells that it has started its ranks, and of their ends when all of them have ended: of several ranks on one node
-it is not known meanwhile whether one has ended already.
+A node reports that it has started its ranks, and their ends when all of them have ended. With several ranks on one node
+it is not known before that whether one has already ended.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class RankRow:
     rank: int
     node: str
     gpus: str
-    state: str  # whose sign it has
+    state: str  # selects the icon
     words: str
-    last_step: int | None  # that it recorded
+    last_step: int | None  # that it logged
     is_culprit: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    told: Mapping[str, tuple[NodeRun, RunStatus | None]] = field(default_factory=dict)  # by node, of a live attempt
+    reports: Mapping[str, tuple[NodeRun, RunStatus | None]] = field(default_factory=dict)  # by node, if live
     failure: Failure | None = None
     last_steps: Mapping[int, int] = field(default_factory=dict)  # by rank
 
@@ -47,15 +47,15 @@ def last_steps(summaries: Iterable[KeySummary]) -> dict[int, int]:
 
 
 def rank_rows(job: Job, nodes: Mapping[int, str], known: Known) -> list[RankRow]:
-    """``nodes``: of each rank. One of DDP has one of its node's GPUs, in their order; others share them themselves."""
+    """``nodes``: by rank. Each DDP rank has one of its node's GPUs, in order; other launchers share them."""
     exits = _exits(known)
-    # Torchrun has ranks of its own, which log by their numbers; the ones here are its launchers.
+    # With torchrun the ranks here are launchers, while the steps are logged by the ranks that they start.
     steps = known.last_steps if job.spec.launcher is not Launcher.TORCHRUN else {}
     culprit = known.failure.rank if known.failure else None
     all_there, seen = Counter(nodes.values()), Counter[str]()
     rows = []
     for rank, node in nodes.items():
-        state, words = _state(job, rank, known.told.get(node), exits.get(rank), all_there[node])
+        state, words = _state(job, rank, known.reports.get(node), exits.get(rank), all_there[node])
         if rank == culprit and state == "ended":
             state = "failed"
         gpus = _gpus(job, node, seen[node])
@@ -71,31 +71,31 @@ def exit_words(end: RankExit) -> str:
 
 
 def _exits(known: Known) -> dict[int, RankExit]:
-    """By rank; what a node of the attempt says itself goes before what was concluded of it."""
+    """By rank. What a node reports overrides what was recorded."""
     failure = known.failure
     found = {end.rank: end for end in failure.exits} if failure else {}
     if failure and failure.rank is not None and failure.exit_code is not None:
         found.setdefault(failure.rank, RankExit(failure.rank, failure.exit_code))
-    live = exits_of(status for _, status in known.told.values() if status is not None and status.has_ended)
+    live = exits_of(status for _, status in known.reports.values() if status is not None and status.has_ended)
     return {**found, **{end.rank: end for end in live}}
 
 
 def _state(
-    job: Job, rank: int, told: tuple[NodeRun, RunStatus | None] | None, end: RankExit | None, beside: int
+    job: Job, rank: int, report: tuple[NodeRun, RunStatus | None] | None, end: RankExit | None, beside: int
 ) -> tuple[str, str]:
     if end is not None:
         return ("succeeded" if end.code == 0 else "ended"), exit_words(end)
-    if job.state is JobState.SUCCEEDED:  # it says of every rank that it ended with 0
+    if job.state is JobState.SUCCEEDED:  # then every rank ended with 0
         return "succeeded", "exit code 0"
     if job.state not in HOLDING_STATES:
         return "ended", "ended"
-    return _live(rank, told, beside)
+    return _live(rank, report, beside)
 
 
-def _live(rank: int, told: tuple[NodeRun, RunStatus | None] | None, beside: int) -> tuple[str, str]:
-    if told is None or not told[0].is_reachable:
-        return "unknown", "unknown: its node is silent"
-    run, status = told
+def _live(rank: int, report: tuple[NodeRun, RunStatus | None] | None, beside: int) -> tuple[str, str]:
+    if report is None or not report[0].is_reachable:
+        return "unknown", "unknown: its node does not answer"
+    run, status = report
     if run.state in _NOT_YET:
         return "starting", "not started yet"
     if run.state is not RunState.RUNNING or status is None or rank not in status.started_ranks:

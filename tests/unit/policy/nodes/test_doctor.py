@@ -7,11 +7,12 @@ import pytest
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec
-from ugro.policy.nodes.connectivity import Connections, Endpoint, Missed, Reached, judge_pairs
+from ugro.policy.nodes.connectivity import Endpoint, judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node
-from ugro.policy.nodes.examination import Examination, Packages, Ports, PortUse, Root, SshSettings, Survival, Unknown
+from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
+from ugro.remote.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)
@@ -227,7 +228,7 @@ def test_a_gpu_that_cannot_be_read_has_failed() -> None:
 def test_gpus_that_cannot_be_asked_for_are_a_warning() -> None:
     finding = only(node(facts=replace(FACTS, gpu_error="the GPU driver does not answer")), "gpu")
     assert finding.grade is Grade.WARNING
-    assert finding.remedy == "see what it says: ugro exec gpu1 -- nvidia-smi"
+    assert finding.remedy == "run: ugro exec gpu1 -- nvidia-smi"
 
 
 def test_gpus_in_use_by_others_are_a_warning_with_names_and_our_own_are_not() -> None:

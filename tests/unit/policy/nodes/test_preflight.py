@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ugro.core.job import Launcher
-from ugro.policy.nodes.connectivity import (
-    Apart,
-    Connections,
-    Endpoint,
-    Meeting,
-    Missed,
-    Reached,
-    addresses_to_try,
-    meet,
-    pairs,
-)
-from ugro.policy.nodes.examination import Packages, Unknown
+from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, addresses_to_try, meet, pairs
+from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.versions import Difference, Installed, Need, differences
+from ugro.remote.messages import Connections, Missed, Packages, Reached
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 ON_CPUS = Need(Launcher.DDP)

@@ -1,8 +1,8 @@
-"""Pretend GPUs: a file of GPUs, and a stub NVIDIA library or ``nvidia-smi`` that serves them to a node.
+"""Simulated GPUs: a file of GPUs, and a stub NVIDIA library or ``nvidia-smi`` that serves them to a node.
 
 Such a node needs ``UGRO_NVML_LIBRARY`` (from ``build_nvml_stub``) and ``UGRO_PRETEND_GPUS`` (the file).
 Without a compiler: the folder of ``write_nvidia_smi`` first on its PATH, and ``UGRO_NVML_LIBRARY`` naming no
-library, so that a real one is not asked. The file may change at any time.
+library, so that a real one is not used. The file may change at any time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _STUB_SOURCE = Path(__file__).with_name("nvml_stub.c")
 
 
 @dataclass(frozen=True, slots=True)
-class PretendGpu:
-    """``None`` is a value that the driver does not support. Without a ``uuid``, file and line make one."""
+class SimulatedGpu:
+    """``None`` means not supported by the driver. Without a ``uuid``, one is derived from file and line."""
 
     name: str = "NVIDIA GeForce RTX 4070"
     uuid: str = ""
@@ -40,14 +40,14 @@ class PretendGpu:
     power_limit_w: float | None = 200.0
     error: int = 0  # an NVML return code
     processes: tuple[tuple[int, int | None], ...] = ()  # pid and bytes
-    throttle: int | None = None  # NVML's bits
+    throttle: int | None = None  # NVML's bit mask
 
 
-def _model(name: str, memory_gib: int, power_limit_w: float) -> PretendGpu:
-    return PretendGpu(name, memory_total_bytes=memory_gib * _GIB, power_limit_w=power_limit_w)
+def _model(name: str, memory_gib: int, power_limit_w: float) -> SimulatedGpu:
+    return SimulatedGpu(name, memory_total_bytes=memory_gib * _GIB, power_limit_w=power_limit_w)
 
 
-PRETEND_MODELS = {
+SIMULATED_MODELS = {
     "rtx-5070-ti": _model("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12, 140.0),
     "rtx-4070": _model("NVIDIA GeForce RTX 4070 Laptop GPU", 8, 115.0),
     "rtx-3070-ti": _model("NVIDIA GeForce RTX 3070 Ti", 8, 290.0),
@@ -55,17 +55,17 @@ PRETEND_MODELS = {
 }
 
 
-def write_gpus(path: Path, gpus: Sequence[PretendGpu]) -> None:
-    """In one step: a reader sees the old GPUs or the new ones."""
+def write_gpus(path: Path, gpus: Sequence[SimulatedGpu]) -> None:
+    """Writes atomically: a reader sees the old GPUs or the new ones."""
     text = "".join(_line(gpu, f"{path.absolute()}#{index}") for index, gpu in enumerate(gpus))
     _replace(path, text, mode=0o644)
 
 
 def build_nvml_stub(directory: Path, *, defines: Sequence[str] = ()) -> Path:
-    """``defines`` make the library behave like other drivers; ``nvml_stub.c`` says which there are."""
+    """``defines`` make the library behave like other drivers; see ``nvml_stub.c``."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise UgroError("pretend GPUs need a C compiler", hint="install gcc or clang")
+        raise UgroError("simulated GPUs need a C compiler", hint="install gcc or clang")
     directory.mkdir(parents=True, exist_ok=True)
     library = directory / "libnvidia-ml.so.1"
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
@@ -73,7 +73,7 @@ def build_nvml_stub(directory: Path, *, defines: Sequence[str] = ()) -> Path:
         flags = ["-std=c99", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
         argv = [compiler, *flags, *(f"-D{define}" for define in defines), "-o", str(built), str(_STUB_SOURCE)]
         _compile(argv)
-        os.replace(built, library)  # a library that runs already keeps its own file
+        os.replace(built, library)  # a running process keeps the file that it loaded
     return library
 
 
@@ -85,7 +85,7 @@ def write_nvidia_smi(directory: Path, gpus_file: Path) -> Path:
     return program
 
 
-def _line(gpu: PretendGpu, place: str) -> str:
+def _line(gpu: SimulatedGpu, place: str) -> str:
     values = (
         gpu.memory_total_bytes,
         gpu.memory_used_bytes,
@@ -99,7 +99,7 @@ def _line(gpu: PretendGpu, place: str) -> str:
     gpu_uuid = gpu.uuid or f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, place)}"
     fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes, "-" if gpu.throttle is None else str(gpu.throttle))
     if any(mark in field for field in fields for mark in "|\n\r"):
-        raise UgroError("a pretend GPU's text may have neither | nor line breaks", subject=gpu.name)
+        raise UgroError("the text of a simulated GPU may contain neither | nor line breaks", subject=gpu.name)
     return "|".join(fields) + "\n"
 
 
@@ -116,15 +116,15 @@ def _compile(argv: list[str]) -> None:
     try:
         result = subprocess.run(argv, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UgroError(f"the C compiler does not run: {error}", hint=hint) from error
+        raise UgroError(f"cannot run the C compiler: {error}", hint=hint) from error
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line]
-        complaint = errors[0] if errors else f"the compiler ended with code {result.returncode}"
-        raise UgroError(f"the pretend NVIDIA library cannot be built: {complaint}", hint=hint)
+        complaint = errors[0] if errors else f"the compiler exited with {result.returncode}"
+        raise UgroError(f"cannot build the NVIDIA stub library: {complaint}", hint=hint)
 
 
 _NVIDIA_SMI = r"""#!/bin/sh
-# A pretend nvidia-smi: two queries in CSV, from a file of pretend GPUs.
+# A stub of nvidia-smi: two queries in CSV, from a file of simulated GPUs.
 gpus=@GPUS@
 
 if [ ! -r "$gpus" ]; then

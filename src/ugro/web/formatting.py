@@ -1,4 +1,4 @@
-"""How the pages write figures and times: the filters of the templates."""
+"""Template filters: numbers, sizes, durations and times as text."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ When = str | float | None
 
 
 def seconds(when: When) -> float | None:
-    """Unix seconds of what the API gives: RFC 3339, or seconds already."""
+    """Unix seconds of a time from the API, which is RFC 3339 or already in seconds."""
     if when is None or when == "":
         return None
     return unix_seconds(when) if isinstance(when, str) else float(when)
 
 
 def age(when: When, now: float | None = None) -> str:
-    """``3 min ago``; what is to come is ``in 3 min``. As static/ages.js goes on to write it."""
+    """``3 min ago``, or ``in 3 min`` for the future. The same as in static/ages.js."""
     at = seconds(when)
     if at is None:
         return UNKNOWN
     passed = (time.time() if now is None else now) - at
     if abs(passed) < 1:
         return "now"
-    words = _length(abs(passed))
-    return f"{words} ago" if passed > 0 else f"in {words}"
+    length = _length(abs(passed))
+    return f"{length} ago" if passed > 0 else f"in {length}"
 
 
 def _length(seconds: float) -> str:
@@ -57,7 +57,7 @@ def percent(ratio: float | None) -> str:
 
 
 def codes(text: str) -> Markup:
-    """What stands between backticks, as code; the rest as it is."""
+    """Text with the parts in backticks as code."""
     parts = text.split("`")
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
@@ -65,7 +65,7 @@ def codes(text: str) -> Markup:
 
 
 def number(value: float | None) -> str:
-    """Three or four digits, as a person would write them."""
+    """With at most four significant digits."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"

@@ -1,9 +1,9 @@
-"""Whose processes are those? A keeper has the trees of many runs below it, and each run ends with its own tree.
+"""Which run does a process belong to? A supervisor has the trees of its runs below it, and each run ends with its own.
 
-A keeper adopts every process of its runs whose parent is gone. Such a stranger belongs to the run whose session it is
-in, or whose mark it carries. One that left both (a session of its own, an emptied environment, its parents gone)
-belongs to one of the runs that were there when it began: it is ended with the last of those, at the latest when the
-keeper has no run any more.
+A supervisor adopts every process of its runs whose parent is gone. Such an orphan belongs to the run whose session it
+is in, or whose mark it carries. One that left both (a session of its own, an emptied environment, its parents gone)
+belongs to one of the runs that were there when it began: it is ended with the last of those, so at once where a
+supervisor has one run, and otherwise at the latest when it has none any more.
 """
 
 from __future__ import annotations
@@ -20,40 +20,43 @@ from ugro.remote.state.rundir import MARK
 _MARK = MARK.encode() + b"="
 
 
-class Kin:
-    """All runs of a keeper that are not over, by what tells their processes apart."""
+class Ownership:
+    """All runs of a supervisor that are not over, by what tells their processes apart."""
 
-    def __init__(self) -> None:
-        self.ranks: Dict[int, KeptFamily] = {}  # by pid: those that are our own children, and run
-        self._families: Dict[bytes, KeptFamily] = {}
-        self._sessions: Dict[int, KeptFamily] = {}
-        self._strangers: List[int] = []
-        self._is_looked = False
+    def __init__(self, *, adopts_orphans: bool) -> None:
+        self.adopts_orphans = adopts_orphans
+        self.ranks: Dict[int, RunFamily] = {}  # by pid: those that are our own children, and run
+        self._families: Dict[bytes, RunFamily] = {}
+        self._sessions: Dict[int, RunFamily] = {}
+        self._orphans: List[int] = []
+        self._has_looked = False
 
-    def add(self, family: KeptFamily) -> None:
+    def add(self, family: RunFamily) -> None:
         self._families[family.mark] = family
 
-    def begin(self, family: KeptFamily, pid: int, started: int) -> None:
-        family.rank, family.started = pid, started
+    def begin(self, family: RunFamily, pid: int, started: int) -> None:
+        """A rank of it has started."""
+        family.ranks.append(pid)
+        family.started = min(started, family.started or started)
         family.sessions.append(pid)
         self.ranks[pid] = self._sessions[pid] = family
 
-    def remove(self, family: KeptFamily) -> None:
+    def remove(self, family: RunFamily) -> None:
         self._families.pop(family.mark, None)
         for session in family.sessions:
             self._sessions.pop(session, None)
         self.forget_look()
 
     def forget_look(self) -> None:
-        """Once in each round of a keeper: what was seen then holds for all that ended in it."""
-        self._is_looked = False
+        """Once in each round of a supervisor: what was seen then holds for all that ended in it."""
+        self._has_looked = False
 
-    def strangers(self) -> List[int]:
+    def orphans(self) -> List[int]:
         """Exact, whether or not a look at all of /proc would find them."""
-        if not self._is_looked:
-            self._is_looked = True
-            self._strangers = self._look()
-        return self._strangers
+        if not self._has_looked:
+            self._has_looked = True
+            self._orphans = self._look()
+        return self._orphans
 
     def _look(self) -> List[int]:
         found: List[int] = []
@@ -65,29 +68,29 @@ class Kin:
                 break
         return found
 
-    def strangers_of(self, family: KeptFamily) -> List[int]:
-        return [pid for pid in self.strangers() if self._owner(pid, terminate.place(pid)) is family]
+    def orphans_of(self, family: RunFamily) -> List[int]:
+        return [pid for pid in self.orphans() if self._owner(pid, terminate.place(pid)) is family]
 
-    def kill_quickly(self, family: KeptFamily) -> None:
+    def kill_quickly(self, family: RunFamily) -> None:
         """The newest first: an older one has perhaps ended, with another in its place."""
         for _ in range(terminate.QUICK_ROUNDS):
-            strangers = [pid for pid in terminate.children() if pid not in self.ranks]
-            for pid in reversed(strangers):
+            orphans = [pid for pid in terminate.children() if pid not in self.ranks]
+            for pid in reversed(orphans):
                 place = terminate.place(pid)
                 if self._owner(pid, place) is family:
                     terminate.kill_child(pid)
                     _kill_group(place.group)
-            for pid in strangers:
+            for pid in orphans:
                 _is_collected(pid)
         self.forget_look()
 
-    def _owner(self, pid: int, place: Place) -> Optional[KeptFamily]:
+    def _owner(self, pid: int, place: Place) -> Optional[RunFamily]:
         session, started = place.session, place.started
         owner = self._sessions.get(session)
         if owner is None:
             owner = self._marked(pid)
             if owner is not None and session not in (0, os.getsid(0)):
-                # Whoever began that session is one of its processes, and so are all in it, whatever they carry.
+                # The process that began the session is the run's, and so are all in it, whatever they carry.
                 self._sessions[session] = owner
                 owner.sessions.append(session)
         if owner is None:
@@ -96,35 +99,38 @@ class Kin:
             owner = possible[0] if len(possible) == 1 else None
         return owner
 
-    def _marked(self, pid: int) -> Optional[KeptFamily]:
+    def _marked(self, pid: int) -> Optional[RunFamily]:
         for entry in process_tree.environment(pid):
             if entry.startswith(_MARK):
                 return self._families.get(entry)
         return None
 
 
-class KeptFamily(Family):
-    """The processes of one run, as its keeper tells them from those of others."""
+class RunFamily(Family):
+    """The processes of one run, as its supervisor tells them from those of others."""
 
-    def __init__(self, kin: Kin, mark: bytes) -> None:
+    def __init__(self, ownership: Ownership, mark: bytes) -> None:
         super().__init__(self._all)
         self.mark = mark
-        self.rank = 0
+        self.ranks: List[int] = []
         self.sessions: List[int] = []
         self.started = 0
-        self._kin = kin
+        self._ownership = ownership
 
     def is_empty(self) -> bool:
-        return self.rank not in self._kin.ranks and not self._kin.strangers_of(self)
+        if not self._ownership.adopts_orphans:  # then nothing but a look at /proc can tell
+            return not self.find()
+        return not self._running() and not self._ownership.orphans_of(self)
 
     def kill_quickly(self) -> None:
-        self._kin.kill_quickly(self)
+        self._ownership.kill_quickly(self)
+
+    def _running(self) -> List[int]:
+        return [pid for pid in self.ranks if self._ownership.ranks.get(pid) is self]
 
     def _all(self) -> Processes:
-        self._kin.forget_look()
-        roots = self._kin.strangers_of(self)
-        if self.rank in self._kin.ranks:
-            roots = [self.rank, *roots]
+        self._ownership.forget_look()
+        roots = [*self._running(), *self._ownership.orphans_of(self)]
         return {**terminate.with_start(roots), **terminate.below(roots), **terminate.marked(self.mark)}
 
 

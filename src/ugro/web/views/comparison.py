@@ -1,4 +1,4 @@
-"""What the page of a comparison shows: runs and their groups for the curves, and differences by what they are about."""
+"""The data of the compare page: runs and their groups for the curves, and differences by section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ugro.core.experiment import Experiment
 from ugro.policy.experiments.columns import Column, Value, metric_order
 from ugro.policy.experiments.comparison import Row
 from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, groups_of
-from ugro.web.views.experiments import MOST_COMPARED
+from ugro.web.views.experiment_table import MOST_COMPARED
 
 MOST_SIDE_BY_SIDE = 20
 _MOST_KEYS = 60
@@ -21,7 +21,7 @@ _METRIC = "metric "
 _CODE = frozenset({"code", "git", "git branch"})
 _OUTCOME = (
     "state", "took", "exit code", "attempts", "cached from", "result files", "final loss", "best loss", "last step",
-    "loss is no number", "throughput", "device use", "imbalance", "checkpoint of step",
+    "loss is not a number", "throughput", "device use", "imbalance", "checkpoint of step",
 )  # fmt: skip
 _ENVIRONMENT = ("python", "machine", "CUDA of torch", "GPU driver", "package ", "nodes")
 
@@ -30,26 +30,26 @@ _ENVIRONMENT = ("python", "machine", "CUDA of torch", "GPU driver", "package ", 
 class Section:
     title: str
     rows: tuple[Row, ...]
-    same: int  # facts that are the same for all, and not among the rows
+    same: int  # how many facts are equal for all runs and therefore not among the rows
 
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """A parameter over many runs."""
+    """The values of a parameter over many runs."""
 
     name: str
     values: tuple[str, ...]  # the most frequent
-    count: int  # of different ones
+    count: int  # of different values
 
 
 def chosen(words: Sequence[str]) -> list[int]:
-    """Of ``jobs=1,2&jobs=3``, each once."""
+    """The job numbers of ``jobs=1,2&jobs=3``, each once."""
     found: dict[int, None] = {}
     for word in ",".join(words).replace(" ", "").split(","):
         if not word:
             continue
         if not word.isdigit() or len(word) > 18:
-            raise UsageError(f"{word!r:.60} is not the number of a job", hint="such as /compare?jobs=12,13")
+            raise UsageError(f"{word!r:.60} is not a job number", hint="example: /compare?jobs=12,13")
         found[int(word)] = None
     if len(found) > MOST_COMPARED:
         raise UsageError(f"{len(found):,} jobs are too many for one page", hint=f"at most {MOST_COMPARED:,}")
@@ -57,7 +57,7 @@ def chosen(words: Sequence[str]) -> list[int]:
 
 
 def runs_document(runs: Sequence[Experiment]) -> dict[str, Any]:
-    """For static/curves.js: the metrics there are, what to call each curve, and in which groups it is."""
+    """For static/curves.js: the metrics, the name of each curve, and its groups."""
     names = [BY_CONFIGURATION, BY_NAME]
     groups = {name: groups_of(runs, name) for name in names}
     keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
@@ -71,7 +71,7 @@ def runs_document(runs: Sequence[Experiment]) -> dict[str, Any]:
 
 
 def facts(runs: Sequence[Experiment], rows: Sequence[Row]) -> list[Row]:
-    """What ``ugro compare`` tells, and before it the parameters, after it the metrics, one by one."""
+    """The rows of ``ugro compare``, with the parameters before them and the metrics after them."""
     names = dict.fromkeys(name for one in runs for name in one.parameters if not name.startswith("env."))
     given = [Row(f"{_PARAMETER}{name}", tuple(one.parameters.get(name) for one in runs)) for name in names]
     keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
@@ -103,7 +103,7 @@ def sections(rows: Sequence[Row], *, is_all: bool) -> list[Section]:
 
 
 def varied(runs: Sequence[Experiment]) -> list[Varied]:
-    """Parameters in which many runs differ; those with the fewest different values first."""
+    """Parameters that differ between the runs, those with the fewest different values first."""
     counts: dict[str, dict[str, int]] = {}
     for name in dict.fromkeys(name for one in runs for name in one.parameters):
         for one in runs:

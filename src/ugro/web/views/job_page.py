@@ -1,4 +1,4 @@
-"""What the pages of jobs show, put together from what the agent knows. It renders nothing and decides nothing."""
+"""The data of the pages of jobs, from the agent's state. It renders nothing and decides nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ugro.config.job.export import job_file
 from ugro.core.event import Event
 from ugro.core.failure import Failure
 from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
-from ugro.core.job import places as places  # templates have it as one of these words
+from ugro.core.job import places as places  # for templates
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.support.secret import masked
@@ -26,7 +26,7 @@ from ugro.telemetry.metricstore import job_owner
 from ugro.web.views.ranks import Known, RankRow, last_steps, rank_rows
 
 MOST_EVENTS = 200
-# The parts of a step in the order of their bar; "compute" is what the table sums up.
+# The parts of a step, in the order of the bar.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "waiting")
 
 
@@ -34,10 +34,10 @@ PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "
 class JobPage:
     job: Job
     attempts: list[Attempt]
-    why: Why | None  # of one that waits
+    why: Why | None  # of a queued job
     failure: Failure | None
     ranks: list[RankRow]
-    events: list[Event]  # the newest first
+    events: list[Event]  # newest first
     has_more_events: bool
     plan: Plan | None
 
@@ -51,7 +51,7 @@ class JobPage:
 
     @property
     def log_rank(self) -> str:
-        """Whose log is shown at first: the culprit's, else the first's."""
+        """The rank whose log is shown first: the one that failed, else rank 0."""
         return str(self.failure.rank) if self.failure and self.failure.rank is not None else "0"
 
     @property
@@ -60,11 +60,11 @@ class JobPage:
 
     @property
     def retry_key(self) -> str:
-        """The same until something has happened to the job: whoever clicks twice gets one new job."""
+        """Idempotency key of *Retry*: it changes only with a new event, so two clicks submit one job."""
         return f"dashboard-{self.job.id}-{self.events[0].seq if self.events else 0}"
 
 
-async def job_page(agent: Agent, word: str) -> JobPage:
+async def load(agent: Agent, word: str) -> JobPage:
     details = await agent.jobs.details(word)
     job, attempts = details.job, details.attempts
     failure = attempts[-1].failure if attempts else None
@@ -83,13 +83,13 @@ async def job_page(agent: Agent, word: str) -> JobPage:
 
 
 async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
-    """What nodes say now counts only while the attempt is under way; then what was written down of it."""
-    told = agent.watching.parts.engine.told(job) if job.state in HOLDING_STATES else {}
-    summaries = await agent.watching.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
+    """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
+    told = agent.monitoring.parts.engine.told(job) if job.state in HOLDING_STATES else {}
+    summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
     return Known(told, failure, last_steps(summaries))
 
 
-# --- in words and figures -----------------------------------------------------------------------------------------
+# --- for templates ------------------------------------------------------------------------------------------------
 
 
 def duration_s(job: Job) -> float:
@@ -101,7 +101,7 @@ def as_yaml(document: Mapping[str, Any]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Node by node; what all ranks of a node have in common stands once."""
+    """The plan as YAML, by node. What all ranks of a node share is written once."""
     head: dict[str, Any] = {"rendezvous": _plain(asdict(plan.rendezvous))} if plan.rendezvous else {}
     return as_yaml({**head, "nodes": [_node_plan(node) for node in plan.nodes]})
 
@@ -129,7 +129,7 @@ def _differing(env: Mapping[str, str], common: Mapping[str, str]) -> dict[str, s
 
 
 def bar(rank: RankProfile, step_s: float) -> list[tuple[str, float, float]]:
-    """Of each part its name, where it begins and how long it is, in thousandths of a step."""
+    """Name, start and length of each part, in thousandths of a step."""
     pieces, at = [], 0.0
     for part in PARTS:
         length = 1000 * getattr(rank, f"{part}_s") / step_s if step_s else 0.0
@@ -143,7 +143,7 @@ def share(rank: RankProfile, profile: JobProfile) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """For YAML: no types of ours."""
+    """Plain types, which YAML can write."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -1,7 +1,7 @@
-"""A blank: a run's folder with all its files, before it is anybody's. A run begins by filling one in and moving it.
+"""Folders for runs to come. A run begins by filling one in and renaming it to the run's own name.
 
-What a small run leaves becomes a blank again: on common file systems a new file costs ten times what an old one does,
-and the more of them were deleted lately, the more.
+The folder that a small run leaves is used again: on common file systems a new file costs ten times what an old one
+does, and more the more of them were deleted lately.
 """
 
 from __future__ import annotations
@@ -12,16 +12,49 @@ import stat
 from typing import List
 
 from ugro.remote import durable
-from ugro.remote.state.rundir import LEAST_EXIT_BYTES
+from ugro.remote.process_id import ProcessName
+from ugro.remote.state.rundir import AgentDir, RunDir
 
 LOG = "logs/rank_0.log"
+_MOST_FREE = 256
 _FOLDERS = ("logs", "output", "work")
 _LOGS = frozenset(("rank_0.log", "rank_0.log.cut"))
-# As a run that is over has them, and as a blank has them.
+# Names in the folder of a run that is over, and in a free folder.
 _ENDED = {"spec.json": "spec.json", "lock": "lock", "state.json": "state.new", "exit.json": "exit.reserve"}
 _KNOWN = frozenset((*_FOLDERS, *_ENDED, "claim"))
 _NO_JSON = b"-"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class DirPool:
+    """The free folders of a node program. Their parent has its process's name: it shows when they are nobody's."""
+
+    def __init__(self, agent: AgentDir) -> None:
+        self._folder = os.path.join(agent.pool_path, str(ProcessName.own()))
+        self._free: List[str] = []
+        self._count = 0
+
+    def take(self) -> str:
+        """Empty when there is none."""
+        return self._free.pop() if self._free else ""
+
+    def give_back(self, path: str) -> None:
+        if path and os.path.isdir(path):
+            self._free.append(path)
+
+    def take_over(self, run: RunDir) -> bool:
+        """The folder of a run that is over and that nobody has open. False: it is to be removed as any other."""
+        if len(self._free) >= _MOST_FREE:
+            return False
+        if not self._count:
+            with contextlib.suppress(OSError):  # a full disk: then it is removed
+                durable.make_folder(self._folder)
+        self._count += 1
+        path = "%s/%d" % (self._folder, self._count)
+        if not clear(run.path, path):
+            return False
+        self._free.append(path)
+        return True
 
 
 def make(path: str) -> None:
@@ -33,7 +66,7 @@ def make(path: str) -> None:
 
 
 def delete(path: str) -> None:
-    """One that was never used."""
+    """A folder that was never used."""
     with contextlib.suppress(OSError):
         for name in ("spec.json", "lock", "state.new", "exit.reserve", LOG, LOG + ".cut"):
             os.unlink("%s/%s" % (path, name))
@@ -41,8 +74,14 @@ def delete(path: str) -> None:
             os.rmdir("%s/%s" % (path, name))
 
 
+def remove_log(path: str) -> None:
+    """For a run without a rank 0."""
+    os.unlink("%s/%s" % (path, LOG))
+    os.unlink("%s/%s.cut" % (path, LOG))
+
+
 def write(path: str, content: bytes) -> None:
-    """Over what was there, so that a file system has nothing to look for."""
+    """Over what was there, so that the file system has no space to look for."""
     fd = os.open(path, _OPEN)
     try:
         durable.write_all(fd, content)
@@ -51,29 +90,31 @@ def write(path: str, content: bytes) -> None:
         os.close(fd)
 
 
-def reserve(path: str) -> None:
-    """Space for the last word; what stands there is another run's and must not be taken for it."""
+def reserve_exit(path: str, size: int) -> None:
+    """Takes the space for an exit record; what stands there is another run's and must not be taken for it."""
     fd = os.open(path + "/exit.reserve", _OPEN)
     try:
-        has_space = os.fstat(fd).st_blocks * 512 >= LEAST_EXIT_BYTES
+        has_space = os.fstat(fd).st_blocks * 512 >= size
         os.pwrite(fd, _NO_JSON, 0)
     finally:
         os.close(fd)
     if not has_space:
-        durable.take_space(path + "/exit.reserve", LEAST_EXIT_BYTES)
+        durable.take_space(path + "/exit.reserve", size)
 
 
-def take_back(run: str, path: str) -> bool:
-    """A run that is over, nobody at it, becomes the blank ``path``. False when it is no longer what a blank was:
-    then nothing is changed, or all that is left of it is at ``path``."""
+def clear(run: str, path: str) -> bool:
+    """Makes the folder of a run that is over the free folder ``path``.
+
+    False when the run has changed it: then it is unchanged, or what is left of it is at ``path``.
+    """
     with contextlib.suppress(OSError):
         if not _is_plain(run):
             return False
         os.rename(run, path)
         os.unlink(path + "/claim")
-        for name, blank in _ENDED.items():
-            if name != blank:
-                os.rename("%s/%s" % (path, name), "%s/%s" % (path, blank))
+        for name, free_name in _ENDED.items():
+            if name != free_name:
+                os.rename("%s/%s" % (path, name), "%s/%s" % (path, free_name))
         return _is_emptied("%s/%s" % (path, LOG))
     return False
 

@@ -1,10 +1,9 @@
-"""Logs so small that they travel with the word that their run is over."""
+"""Logs so small that they are sent with the exit of their run."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import re
 from typing import Any, Dict, List, Optional
@@ -19,7 +18,7 @@ Logs = Dict[str, Dict[str, Any]]
 
 
 def of_run(run: RunDir, record: Dict[str, Any]) -> Optional[Logs]:
-    """Of a run that has exited, as ``record`` tells; None when they are large, cut, or somebody may still write."""
+    """Of a run that has exited with that record; None when they are large or cut, or a process may still write."""
     if record.get("unkillable"):
         return None
     found: Logs = {}
@@ -31,7 +30,7 @@ def of_run(run: RunDir, record: Dict[str, Any]) -> Optional[Logs]:
             if content is None or read_cut(path) != (0, 0, False):
                 return None
             left -= len(content)
-            found[str(number)] = told(content)
+            found[str(number)] = {"content": base64.b64encode(content).decode("ascii"), "size": len(content)}
         return found
     return None
 
@@ -44,15 +43,6 @@ def content_of(path: str, most_bytes: int) -> Optional[bytes]:
     finally:
         os.close(fd)
     return content if len(content) <= most_bytes else None
-
-
-def told(content: bytes) -> Dict[str, Any]:
-    return {"content": base64.b64encode(content).decode("ascii"), "size": len(content)}
-
-
-def text_of(content: bytes) -> bytes:
-    """Of a run of rank 0 alone."""
-    return json.dumps({"0": told(content)}, separators=(",", ":")).encode()
 
 
 def _numbers(run: RunDir) -> List[int]:

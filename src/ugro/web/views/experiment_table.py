@@ -1,4 +1,4 @@
-"""What the pages of experiments show: the table for an address, and the addresses around it. No HTML, no I/O."""
+"""The data of the experiments page: the table for a query, and links to other queries. No HTML, no I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pydantic import BaseModel, Field
 
 from ugro.core.errors import UgroError
 from ugro.core.experiment import Experiment
-from ugro.policy.experiments import columns as experiment_columns
-from ugro.policy.experiments import table as experiment_table
-from ugro.policy.experiments.columns import FACTS, METRICS, PARAMETER, Column
+from ugro.policy.experiments.columns import FACTS, METRICS, PARAMETER, Column, columns_at_first, known_columns
 from ugro.policy.experiments.filter import matching
-from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Order, Page, Place
+from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Page, Position, SortOrder, lines, page
 
 SIZE = 100
 MOST_COMPARED = 1000
@@ -26,7 +24,7 @@ Text = Annotated[str, Field(max_length=2000)]
 
 
 class TableQuery(BaseModel):
-    """An address of /experiments. What it does not know it leaves alone."""
+    """The query of /experiments. Unknown parameters are ignored."""
 
     q: Text = ""
     sort: Text = ""
@@ -34,10 +32,10 @@ class TableQuery(BaseModel):
     group: Text = ""
     after: Text = ""
     before: Text = ""
-    all: bool = False  # also jobs that recorded nothing
+    all: bool = False  # also jobs without metrics, note and tags
 
     def link(self, **changes: Any) -> str:
-        """The same table but for the changes; a change of what is in it begins at its first page."""
+        """The address of the same table with some changes, from its first page."""
         kept = self.model_dump(exclude={"after", "before"}) | {"all": "1" if self.all else ""} | changes
         query = urlencode({key: value for key, value in kept.items() if value}, doseq=True)
         return f"/experiments?{query}" if query else "/experiments"
@@ -56,9 +54,9 @@ class Head:
 class Table:
     heads: tuple[Head, ...]
     page: Page
-    order: Order
+    order: SortOrder
     found: int  # experiments that match
-    known: int  # experiments at all
+    known: int  # all experiments
     problem: UgroError | None
     choices: Mapping[str, Sequence[Column]]
     groups: Sequence[tuple[str, str]]
@@ -73,22 +71,19 @@ def table(wanted: TableQuery, everything: Sequence[Experiment], now: float) -> T
     problem: UgroError | None = None
     try:
         found = matching(candidates, wanted.q, now)
-        order = Order.parse(wanted.sort) if wanted.sort else Order()
-        columns = [Column.parse(text) for text in wanted.column] or experiment_columns.columns_at_first(found)
-        rows = experiment_table.lines(found, wanted.group)
-        page = experiment_table.page(rows, order, now, Place(wanted.after, wanted.before, SIZE))
+        order = SortOrder.parse(wanted.sort) if wanted.sort else SortOrder()
+        columns = [Column.parse(text) for text in wanted.column] or columns_at_first(found)
+        shown = page(lines(found, wanted.group), order, now, Position(wanted.after, wanted.before, SIZE))
     except UgroError as error:
-        problem, found, order, columns = error, [], Order(), [Column("state")]
-        page = experiment_table.page([], order, now, Place())
-    heads = [_head(wanted, column, order, page, now) for column in columns if column.kind not in _IN_FRONT]
-    known = experiment_columns.known_columns(candidates)
-    return Table(
-        tuple(heads), page, order, len(found), len(candidates), problem, _choices(known), _groups(known)
-    )
+        problem, found, order, columns = error, [], SortOrder(), [Column("state")]
+        shown = page([], order, now, Position())
+    heads = [_head(wanted, column, order, shown, now) for column in columns if column.kind not in _IN_FRONT]
+    known = known_columns(candidates)
+    return Table(tuple(heads), shown, order, len(found), len(candidates), problem, _choices(known), _groups(known))
 
 
 def comparable(words: str, everything: Sequence[Experiment], now: float) -> list[int]:
-    """The newest that match a filter, as many as can be compared at once; ``*`` is any."""
+    """The newest experiments that match a filter, at most ``MOST_COMPARED``; ``*`` matches all."""
     found = matching([one for one in everything if one.figures], "" if words == "*" else words, now)
     return [one.id for one in found[-MOST_COMPARED:]]
 
@@ -105,8 +100,8 @@ def jobs_of(line: Line) -> str:
     return ",".join(str(one.id) for one in line.members[:MOST_COMPARED])
 
 
-def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
-    """To sort by a column: the other way round when it is sorted by it already; figures begin with the largest."""
+def sort_link(wanted: TableQuery, kind: str, order: SortOrder) -> str:
+    """The link that sorts by a column. A second click reverses the order; numbers start with the largest."""
     is_here = str(order.column) == kind
     is_falling = not order.is_falling if is_here else kind.partition(":")[0] not in (*_RISING, PARAMETER)
     return wanted.link(sort=f"-{kind}" if is_falling else kind)
@@ -115,14 +110,14 @@ def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
 _RISING = ("name", "state", "user", "tags", "note", "min", "best")
 
 
-def _head(wanted: TableQuery, column: Column, order: Order, page: Page, now: float) -> Head:
+def _head(wanted: TableQuery, column: Column, order: SortOrder, shown: Page, now: float) -> Head:
     name = str(column)
     direction = "none"
     if str(order.column) == name:
         direction = "descending" if order.is_falling else "ascending"
-    shown = [line.cell(column, now) for line in page.lines]
-    is_number = column.kind != "submitted" and any(value is not None for value in shown)
-    is_number = is_number and not any(isinstance(value, str) for value in shown)
+    cells = [line.cell(column, now) for line in shown.lines]
+    is_number = column.kind != "submitted" and any(value is not None for value in cells)
+    is_number = is_number and not any(isinstance(value, str) for value in cells)
     return Head(column, column.label, sort_link(wanted, name, order), direction, is_number)
 
 

@@ -1,8 +1,7 @@
-"""The warden: the parent of a keeper. It makes the last words of runs last, and ends all that is left when its keeper
-is killed.
+"""The reaper: the parent of a supervisor. When its supervisor is killed, it ends all processes that are left.
 
-Ranks that are started quickly do not die with the process that started them. Below a warden, which adopts them then,
-they do, with all they started, whatever those did to get away. It is idle otherwise, and holds no lock.
+It adopts them then, whatever they did to get away. Until that time it makes exit records durable, off the
+supervisor's path; it holds no lock.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.state.rundir import AgentDir, RunDir
 
-# An agent that has heard a last word has the run removed soon; then there is nothing that has to last.
+# An agent that has heard of an exit has the run removed soon; then nothing has to be durable.
 _SYNC_S = 0.3
 _LIMIT_S = 30.0
 _PAUSE_S = 0.01
-_TOLD_AT_ONCE = 32  # fewer bytes than a pipe takes whole or not at all
+_NAMES_AT_ONCE = 32  # fewer bytes than a pipe takes whole or not at all
 
 
-class Lasting:
-    """The keeper's side."""
+class ExitSync:
+    """The supervisor's side."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._due: List[RunDir] = []
 
     def add(self, run: RunDir) -> None:
-        """Its last word, before long; the warden hears of it with the next ``flush``."""
+        """Its exit record, before long; the reaper hears of it with the next ``flush``."""
         self._due.append(run)
 
     def flush(self) -> None:
-        """Woken once for several, it takes less from them."""
+        """Several at once: the reaper is woken less often."""
         while self._due:
-            some, self._due = self._due[:_TOLD_AT_ONCE], self._due[_TOLD_AT_ONCE:]
+            some, self._due = self._due[:_NAMES_AT_ONCE], self._due[_NAMES_AT_ONCE:]
             try:
                 os.write(self._pipe, b"".join(run.name.encode() + b"\n" for run in some))
             except OSError:  # it is slow, or gone
@@ -48,25 +47,25 @@ class Lasting:
                         run.make_exit_last()
 
 
-def fork(agent: AgentDir, link: int) -> Lasting:
-    """Returns in the keeper; this process becomes its warden. ``link`` is the keeper's alone."""
+def fork(agent: AgentDir) -> ExitSync:
+    """Returns in the supervisor; this process becomes its reaper."""
     heard, say = os.pipe()
     process_tree.become_subreaper()
-    keeper = os.fork()
-    if keeper != 0:
-        _watch(agent, keeper, heard)
+    supervisor = os.fork()
+    if supervisor != 0:
+        _watch(agent, supervisor, heard)
     os.close(heard)
     os.set_blocking(say, False)
-    return Lasting(say)
+    return ExitSync(say)
 
 
-def _watch(agent: AgentDir, keeper: int, heard: int) -> NoReturn:
+def _watch(agent: AgentDir, supervisor: int, heard: int) -> NoReturn:
     try:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)  # those are the keeper's to act on
+            signal.signal(signum, signal.SIG_IGN)  # the supervisor acts on those
         close_all_but([heard])
         due = _sync_until_closed(agent, heard)
-        os.waitpid(keeper, 0)
+        os.waitpid(supervisor, 0)
         _end_all()
         for name in due:
             _sync(agent, name)
@@ -100,7 +99,7 @@ def _sync(agent: AgentDir, name: str) -> None:
 
 
 def _end_all() -> None:
-    """Nothing is below a keeper that ended by itself."""
+    """Nothing is left by a supervisor that ended by itself."""
     deadline = time.monotonic() + _LIMIT_S
     while time.monotonic() < deadline:
         process_tree.reap()

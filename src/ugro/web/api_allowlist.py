@@ -1,4 +1,4 @@
-"""What a browser may ask of the agent's API: this list and nothing else. No submit, no exec, no stop, no new nodes."""
+"""The routes of the agent's API that a browser may use. No submit, no exec, no stop, no new nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ugro.core.support.codec import dumps
 _JOB = r"/v1/jobs/[^/]+"
 _NODE = r"/v1/nodes/[^/]+"
 _ALLOWED = {
-    # A job's specification has its environment, which may have secrets in it: pages are made of what they show.
+    # No job specifications: their environment may contain secrets.
     "GET": (
         r"/v1/agent",
         r"/v1/nodes",
@@ -28,20 +28,20 @@ _ALLOWED = {
 _PATTERNS = {method: re.compile("|".join(f"(?:{one})" for one in paths)) for method, paths in _ALLOWED.items()}
 
 
-def may_pass(method: str, path: str) -> bool:
+def is_allowed(method: str, path: str) -> bool:
     pattern = _PATTERNS.get(method)
     return pattern is not None and pattern.fullmatch(path) is not None
 
 
-class Passing:
-    """Mounted at /v1."""
+class AllowedApi:
+    """Mounted at /v1; answers everything else with 403."""
 
     def __init__(self, api: ASGIApp) -> None:
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if may_pass(scope["method"], scope["path"]):
+        if is_allowed(scope["method"], scope["path"]):
             await self._api({**scope, "root_path": ""}, receive, send)
             return
-        error = NotAllowed("the dashboard does not do this", hint="use the command line: ugro --help")
+        error = NotAllowed("not available in the dashboard", hint="use the command line: ugro --help")
         await Response(dumps({"error": error.to_wire()}), 403, media_type="application/json")(scope, receive, send)

@@ -1,0 +1,110 @@
+"""What a shell may complete a word to: nodes, labels and jobs, asked of a running agent, and files.
+
+It never starts an agent. When there is none, or when it does not answer at once, there are no candidates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_PATIENCE_S = 0.5
+_MOST_JOBS = 50
+
+Items = list["CompletionItem[str]"]
+Completer = Callable[[click.Context, click.Parameter, str], Items]
+
+
+def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    return _items(incomplete, ((node["name"], node["status"]) for node in _nodes()), _given(ctx, parameter))
+
+
+def nodes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Names, @all and @label."""
+    if not incomplete.startswith("@"):
+        return node_names(ctx, parameter, incomplete)
+    groups = {"all": "all nodes"} | {word: "label" for node in _nodes() for word in (*node["labels"], node["role"])}
+    return _items(incomplete, ((f"@{word}", text) for word, text in groups.items()))
+
+
+def labels(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    return _items(incomplete, dict.fromkeys((label for node in _nodes() for label in node["labels"]), "").items())
+
+
+def jobs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    return _job_items(ctx, parameter, incomplete)
+
+
+def live_jobs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    from ugro.core.job import FINAL_STATES, JobState
+
+    return _job_items(ctx, parameter, incomplete, [state for state in JobState if state not in FINAL_STATES])
+
+
+def files(ctx: click.Context, parameter: click.Parameter | None, incomplete: str) -> Items:
+    return _item(incomplete, type="file")
+
+
+def directories(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    return _item(incomplete, type="dir")
+
+
+def words(choices: Sequence[str]) -> Completer:
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+        return _items(incomplete, ((word, "") for word in choices))
+
+    return complete
+
+
+def _job_items(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str, states: Sequence[str] = ()
+) -> Items:
+    """Ids, the newest first, then names; a number completes to ids only."""
+    found = _ask(f"/v1/jobs?limit={_MOST_JOBS}" + "".join(f"&state={state}" for state in states)).get("jobs", [])
+    ids = [(str(job["id"]), f"{job['spec']['name']} ({job['state']})") for job in found]
+    names = {job["spec"]["name"]: "the newest job of this name" for job in reversed(found)}
+    last = {"last": "the newest job"} if found else {}
+    return _items(incomplete, [*ids, *last.items(), *names.items()], _given(ctx, parameter))
+
+
+def _nodes() -> list[dict[str, Any]]:
+    from ugro.core.node import by_name
+
+    return sorted(_ask("/v1/nodes").get("nodes", []), key=lambda node: by_name(node["name"]))
+
+
+def _items(incomplete: str, words: Iterable[tuple[str, str]], given: Sequence[str] = ()) -> Items:
+    found = [(word, text) for word, text in words if word.startswith(incomplete) and word not in given]
+    return [item for word, text in found for item in _item(word, help=text or None)]
+
+
+def _item(word: str, **about: Any) -> Items:
+    from click.shell_completion import CompletionItem  # only a completion needs it
+
+    return [CompletionItem(word, **about)]
+
+
+def _given(ctx: click.Context, parameter: click.Parameter) -> tuple[str, ...]:
+    """What the command line has already of an argument that takes several."""
+    given = ctx.params.get(parameter.name or "")
+    return tuple(given) if isinstance(given, tuple | list) else ()
+
+
+def _ask(path: str) -> Mapping[str, Any]:
+    from ugro.client.http import Connection
+    from ugro.core.errors import UgroError
+    from ugro.core.support.state_dir import StateDir
+
+    connection = Connection(StateDir.find(os.environ).socket)
+    with contextlib.suppress(UgroError, OSError, ValueError):
+        answer = connection.ask("GET", path, timeout_s=_PATIENCE_S)
+        if isinstance(answer, dict):
+            return answer
+    return {}

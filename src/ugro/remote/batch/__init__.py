@@ -1,1 +1,0 @@
-"""Small runs that share one supervising process."""

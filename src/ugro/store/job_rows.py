@@ -1,0 +1,80 @@
+"""Rows of jobs and attempts as the types of ``core``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ugro.core.environment import Origin
+from ugro.core.failure import Failure
+from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState, Placement, Tries
+from ugro.core.support.codec import DecodeError, decode
+
+log = logging.getLogger(__name__)
+
+
+def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
+    """One that cannot be read must not keep all others from going on."""
+    found = []
+    for row in rows:
+        try:
+            found.append(job_of(row))
+        except (DecodeError, ValueError) as error:
+            log.error("job %s cannot be read and is left out: %s", row["id"], error)
+    return found
+
+
+def attempt_of(row: sqlite3.Row) -> Attempt:
+    return Attempt(
+        number=row["number"],
+        placement=_placement(row["placement"]),
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outcome=row["outcome"],
+        failure=decode(Failure, json.loads(row["failure"])) if row["failure"] else None,
+    )
+
+
+def job_of(row: sqlite3.Row) -> Job:
+    return Job(
+        id=row["id"],
+        spec=_spec(row["spec"]),
+        user=row["user_name"],
+        state=JobState(row["state"]),
+        reason=row["reason"],
+        submitted_at=row["submitted_at"],
+        attempt=row["attempt"],
+        placement=_placement(row["placement"]) if row["placement"] else None,
+        started_at=row["started_at"],
+        attempt_started_at=row["attempt_started_at"],
+        ended_at=row["ended_at"],
+        exit_code=row["exit_code"],
+        ending=Ending(row["ending"]) if row["ending"] else None,
+        tries=_tries(row["tries"]),
+        origin=decode(Origin, json.loads(row["origin"])) if row["origin"] else None,
+        cached_from=row["cached_from"],
+        results_removed_at=row["results_removed_at"],
+    )
+
+
+# Many jobs are alike, and frozen values can be shared. Only as many as one page shows are kept: jobs that have not
+# ended are in memory anyway, and what the others were is not worth remembering.
+_SHARED = 512
+
+
+@lru_cache(maxsize=_SHARED)
+def _spec(text: str) -> JobSpec:
+    return decode(JobSpec, json.loads(text))
+
+
+@lru_cache(maxsize=_SHARED)
+def _placement(text: str) -> Placement:
+    return decode(Placement, json.loads(text))
+
+
+@lru_cache(maxsize=_SHARED)
+def _tries(text: str) -> Tries:
+    return decode(Tries, json.loads(text))
