@@ -15,6 +15,7 @@ import ugro
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.environments import Environments
+from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
@@ -118,16 +119,16 @@ class Agent:
     def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
         watch = RunTracker(self.cluster.inventory, identity)
-        mirror = LogMirror(self.home.jobs, watch)
+        logs = SmallLogs(jobs, LogMirror(self.home.jobs, watch))
         scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
         checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
         planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
-        results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
-        home = Collector(jobs, watch, mirror, checkpoints, results, environments)
-        self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, collector)
         self._retention = Retention(
             self.home.jobs,
             self.store,
@@ -137,9 +138,9 @@ class Agent:
         )
         self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, home)
+        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, collector)
         submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, planner, submitting)
+        self._job_service = JobService(self.store, engine, scheduler_input, logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
 

@@ -156,7 +156,7 @@ def test_an_agent_that_is_stopped_while_it_takes_a_folder_ends_and_says_so(ugro:
         os.kill(agent, signal.SIGTERM)
         said = command.communicate(timeout=60)[1].decode()
     wait_until_dead([agent])
-    assert "the agent is being stopped" in said
+    assert "the agent is stopping" in said
     assert ugro("status", "--json").stdout.count('"id"') == 0
 
 

@@ -33,12 +33,12 @@ _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABL
 
 
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunTracker, home: Collector) -> None:
+    def __init__(self, folder: Path, store: Store, watch: RunTracker, collector: Collector) -> None:
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
         self._watch = watch
-        self._home = home
+        self._collector = collector
         self._summed_up: dict[tuple[str, int, int], MetricsSummary | None] = {}
 
     async def of(self, asked: Job, attempt: int | None = None) -> JobResults:
@@ -48,8 +48,8 @@ class ResultService:
         if attempt is not None and number not in tries:
             raise NotFound(f"job {job.id} has no attempt {attempt}", hint=f"it has {len(tries)}")
         if job.attempt:
-            await self._home.show_logs(job.id)
-            await self._home.describe(job.id)
+            await self._collector.show_logs(job.id)
+            await self._collector.describe(job.id)
         nodes = tries.get(number, ())
         parts = [
             await asyncio.to_thread(self._node, job, number, node, is_first=node == nodes[0]) for node in nodes
@@ -82,7 +82,7 @@ class ResultService:
 
     async def _drop(self, job: int, node: str) -> str | None:
         try:
-            await self._home.drop_kept(job, node)
+            await self._collector.drop_kept(job, node)
         except NotFound:
             return None
         except UgroError as error:
@@ -92,7 +92,7 @@ class ResultService:
     # --- looking -----------------------------------------------------------------------------------------------
 
     def _node(self, job: Job, attempt: int, node: str, *, is_first: bool) -> NodeResults:
-        progress = self._home.outputs(job.id, attempt, node, is_first=is_first)
+        progress = self._collector.outputs(job.id, attempt, node, is_first=is_first)
         if isinstance(progress, Arrived):
             return _arrived(node, progress)
         status = self._watch.status(node, job.id, attempt)
@@ -149,7 +149,7 @@ class ResultService:
         yield Part("logs", str(newest / "logs"))
         yield Part("", str(newest / "output"))
         yield Part("nodes", str(newest / "nodes"))
-        if (checkpoint := self._home.checkpoint(job)) is not None:
+        if (checkpoint := self._collector.checkpoint(job)) is not None:
             inside = f"/{checkpoint.name}" if checkpoint.found.kind == "folder" else ""
             yield Part(f"checkpoints{inside}", checkpoint.path)
 

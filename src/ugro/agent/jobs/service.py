@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
+from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
@@ -56,7 +56,7 @@ class JobService:
         self._submitting = submitting
         self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
         self._reasons = _Reasons(engine, scheduler_input)
-        self._logs = JobLogs(jobs, small, engine.changed, self._look)
+        self._logs = LogStream(jobs, small, engine.changed, self._look)
 
     def end_streams(self) -> None:
         """The agent stops: whoever follows something is told so, and keeps nobody waiting."""
