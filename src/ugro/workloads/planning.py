@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ugro.core.job import Job, Launcher, Placement, Share
+from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
 from ugro.policy.balance.hardware_speed import Speeds
 
@@ -48,6 +48,11 @@ def plan(job: Job, attempt: int, placement: Placement, surroundings: Surrounding
     build = _BUILDERS[job.spec.launcher]
     nodes = build(job, placement, surroundings)
     return Plan(job.id, attempt, nodes, surroundings.rendezvous)
+
+
+def follows_from_spec(spec: JobSpec) -> bool:
+    """Whether an attempt's plan follows from its spec and placement: nothing has to be found out or set up first."""
+    return spec.launcher is Launcher.COMMAND and not (spec.setup or spec.checkpoint.is_given or spec.is_cached)
 
 
 def needs_rendezvous(job: Job) -> bool:

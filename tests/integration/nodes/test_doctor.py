@@ -80,7 +80,7 @@ def test_sick_nodes_are_told_apart_and_delay_nobody(farm_of: Farms, ugro: Ugro) 
     assert completed.returncode == 5
     assert only(found, well.name, "reach").grade is Grade.OK
     assert only(found, frozen.name, "reach").text == "connecting timed out"
-    assert only(found, bare.name, "reach").text == "there is no python3 on it"
+    assert only(found, bare.name, "reach").text == "python3 not found"
     assert "grid_workspace" in only(found, blocked.name, "reach").text
     failed = [only(found, node.name, "reach") for node in (frozen, bare, blocked)]
     assert {finding.grade for finding in failed} == {Grade.FAILED}
