@@ -105,7 +105,7 @@ def told(decision: Decision | None) -> tuple[object, ...]:
         case Fail(number):
             return ("fail", number)
         case Wait(number, reason, by, until) if by or until or reason not in ("pause", "after"):
-            is_early = reason.startswith(("pauses", "runs after"))
+            is_early = " before attempt " in reason or reason.startswith("runs after")
             return ("early", number) if is_early else ("wait", number, reason, by, until)
         case Wait(number):
             return ("early", number)
