@@ -136,7 +136,7 @@ def test_what_ends_in_time_may_use_what_is_kept() -> None:
     decisions = schedule(snapshot(nodes(2), waiting, holding))
     assert started(decisions) == {3: ("n1",)}
     assert wait_of(decisions, 1).may_start_at == 1000.0
-    assert "gone within 13m50s, before job 1 may start" in next(
+    assert "ends within 13m50s, before job 1 can start" in next(
         one.reason for one in decisions if isinstance(one, Start)
     )
     assert wait_of(decisions, 4).reason == "needs a node with 1 GPU; none is free now"
