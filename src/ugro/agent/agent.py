@@ -19,7 +19,7 @@ from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
 from ugro.agent.dashboard_address import DashboardAddress
-from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.jobs.results import ResultService
@@ -124,7 +124,7 @@ class Agent:
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
-        launching = Launching(jobs, self.cluster, watch, extra_env, code, scheduler_input.facts)
+        planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
         results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
         home = Collector(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
@@ -137,9 +137,9 @@ class Agent:
         )
         self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        engine = self._engine = Engine(jobs, watch, launching, scheduler_input, home)
+        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, home)
         submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, launching, submitting)
+        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
 

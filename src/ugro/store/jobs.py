@@ -121,10 +121,9 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish_many(self, ended: Iterable[tuple[Job, SmallLog]]) -> list[Job | Exception]:
-        """Records that they succeeded, with their logs. Returns the ended job or the error, in the same order."""
-        works = (partial(_finish, job=job, log=log) for job, log in ended)
-        return await self._database.run_each(works, self._on_change)
+    async def finish(self, job: Job, log: SmallLog) -> Job:
+        """Records that it succeeded, with everything it wrote: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job, log))
 
     async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
         """The log of a job that ended this way, and when it ended."""
