@@ -14,7 +14,7 @@ from ugro.policy.balance.split import Bounds, Cost, slowest_s, split
 from ugro.policy.wording import in_words
 
 _WORTH_SAYING = 0.03
-_MOST_RANKS_TO_TRY_ALL = 10
+_MAX_RANKS_TO_TRY_ALL = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _exchanged(ranks: int) -> float:
 def _subsets(costs: Sequence[Cost], total: int) -> list[tuple[int, ...]]:
     """All subsets; of many ranks only the fastest one, two, three…"""
     everyone = range(len(costs))
-    if len(costs) <= _MOST_RANKS_TO_TRY_ALL:
+    if len(costs) <= _MAX_RANKS_TO_TRY_ALL:
         return [ranks for count in range(1, len(costs)) for ranks in combinations(everyone, count)]
     by_speed = sorted(everyone, key=lambda rank: (costs[rank].seconds(total), rank))
     return [tuple(sorted(by_speed[:count])) for count in range(1, len(costs))]
