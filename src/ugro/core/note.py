@@ -24,7 +24,7 @@ class Note:
 def checked_text(text: str) -> str:
     if len(text) > MAX_TEXT:
         raise UsageError(
-            f"a note of {len(text):,} letters is too long; there is room for {MAX_TEXT:,}",
+            f"the note is too long: {len(text):,} characters (limit {MAX_TEXT:,})",
             hint="keep long texts in a file among the job's outputs",
         )
     return text.strip()

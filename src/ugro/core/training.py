@@ -177,7 +177,7 @@ def _list(value: object) -> list[Any]:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError("no whole number")
+        raise ValueError("not an integer")
     return value
 
 

@@ -72,7 +72,7 @@ def record_end(content: bytes, place: int = 0) -> int:
     head = content[place : place + _LENGTH.size]
     length = int(_LENGTH.unpack(head)[0])
     if masked_checksum(head) != _CHECKSUM.unpack_from(content, place + _LENGTH.size)[0] or length > _MAX_RECORD:
-        raise Damaged("the length of a record does not match its checksum, or is beyond all reason")
+        raise Damaged("the length of a record does not match its checksum, or is too large")
     return place + _HEADER_BYTES + length + _CHECKSUM.size
 
 
@@ -193,7 +193,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
         place, shift = place + 1, shift + 7
         if byte < 0x80:
             return result & (2**64 - 1), place
-    raise Damaged("a number without an end")
+    raise Damaged("an unterminated number")
 
 
 def _signed(number: int) -> int:

@@ -83,7 +83,7 @@ def _subsets(costs: Sequence[Cost], total: int) -> list[tuple[int, ...]]:
 
 def _words(whole: Alternative, best: Alternative, names: Sequence[str]) -> str:
     if len(whole.ranks) == 1:
-        return "one rank: there is nothing to share"
+        return "one rank: nothing to balance"
     if best is whole:
         return "every rank is worth having"
     left_out = [names[rank] for rank in whole.ranks if rank not in best.ranks]

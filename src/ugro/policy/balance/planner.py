@@ -158,7 +158,7 @@ class Balancer:
         self.caps = list(state["caps"])
         self._fits = [_fit(one) for one in state["fits"]]
         if self.mode is Mode.ADAPTIVE:
-            self._adopt(tuple(state["shares"]), "as it was when the checkpoint was written")
+            self._adopt(tuple(state["shares"]), "restored from the checkpoint")
         return True
 
     # --- decisions ----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Balancer:
     def _first_plan(self) -> Plan:
         batch = self.batch
         if self.speeds and (len(self.speeds) != batch.ranks or min(self.speeds) <= 0):
-            raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: one above 0 is needed for each")
+            raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: give one above 0 for each rank")
         if self.mode is Mode.OFF or not self.speeds:
             if batch.total < batch.least * batch.ranks:
                 self._best_shares()  # raises an error that says what is wrong
