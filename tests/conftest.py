@@ -1,17 +1,53 @@
-"""What holds for every test: how many examples a property gets, and that bytecode is kept."""
+"""What holds for every test: how many examples a property gets, that bytecode is kept, and who runs what."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from itertools import groupby
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests start agents and commands by the hundred, and none of them should compile UGRO again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A shell that starts tests in the background lets them ignore Ctrl-C, and the commands that they interrupt with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # How long something takes says more about the machine than about the code.
 settings.register_profile("test", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("proof", settings.get_profile("test"), max_examples=400)
 settings.load_profile("test")  # --hypothesis-profile=proof looks longer
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts tests in an order that suits work stealing: see ``_in_shares``."""
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    if workers > 1:
+        items[:] = _in_shares(items, workers)
+
+
+def _in_shares(items: list[pytest.Item], workers: int) -> Iterator[pytest.Item]:
+    """Each worker begins with as many tests as the others, and loses its last ones to those that are done early.
+
+    So each gets whole files of slow tests first, whose tests share what they start, and unit tests last.
+    """
+    quick = [item for item in items if item.nodeid.startswith("tests/unit/")]
+    slow = [item for item in items if not item.nodeid.startswith("tests/unit/")]
+    files = [list(group) for _, group in groupby(slow, key=lambda item: item.path)]
+    shares: list[list[list[pytest.Item]]] = [[] for _ in range(workers)]
+    for file in sorted(files, key=len, reverse=True):
+        min(shares, key=lambda share: sum(map(len, share))).append(file)
+    left = len(items)
+    for number, share in enumerate(shares):
+        begin = [item for file in reversed(share) for item in file]  # a file of few tests has long ones
+        room = max(0, left // (workers - number) - len(begin))
+        left -= len(begin) + min(room, len(quick))
+        yield from begin
+        yield from quick[:room]
+        del quick[:room]

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from tests.rig import netns
+from tests.rig import inside, netns
 from tests.rig.browser import browser, context, dashboard, page  # noqa: F401  # fixtures
 from tests.rig.ledger import Ledger
 from tests.rig.netns import NetnsFarm
@@ -124,6 +124,15 @@ class Ugro:
     def processes(self) -> list[int]:
         """The agent, its ssh processes, and the node programs on this machine."""
         return processes_with_variable("UGRO_HOME", [str(self.home)])
+
+
+class InProcess(Ugro):
+    """Answers a call without a process for it. ``start`` makes one, and so does the agent's first start."""
+
+    def __call__(
+        self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Completed:
+        return inside.call(args, self.environment(env), cwd or self.home / "cwd")
 
 
 @pytest.fixture

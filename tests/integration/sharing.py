@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.integration.conftest import Ugro
+from tests.integration.conftest import InProcess, Ugro
 from tests.rig.waiting import end_all_with_variable, wait_until
 
 
@@ -18,7 +18,7 @@ def commands(cluster: Path | None = None) -> Iterator[Ugro]:
     home = Path(tempfile.mkdtemp(prefix="u"))
     for folder in ("cwd", "user"):
         (home / folder).mkdir()
-    ugro = Ugro(home)
+    ugro = InProcess(home)
     ugro.cluster = cluster
     try:
         yield ugro

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -347,10 +348,15 @@ MUTANTS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose name has this word")
-    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
-    # A test that fails anyway would notice everything.
-    sound = {tests for tests in dict.fromkeys(mutant.tests for mutant in chosen) if _passes(tests)}
-    survivors = sum(mutant.tests not in sound or _run(mutant) != "noticed" for mutant in chosen)
+    parser.add_argument("--at-once", type=int, default=2, help="how many are tested side by side")
+    wanted = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if wanted.only in mutant.name]
+    suites = list(dict.fromkeys(mutant.tests for mutant in chosen))
+    with ThreadPoolExecutor(wanted.at_once) as pool:
+        # A test that fails anyway would notice everything.
+        sound = {tests for tests, passes in zip(suites, pool.map(_passes, suites), strict=True) if passes}
+        words = list(pool.map(_run, (mutant for mutant in chosen if mutant.tests in sound)))
+    survivors = len(chosen) - words.count("noticed")
     _say(f"{len(chosen) - survivors} of {len(chosen)} mutants were noticed")
     sys.exit(1 if survivors else 0)
 

@@ -37,9 +37,11 @@ class Session:
     def new_client(self, *, any_cluster: bool = False) -> Client:
         from ugro.client.client import Client
 
-        return Client(
+        client = Client(
             cluster=self.cluster, any_cluster=any_cluster, log_level=self.log_level, on_wait=self.output.progress
         )
+        click.get_current_context().call_on_close(client.close)
+        return client
 
 
 pass_session = click.make_pass_decorator(Session)

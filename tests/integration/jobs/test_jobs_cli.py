@@ -315,7 +315,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(ugro: Ugro) -> None:
 def test_many_jobs_are_submitted_in_one_request(ugro: Ugro) -> None:
     with package.Client(home=ugro.home, cluster=ugro.cluster) as client:
         keys = [f"many {number}" for number in range(30)]
-        fields = [{"command": ["echo", str(number)]} for number in range(30)]
+        fields = [{"command": ["echo", str(number)], "sync": False} for number in range(30)]
         jobs = client.jobs.submit_many(fields, keys=keys)
         again = client.jobs.submit_many(fields, keys=keys)
         assert [job.id for job in again] == [job.id for job in jobs]

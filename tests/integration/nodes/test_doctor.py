@@ -19,7 +19,7 @@ from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import name_of, processes_with_variable, wait_until
 from ugro.core.finding import Finding, Grade
 from ugro.core.support.codec import decode
-from ugro.lab.pretend import GPU_IS_LOST, PretendGpu, write_gpus, write_nvidia_smi
+from ugro.lab.simulated_gpus import GPU_IS_LOST, SimulatedGpu, write_gpus, write_nvidia_smi
 
 _SOON_S = 5
 
@@ -244,7 +244,7 @@ def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: F
 def test_a_gpu_that_is_lost_is_a_failure(farm_of: Farms, ugro: Ugro, tmp_path: Path) -> None:
     farm = farm_of(1)
     gpus = tmp_path / "gpus"
-    write_gpus(gpus, [PretendGpu(), PretendGpu(error=GPU_IS_LOST)])
+    write_gpus(gpus, [SimulatedGpu(), SimulatedGpu(error=GPU_IS_LOST)])
     tools = write_nvidia_smi(tmp_path / "bin", gpus).parent
     env = {"PATH": f"{tools}:{farm.nodes[0].options.path}", "UGRO_NVML_LIBRARY": str(tmp_path / "none.so")}
     ugro.cluster = write_cluster(farm, nodes={"n001": {"env": env}}, **settings())

@@ -88,7 +88,7 @@ class _Screen:
                     seen = self._look(seen)
 
     def _look(self, before: Seen) -> Seen:
-        """The agent may be away for a moment: what was seen stays, and it is said."""
+        """Keeps the last state, with a message, while the agent cannot be reached."""
         try:
             seen = look(self._client)
         except Unreachable as error:
@@ -100,23 +100,23 @@ class _Screen:
     def _draw(self, seen: Seen) -> None:
         drawn = lines(self._output, seen, self._sort)
         self._first = max(0, min(self._first, len(drawn) - 1))
-        keys = _KEYS.format(sort=self._sort, pause="goes on" if self._is_paused else "pause")
+        keys = _KEYS.format(sort=self._sort, pause="continue" if self._is_paused else "pause")
         title = f"{headline(seen)}   {time.strftime('%H:%M:%S')}{self._trouble}"
         self._output.redraw([self._output.cut(title), "", *drawn[self._first :]], keys)
 
     def _await_key(self, until: float, has_keys: bool) -> tuple[bool, bool]:
-        """Whether to go on, and whether it is time for another look."""
+        """Whether to continue, and whether it is time to refresh."""
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([sys.stdin] if has_keys else [], [], [], left_s)[0]:
                 break
             key = os.read(sys.stdin.fileno(), 16).decode(errors="replace")
-            if key in ("", "q", "\x03", "\x1b"):  # nothing: the terminal is gone
+            if key in ("", "q", "\x03", "\x1b"):  # empty: the terminal is gone
                 return False, False
-            if self._obey(key):
+            if self._handled(key):
                 return True, False
         return True, True
 
-    def _obey(self, key: str) -> bool:
+    def _handled(self, key: str) -> bool:
         if key == "s":
             self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
         elif key == " ":
@@ -132,7 +132,7 @@ class _Screen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[bool]:
-    """Each key as it is pressed, unseen; False where there is no keyboard."""
+    """Reads keys without Enter and without echo; yields False if stdin is not a terminal."""
     import termios
     import tty
 
@@ -141,7 +141,7 @@ def _keys_at_once() -> Iterator[bool]:
         return
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed already counts
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed before
         yield True
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
