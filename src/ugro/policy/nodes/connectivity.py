@@ -135,7 +135,7 @@ def _arrivals(connections: Connections, node: str, port: int) -> dict[str, Reach
 
 
 def _is_reached(connections: Connections, node: str, interface: str, port: int) -> bool:
-    """At a port that nobody reserved: ranks listen for each other at such ports once they have met."""
+    """At a port that is not reserved: ranks listen for each other at such ports once they have met."""
     return any(
         reached.node == node and reached.port != port and interface in ("", reached.peer_interface)
         for reached in connections.reached
