@@ -1,8 +1,9 @@
-"""Writes docs/cli.md from the commands themselves: ``python scripts/cli_reference.py docs/cli.md [--check]``."""
+"""Writes docs/cli.md from the commands: ``python scripts/cli_reference.py docs/cli.md [--check]``."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,24 +13,24 @@ from ugro.cli.main import cli
 
 _INTRODUCTION = """# Commands
 
-Written from the commands themselves by `make docs`; do not edit.
+Generated from the commands by `make docs`; do not edit.
 
-Results go to stdout, talk goes to stderr. `--json` works on every command that shows something and may stand before or
-after it: one JSON document, or one a line where a command streams. A table that is not written to a terminal is
-tab-separated, with whole values. `NO_COLOR` is honoured.
+Results go to stdout, messages go to stderr. `--json` works on every command that shows something, and may stand before
+or after it: it prints one JSON document, or one per line where a command streams. A table that is not written to a
+terminal is tab-separated, with complete values. `NO_COLOR` is honoured.
 
 | Exit code | Meaning |
 | --- | --- |
 | 0 | done |
 | 1 | failed, or a node is not healthy |
 | 2 | wrong usage or configuration |
-| 3 | cannot be satisfied |
+| 3 | the cluster cannot satisfy the request |
 | 4 | not found |
 | 5 | unreachable |
 | 6 | not allowed |
 | 70 | a bug in UGRO; the details are in `last-error.log` of the state directory |
 | 124 | timed out |
-| 130 | interrupted; a job that was cancelled, or goes on without the command |
+| 130 | interrupted; or the job was cancelled, or keeps running without the command |
 
 An attached `ugro run`, `ugro launch` or `ugro retry`, and `ugro wait`, return the job's own exit code. JOB is an id, a
 name (the newest job of that name), or `last`.
@@ -51,7 +52,15 @@ def _sections(command: click.Command, path: str) -> Iterator[str]:
 
 
 def _text(command: click.Command) -> str:
-    return "\n".join(line.strip() for line in (command.help or "").strip().splitlines())
+    return "\n\n".join(_paragraph(text) for text in inspect.cleandoc(command.help or "").split("\n\n"))
+
+
+def _paragraph(text: str) -> str:
+    """Click keeps the lines of a paragraph that begins with a backspace: here its indented lines are code."""
+    if not text.startswith("\b\n"):
+        return text
+    title, *lines = text.removeprefix("\b\n").splitlines()
+    return "\n".join([title, "```", *(line.removeprefix("  ") for line in lines), "```"])
 
 
 def _usage(command: click.Command, context: click.Context, path: str) -> str:
@@ -69,7 +78,7 @@ def _options(command: click.Command, context: click.Context) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     options = parser.parse_args()
     path: Path = options.path
     if not options.check:

@@ -24,13 +24,13 @@ class ModelResults:
 
 
 class NoCode:
-    """Of a launching whose jobs take no code along."""
+    """Of jobs that take no code along."""
 
-    async def bring_code(self, jobs: Any, nodes: Any) -> None:
+    async def bring(self, snapshot: str | None, nodes: Any) -> None:
         return
 
-    def forget_code(self, job: Job, node: str) -> None:
+    def forget(self, snapshot: str | None, node: str) -> None:
         return
 
-    def code_moved_at(self, job: Job) -> float:
+    def moved_at(self, job: Job) -> float:
         return 0.0

@@ -20,7 +20,7 @@ from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import Job, JobState, Share
@@ -149,7 +149,7 @@ class ModelRuns:
 
 
 class ModelWatch:
-    """As ``RunWatch``, told what nodes say by ``hear`` and by nothing else."""
+    """As ``RunTracker``, told what nodes say by ``hear`` and by nothing else."""
 
     def __init__(self, nodes: dict[str, ModelNode]) -> None:
         self._nodes = nodes
@@ -244,50 +244,25 @@ class ModelWatch:
         return _STATES[status.status]
 
 
-class ModelPreflight:
-    def forget(self, nodes: Sequence[str]) -> None:
-        return
+class ModelPlanner:
+    """Plans that have to be recorded."""
 
+    def known(self, job: Job) -> None:
+        return None
 
-class ModelLaunching(NoCode):
-    def __init__(self, jobs: JobStore, watch: ModelWatch) -> None:
-        self._jobs = jobs
-        self._watch = watch
-        self.preflight = ModelPreflight()
-
-    async def plan(self, job: Job) -> Plan:
-        recorded = await self._jobs.plan(job)
-        if recorded is None:
-            assert job.placement is not None
-            recorded = Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes))
-            await self._jobs.record_plan(job, recorded)
-        return recorded
-
-    def forget(self, job: int, attempt: int) -> None:
-        return
-
-    async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        [result] = await self._watch.runs(node).start([await self._order(job, node)])
-        if isinstance(result, RemoteFailure):
-            raise result
-        return result
-
-    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | RemoteFailure]:
-        return await self._watch.runs(node).start([await self._order(job, node) for job in jobs])
-
-    async def _order(self, job: Job, node: str) -> RunStart:
-        recorded = await self.plan(job)
-        part = next(part for part in recorded.nodes if part.node == node)
+    async def make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
-        share = job.placement.on(node)
-        return RunStart(job.id, job.attempt, part, {}, share.boot_id, share.root)
+        return Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes)), ()
+
+    def forget(self, job: Job) -> None:
+        return
 
 
 class ModelMirror:
     """Logs that are home at once."""
 
     def __init__(self) -> None:
-        self.changed = Signal()
+        self.changed = ChangeSignal()
 
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
@@ -379,7 +354,8 @@ class ModelAgent:
         watch = cast(Any, self.watch)
         parts: tuple[Any, ...] = (
             watch,
-            ModelLaunching(self.jobs, self.watch),
+            ModelPlanner(),
+            NoCode(),
             ModelInput(self.watch, clock),
             Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
         )

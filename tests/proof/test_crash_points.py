@@ -42,16 +42,16 @@ EXPECTED = {
     **{task.token: Final("succeeded", 1, 0) for task in SMALL},
 }
 # The mix passes most points several times; a later pass is another job's.
-LATER = ("start.asked@2", "conclude.recorded@2", "conclude.removed@3", "many.asked@2", "many.recorded@2")
+LATER = ("start.asked@2", "conclude.recorded@2", "conclude.removed@3", "finish.recorded@2")
 TAKEN_OVER_AT = (
     "start.recorded", "start.asked", "start.answered", "stop.asked", "conclude.begun",
-    "many.asked", "many.answered", "many.ended", "many.logged",
+    "finish.begun", "finish.logged",
 )  # fmt: skip
 _REACHED_S = 30
 
 
 @pytest.mark.parametrize(
-    "point", sample([*POINTS, *LATER], "start.asked", "start.answered", "conclude.recorded", "many.recorded")
+    "point", sample([*POINTS, *LATER], "start.asked", "start.answered", "conclude.recorded", "finish.recorded")
 )
 def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(point: str) -> None:
     killed_at(point)
@@ -88,7 +88,7 @@ def test_a_retry_of_the_last_job_whose_answer_is_lost_makes_one_job() -> None:
 
 def asleep_at(point: str) -> None:
     """Its state was restored elsewhere, and the job ended there; then it wakes up in the middle of a step."""
-    tasks = {"stop": (DOOMED,), "many": SMALL_ONES}.get(point.partition(".")[0], (GANG,))
+    tasks = {"stop": (DOOMED,), "finish": SMALL_ONES}.get(point.partition(".")[0], (GANG,))
     has_slept = Event()
     with Place(2) as place, ThreadPoolExecutor(1) as pool:
         old = ready(place.agent(f"{point}:pause"))

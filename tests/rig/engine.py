@@ -14,13 +14,15 @@ from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
-from ugro.agent.engine.launch import Launching
+from ugro.agent.code.service import Code
+from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
+from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
 from ugro.remote.durable import Numbers
 from ugro.store.database import Store
@@ -47,7 +49,7 @@ class Pause:
 
 
 class EngineRig:
-    watch_type = RunWatch
+    watch_type = RunTracker
     scheduler_input_type = SchedulerInput
     results_type = OutputSync
     checkpoints_type = CheckpointSync
@@ -100,10 +102,11 @@ class EngineRig:
         scheduler_input = self.scheduler_input_type(store.jobs, cluster, HealthCheck(cluster, store))
         mirror = LogMirror(self.folder / "jobs", watch)
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
-        launching = Launching(store.jobs, cluster, watch, checkpoint_env(checkpoints))
+        planner = Planner(cluster, watch, checkpoint_env(checkpoints), scheduler_input.facts)
+        code = Code(StateDir(self.folder / "home"), store, cluster, identity)
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
         home = self.home = Collector(store.jobs, watch, mirror, checkpoints, results)
-        engine = Engine(store.jobs, watch, launching, scheduler_input, home)
+        engine = Engine(store.jobs, watch, planner, code, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine

@@ -29,6 +29,7 @@ THE_PRINTER = "src/ugro/cli/output.py"
 
 # The files with one handler that catches everything, and why nothing less would do.
 CATCHES_EVERYTHING = {
+    "src/ugro/cli/completion.py": "a message would land in the line that the user types",
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
     "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
     "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",

@@ -24,7 +24,8 @@ async def _serve_dashboard(agent: Agent, api: FastAPI) -> None:
         serve_web = await asyncio.to_thread(_load)
     except ImportError as error:  # no page is worth a job
         log.error("no dashboard: %s", error)
-        agent.front.closed(NotAllowed(f"there is no dashboard: {error}", hint="install UGRO with what it needs: pip"))
+        hint = "install UGRO with what it needs: pip"
+        agent.dashboard.closed(NotAllowed(f"there is no dashboard: {error}", hint=hint))
         return
     await serve_web(agent, api)
 

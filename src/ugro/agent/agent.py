@@ -18,21 +18,23 @@ from ugro.agent.artifacts.environments import Environments
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
-from ugro.agent.dashboard_address import Front
-from ugro.agent.engine.launch import Launching
+from ugro.agent.dashboard_address import DashboardAddress
+from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.retention import Retention
 from ugro.agent.jobs.service import JobService
-from ugro.agent.jobs.submission import Submitting
+from ugro.agent.jobs.submission import SubmissionReader
 from ugro.agent.monitoring.profiling import Profiling
-from ugro.agent.monitoring.service import Watching, ranks_by
+from ugro.agent.monitoring.service import MonitoringService, ranks_by
 from ugro.agent.ops import host_keys
 from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
+from ugro.agent.support.aio import keep_running
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.load import read_text
@@ -58,27 +60,28 @@ class Agent:
         self._generation = 0
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
-        self.front = Front()
-        self.watching = Watching(home, self.store, self.cluster)
+        self.dashboard = DashboardAddress()
+        self.monitoring = MonitoringService(home, self.store, self.cluster)
         self._engine: Engine | None = None
         self._job_service: JobService | None = None
         self._code: Code | None = None
         self._result_service: ResultService | None = None
         self._profiling: Profiling | None = None
+        self._retention: Retention | None = None
 
     async def start(self) -> None:
         await self.store.open()
         self._generation = await self.store.next_generation()
         await self.cluster.start()
         engine, scheduler_input = self._make_engine(Identity(await self.store.agent_id(), self._generation))
-        await self.watching.open(engine, scheduler_input)
-        self.code.listen(self.watching.parts.exposition.observe_sync)
+        await self.monitoring.open(engine, scheduler_input)
+        self.code.listen(self.monitoring.parts.prometheus.observe_sync)
 
     async def close(self) -> None:
         self.cancel_all()
         if self._engine is not None:
             await self._engine.close()
-        await self.watching.close()
+        await self.monitoring.close()
         if self._code is not None:
             await self._code.close()
         await self.cluster.inventory.close()
@@ -108,23 +111,35 @@ class Agent:
         assert self._engine is not None, "the agent has not started"
         await self._engine.run()
 
+    async def run_retention(self) -> None:
+        assert self._retention is not None, "the agent has not started"
+        await keep_running(self._retention.run)
+
     def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
-        watch = RunWatch(self.cluster.inventory, identity)
+        watch = RunTracker(self.cluster.inventory, identity)
         mirror = LogMirror(self.home.jobs, watch)
         scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
         checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
-        launching = Launching(jobs, self.cluster, watch, extra_env, code, scheduler_input.facts)
+        planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
         results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
         home = Collector(jobs, watch, mirror, checkpoints, results, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        self._retention = Retention(
+            self.home.jobs,
+            self.store,
+            self.monitoring.metrics,
+            self._result_service,
+            lambda: self.cluster.config.retention,
+        )
+        self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        engine = self._engine = Engine(jobs, watch, launching, scheduler_input, home)
-        submitting = Submitting(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, launching, submitting)
+        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, home)
+        submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
+        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
 
@@ -217,7 +232,7 @@ class Agent:
         execution.cancel()
 
     def cancel_all(self) -> None:
-        self.watching.is_ending = True
+        self.monitoring.is_ending = True
         if self._code is not None:
             self._code.end()
         if self._job_service is not None:

@@ -11,7 +11,7 @@ from ugro.core.errors import NotAllowed, UgroError
 _OPEN_S = 20.0
 
 
-class Front:
+class DashboardAddress:
     def __init__(self) -> None:
         self._is_settled = asyncio.Event()
         self._make: Callable[[], DashboardLink] | None = None

@@ -53,7 +53,8 @@ async def _serve_until_stopped(
         work = [
             group.create_task(agent.run_jobs(), name="run jobs"),
             group.create_task(agent.cluster.watch(), name="watch the cluster file"),
-            group.create_task(agent.watching.run(), name="watch nodes and jobs"),
+            group.create_task(agent.monitoring.run(), name="watch nodes and jobs"),
+            group.create_task(agent.run_retention(), name="remove old jobs"),
         ]
         # Meanwhile links are being opened, which is mostly others' work.
         server, api = await asyncio.to_thread(_load, agent)

@@ -62,7 +62,7 @@ def status(session: Session) -> int:
 
 
 @agent.command()
-@click.option("-n", "--tail", type=click.IntRange(0), default=50, show_default=True, help="Number of lines.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", default=50, show_default=True, help="Print N lines.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @json_option
 @pass_session

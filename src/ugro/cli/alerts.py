@@ -25,7 +25,15 @@ def alerts() -> None:
 
 
 @alerts.command("ls")
-@click.option("-n", "--limit", type=click.IntRange(0, 10_000), default=10, show_default=True, help="Past events shown.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(0, 10_000),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Number of past events to show.",
+)
 @json_option
 @pass_session
 def list_(session: Session, limit: int) -> int:

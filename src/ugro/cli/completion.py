@@ -1,9 +1,17 @@
-"""``ugro completion``: the script by which a shell asks ``ugro`` itself how a word goes on."""
+"""``ugro completion``: prints the script with which a shell asks ``ugro`` for candidates, and answers it."""
 
 from __future__ import annotations
 
+import os
+
 import click
-from click.shell_completion import BashComplete, ShellComplete, add_completion_class, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    ShellComplete,
+    add_completion_class,
+    get_completion_class,
+    shell_complete,
+)
 
 from ugro.cli.session import COMPLETION_VARIABLE, Session, pass_session
 
@@ -15,12 +23,13 @@ from ugro.cli.session import COMPLETION_VARIABLE, Session, pass_session
 def completion(ctx: click.Context, session: Session, shell: str) -> None:
     """Print a shell completion script.
 
-    It completes commands, options and files; and nodes, labels and jobs while the agent runs.
+    It completes commands, options and files; and nodes, labels and jobs while the agent runs. In zsh, compinit must run
+    before it.
 
     \b
     Install it for your shell:
       bash: echo 'eval "$(ugro completion bash)"' >> ~/.bashrc
-      zsh:  echo 'eval "$(ugro completion zsh)"' >> ~/.zshrc    (after compinit)
+      zsh:  echo 'eval "$(ugro completion zsh)"' >> ~/.zshrc
       fish: ugro completion fish > ~/.config/fish/completions/ugro.fish
     """
     kind = get_completion_class(shell)
@@ -39,7 +48,11 @@ class Bash(BashComplete):
         return args, incomplete
 
 
-def answer(command: click.Command) -> None:
-    """Prints the candidates for the word that the shell asks about, and ends."""
+def answer(command: click.Command) -> int:
+    """Prints the candidates for the word that a shell asks about."""
     add_completion_class(Bash)
-    command.main([], prog_name="ugro")
+    asked = os.environ[COMPLETION_VARIABLE]
+    try:
+        return shell_complete(command, {}, "ugro", COMPLETION_VARIABLE, asked)
+    except Exception:  # noqa: BLE001  # a message would land in the line that the user types
+        return 1

@@ -59,7 +59,7 @@ def init(
     if reports or session.output.is_json:
         health.show(session.output, reports)
     else:
-        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file holds this machine only")
+        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file has this machine only")
     session.output.note(f"wrote {path}; next: {_next(path)}")
     return 0
 
@@ -71,7 +71,7 @@ def _again(session: Session, output: Path | None) -> str:
 
 
 def _next(path: Path) -> str:
-    """A plain ``ugro health`` may mean another file: that of a lab, or of another folder."""
+    """A plain ``ugro health`` may use another file: that of a lab, or of another folder."""
     found = find_cluster_file(None, os.environ, Path.cwd(), StateDir.find(os.environ)).path
     is_found = found is not None and found.exists() and found.samefile(path)
     return "ugro health" if is_found else f"ugro --cluster {shlex.quote(str(path))} health"
@@ -87,12 +87,12 @@ def _existing(ssh_config: str) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Before hosts are tried: that takes its time."""
+    """Checked before the hosts are tried, which takes a while."""
     folder = path.parent
     _make_if_own(folder)
     hint = None
     if not os.path.exists(folder):
-        problem, hint = errno.ENOENT, f"make its folder first: mkdir -p {shlex.quote(str(folder))}"
+        problem, hint = errno.ENOENT, f"create its directory first: mkdir -p {shlex.quote(str(folder))}"
     elif not os.path.isdir(folder):
         problem = errno.ENOTDIR
     elif os.path.isdir(path):
@@ -105,7 +105,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _make_if_own(folder: Path) -> None:
-    """The state directory, where a file counts for every folder: the first command makes it, and this may be it."""
+    """Creates the state directory, if the file goes there: this may be the first command."""
     state = StateDir.find(os.environ)
     if Path(os.path.abspath(folder)) == state.path:
         try:

@@ -134,22 +134,15 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
 def main() -> None:
     _mend_streams()
     if COMPLETION_VARIABLE in os.environ:
-        _complete()
+        from ugro.cli.completion import answer
+
+        sys.exit(answer(cli))
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except OSError:
         _drop_streams()
     sys.exit(code)
-
-
-def _complete() -> None:
-    from ugro.cli.completion import answer
-
-    try:
-        answer(cli)
-    except Exception:  # noqa: BLE001  # a message would land in the line that the user types
-        sys.exit(1)
 
 
 def run(arguments: list[str]) -> int:

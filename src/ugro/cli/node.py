@@ -85,7 +85,7 @@ def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
 @click.argument("name")
 @click.option("--host", help="Host name, address or ssh alias; default: NAME.")
 @click.option("--user", help="User name to log in with.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the ssh server.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the ssh server.")
 @click.option(
     "--label", "labels", multiple=True, shell_complete=candidates.labels, help="Label of the node. May be repeated."
 )

@@ -1,6 +1,6 @@
-"""The only printer. Results go to stdout, talk to stderr; colour and bars only where a person looks.
+"""The only module that prints. Results go to stdout, messages to stderr; colour and progress only to a terminal.
 
-A table on a terminal is drawn for people; elsewhere it is tab-separated, whole values, one header line.
+A table on a terminal is aligned; elsewhere it is tab-separated, with complete values and one header line.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import click
 
 from ugro.core.errors import UgroError, UsageError
 
-# What may not reach a terminal from a node's text: escape sequences and other controls but for tab and newline, and
-# the characters that turn the direction of what follows.
+# Characters in a node's text that must not reach a terminal: control characters except tab and newline, and those
+# that change the direction of text.
 _CONTROLS = (*range(9), *range(11, 32), *range(127, 160))
 _TURNS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), "�")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
-_NARROWEST = 8  # what a column of text may be cut to
+_NARROWEST = 8  # a column of text is not cut below this
 Style = Literal["good", "warn", "bad", "dim", "bold", "id", ""]
 
 
@@ -35,7 +35,7 @@ class Cell:
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere, harmless on a terminal."""
+    """Untrusted text, safe for a terminal."""
     return text.translate(_HARMLESS)
 
 
@@ -56,7 +56,7 @@ class Output:
     # --- results -----------------------------------------------------------------------------------------------
 
     def document(self, value: Any) -> None:
-        from ugro.core.support.codec import dumps  # `ugro --help` and tables do without
+        from ugro.core.support.codec import dumps  # not needed for help and tables
 
         self._print(dumps(value) + "\n")
 
@@ -67,19 +67,19 @@ class Output:
         self.end_progress()
         stream = sys.stderr if to_stderr else sys.stdout
         with _writing():
-            stream.flush()  # what was written as text comes first
+            stream.flush()  # text that was written before
             stream.buffer.write(content)
             stream.buffer.flush()
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
-        """On a narrow terminal the ``spare`` columns are left out, the first of them first."""
+        """On a narrow terminal the ``spare`` columns are left out, in this order."""
         lines = self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows)
         self._print("".join(f"{line}\n" for line in lines))
 
     def table_lines(
         self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()
     ) -> list[str]:
-        """As for a terminal: aligned, within its width, without columns and lines in which there is nothing."""
+        """For a terminal: aligned, within its width, without empty columns and lines."""
         title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
         table = [title, *([_on_one_line(cell) for cell in row] for row in rows)]
         shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
@@ -90,12 +90,12 @@ class Output:
         return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
 
     def drawn(self, lines: Sequence[str]) -> None:
-        """What ``table_lines`` made."""
+        """Prints lines of ``table_lines``."""
         self._print("".join(f"{line}\n" for line in lines))
 
     @contextlib.contextmanager
     def whole_screen(self) -> Iterator[None]:
-        """A screen of its own: what was there before comes back."""
+        """Uses the terminal's alternate screen, and restores the other one."""
         self._print("\x1b[?1049h\x1b[?25l")
         try:
             yield
@@ -107,11 +107,11 @@ class Output:
         return _cut(clean(text), self.width)
 
     def redraw(self, lines: Sequence[str], footer: str) -> None:
-        """Over what was drawn before, from the top; what does not fit is counted."""
+        """Draws over the last drawing, from the top; counts the lines that do not fit."""
         room = max(1, _terminal_size()[1] - 2)
         if len(lines) > room:
             lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
-        # Home, each line cleared to its end, then whatever was below: no flicker.
+        # Cursor home, clear each line to its end, then clear below: no flicker.
         self._print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in [*lines, clean(footer)]) + "\x1b[J")
 
     def _print(self, text: str) -> None:
@@ -129,19 +129,19 @@ class Output:
             parts.append(blank + styled if cell.is_number else styled + blank)
         return (" " * _GAP).join(parts).rstrip()
 
-    # --- talk --------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         if not self.is_quiet and not self.is_json:
             self._say(text)
 
     def confirm(self, facts: Sequence[str], question: str) -> bool:
-        """Shows what is to be decided, also where talk is not wanted."""
+        """Shows the facts and asks, also with --quiet."""
         for fact in facts:
             self._say(fact)
         try:
             return click.confirm(question, err=True)
-        except (click.Abort, KeyboardInterrupt):  # Ctrl-C; what comes next begins a line
+        except (click.Abort, KeyboardInterrupt):  # Ctrl-C: the next message begins a new line
             sys.stderr.write("\n")
             raise
 
@@ -150,7 +150,7 @@ class Output:
         return not self.is_quiet and sys.stderr.isatty()
 
     def progress(self, text: str) -> None:
-        """What is waited for, in place, on a terminal."""
+        """Shows what the command waits for, in place, on a terminal."""
         if not self.shows_progress:
             return
         text = _cut(clean(text).replace("\n", " "), _terminal_size()[0] - 1)
@@ -169,12 +169,12 @@ class Output:
 
     def error(self, error: UgroError) -> None:
         if self.is_json:
-            with contextlib.suppress(UgroError):  # when this is the very error: nothing can be written there
+            with contextlib.suppress(UgroError):  # stdout itself may be the problem
                 self.document({"error": error.to_wire()})
         self.complain(error)
 
     def complain(self, error: UgroError) -> None:
-        """To people only: where a program got the answer's own document, another would be one too many."""
+        """On stderr only: for errors after the JSON document was printed."""
         self._labelled("error", "bad", str(error), error.hint)
 
     def usage_error(self, error: click.ClickException) -> None:
@@ -185,7 +185,7 @@ class Output:
         self.error(UsageError(message, hint=hint or None))
 
     def crash(self, error: Exception) -> int:
-        """A bug of ours: the traceback goes to a file, the person gets one line."""
+        """A bug in UGRO: writes the traceback to a file, and prints one line."""
         import traceback
 
         from ugro.core.support.state_dir import StateDir
@@ -223,14 +223,14 @@ class Output:
 def _writing() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # a reader that has seen enough is no failure
+    except BrokenPipeError:  # the reader has closed the pipe: no failure
         raise
     except OSError as error:
         raise UgroError(f"the output cannot be written: {(error.strerror or str(error)).lower()}") from error
 
 
 def _expected(error: click.ClickException) -> str | None:
-    """In our words, what a number may be."""
+    """The allowed range of a number, in our words."""
     parameter = error.param if isinstance(error, click.BadParameter) else None
     kind = parameter.type if parameter else None
     if parameter is None or not isinstance(kind, click.IntRange | click.FloatRange):
@@ -246,7 +246,7 @@ def _has_colour(stream: Any) -> bool:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Columns and lines, of whichever stream is a terminal."""
+    """Columns and lines of stdout or stderr, whichever is a terminal."""
     for stream in (sys.stdout, sys.stderr):
         try:
             size = os.get_terminal_size(stream.fileno())
@@ -258,7 +258,7 @@ def _terminal_size() -> tuple[int, int]:
 
 
 def _fitted(widths: dict[int, int], fixed: set[int], spare: Sequence[int], room: int) -> dict[int, int]:
-    """The widest texts are cut, then spare columns go, then texts are cut again; the last column gets what is left."""
+    """Cuts the widest texts, then drops spare columns, then cuts again; the last column gets the remaining room."""
 
     def excess() -> int:
         return sum(widths.values()) + _GAP * (len(widths) - 1) - room
@@ -282,7 +282,7 @@ def _on_one_line(cell: Cell) -> Cell:
 
 
 def _width(text: str) -> int:
-    """In columns of a terminal: most letters of East Asia take two, accents that stand alone none."""
+    """In terminal columns: East Asian characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     import unicodedata

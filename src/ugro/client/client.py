@@ -1,7 +1,7 @@
 """``ugro.Client``: the typed Python API, and the only way the CLI talks to the agent.
 
-It starts an agent when there is none, replaces one of another version, and raises the same errors the agent did.
-What only some calls need is imported by them: the import of this module is most of what a warm command costs.
+It starts an agent if none runs, replaces one of another version, and raises the errors that the agent reports.
+Types that only some calls need are imported there: importing this module takes most of a command's time.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from ugro.core.node import NodeReport
     from ugro.policy.scheduling.selection import Choice
 
-_STATUS_S = 10.0  # an agent that takes longer to say who it is hangs
+_STATUS_S = 10.0  # an agent that takes longer to answer hangs
 _ANSWER_S = 60.0
 _END_S = 15.0
-_MOST_STOPPED = 3  # agents that others stop before they could be asked
+_MOST_STOPPED = 3  # agents that are stopped by others before they answer
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Some bytes a command wrote on a node."""
+    """Bytes that a command wrote on a node."""
 
     node: str
     is_stderr: bool
@@ -53,13 +53,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended on a node: a code, a signal, or an error that kept it from running."""
+    """How a command ended on a node: an exit code, a signal, or an error if it could not run."""
 
     node: str
     code: int | None = None
     signal: int | None = None
     error: UgroError | None = None
-    unkillable: tuple[int, ...] = ()  # processes of the command that even SIGKILL did not end
+    unkillable: tuple[int, ...] = ()  # its processes that SIGKILL did not end
 
     @property
     def exit_code(self) -> int:
@@ -74,7 +74,7 @@ class Client:
         *,
         home: Path | str | None = None,
         cluster: Path | str | None = None,
-        any_cluster: bool = False,  # takes the agent as it is, whatever it serves
+        any_cluster: bool = False,  # accepts an agent of any cluster
         log_level: str = "info",
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
@@ -94,13 +94,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Nothing is lost: the next call connects again."""
+        """The next call connects again."""
         self._connection.close()
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def agent(self) -> AgentStatus:
-        """The running agent, started if need be: of our version, and serving the cluster we were asked for."""
+        """The running agent, started if necessary: of our version, and for the cluster that was asked for."""
         deadline = time.monotonic() + START_LIMIT_S
         wanted, is_asked_for = self._wanted()
         has_started_it = False
@@ -124,7 +124,7 @@ class Client:
         )
 
     def running_agent(self) -> AgentStatus | None:
-        """The running agent of whatever version, or None; never starts one."""
+        """The running agent of any version, or None; never starts one."""
         try:
             answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers())
         except AgentGone:
@@ -132,7 +132,7 @@ class Client:
         return decode(AgentStatus, answer)
 
     def stop_agent(self, *, only_if_idle: bool = False) -> bool:
-        """Ends the agent and waits until it is gone; False when there was none. Jobs are not touched."""
+        """Stops the agent and waits for its end; False if none ran. Jobs keep running."""
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
@@ -141,13 +141,13 @@ class Client:
                 self.close()
                 return False
             time.sleep(0.02)
-        raise Unreachable("the agent does not end", hint=_holder(self.home))
+        raise Unreachable("the agent does not stop", hint=_holder(self.home))
 
     def use_cluster(self, path: Path | None) -> None:
         self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
 
     def reload_cluster(self) -> AgentStatus:
-        """Takes up an edit of the cluster file now, not within the second."""
+        """Makes the agent read the cluster file now; it would do so within a second."""
         self._ask("POST", "/v1/cluster/reload")
         return decode(AgentStatus, self._ask("GET", "/v1/agent"))
 
@@ -160,7 +160,7 @@ class Client:
         return sorted(self.iter_health(nodes), key=lambda report: by_name(report.name))
 
     def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
-        """Each node's report as soon as it is there."""
+        """Each node's report as soon as it arrives."""
         from ugro.core.node import NodeReport
 
         for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
@@ -188,7 +188,7 @@ class Client:
     def sync(
         self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
     ) -> Iterator[Snapshot | SyncReport]:
-        """Sends a folder's code to nodes, or to all: first what it is, then how each node does, until all are done."""
+        """Sends a folder's code to nodes (default: all). Yields the snapshot, then reports until all are done."""
         from ugro.core.code import Snapshot, SyncReport
 
         body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
@@ -204,7 +204,7 @@ class Client:
         return decode(SyncTotals, self._ask("GET", "/v1/sync"))
 
     def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
-        """Frees what is kept of code beyond the limit, on the nodes and here; or all that nobody needs now."""
+        """Removes unused code above the limit, on the nodes and here; or all unused code."""
         from ugro.core.code import Tidied
 
         answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
@@ -216,7 +216,7 @@ class Client:
         return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey"))
 
     def trust(self, key: HostKey, *, replace: bool = False) -> HostKey:
-        """Accepts exactly the key that was looked at."""
+        """Accepts exactly this key."""
         body = {"fingerprints": list(key.fingerprints), "replace": replace}
         return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
 
@@ -227,22 +227,22 @@ class Client:
             yield decode(Finding, document)
 
     def ssh_hosts(self, ssh_config: str | None = None) -> list[str]:
-        """The machines that the user's ssh configuration names."""
+        """The hosts in the user's ssh configuration."""
         found = self._ask("GET", "/v1/ssh-hosts" + _query("ssh_config", [ssh_config] if ssh_config else []))
         return [str(host) for host in found]
 
     def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
-        """Tries hosts that need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
+        """Probes hosts, which need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
         from ugro.core.node import NodeReport
 
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
         for document in lines(self._stream("POST", "/v1/examine", body)):
             yield decode(NodeReport, document)
 
-    # --- what goes on ------------------------------------------------------------------------------------------
+    # --- monitoring --------------------------------------------------------------------------------------------
 
     def alerts(self, limit: int = 100) -> tuple[list[Alert], list[Event]]:
-        """Those that are on, and what happened, the newest first."""
+        """Active alerts, and past events, the newest first."""
         from ugro.core.alert import Alert
         from ugro.core.event import Event
 
@@ -250,20 +250,20 @@ class Client:
         return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
 
     def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
-        """Sends a message by each; by all of them when none is named."""
+        """Sends a test message to channels (default: all)."""
         from ugro.core.alert import Tried
 
         answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
         return [decode(Tried, one) for one in answer["channels"]]
 
     def dashboard(self) -> DashboardLink:
-        """A link that lets one browser in, once, within minutes."""
+        """A link to the dashboard that works once, for some minutes."""
         from ugro.core.agent import DashboardLink
 
         return decode(DashboardLink, self._ask("POST", "/v1/dashboard"))
 
     def metrics_page(self) -> bytes:
-        """What Prometheus would get."""
+        """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
 
     # --- jobs --------------------------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ class Client:
         env: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> Generator[Output | Ended, None, None]:
-        """Runs a command on nodes at once (names, ``@all``, ``@label``): output as it comes, then how each ended.
+        """Runs a command on nodes (names, ``@all``, ``@label``). Yields output as it arrives, then how each ended.
 
-        Closing the iterator, or this process ending, ends the command everywhere. ``key`` lets ``cancel`` name it.
+        Closing the iterator, or the end of this process, stops the command on all nodes. ``cancel`` takes the ``key``.
         """
         if isinstance(nodes, str) or isinstance(argv, str):
             raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
@@ -300,7 +300,7 @@ class Client:
         }
         decoder = wire.Decoder()
         names: list[str] = []
-        # No limit to the silence: a command may have nothing to say for hours.
+        # No time limit: a command may print nothing for hours.
         for piece in self._stream("POST", "/v1/exec", body, timeout_s=None):
             for kind, index, payload in decoder.feed(piece):
                 if kind == wire.CALL:
@@ -309,7 +309,7 @@ class Client:
                     yield _event(names[index], kind, payload)
 
     def cancel(self, key: str) -> None:
-        """Ends a running ``exec``; its iterator then reports how each node ended it."""
+        """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
         connection = Connection(self.home.socket)
         try:
             connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
@@ -322,7 +322,7 @@ class Client:
         return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=_ANSWER_S))
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
-        """An answer that comes bit by bit has a connection of its own, so that other calls can be made meanwhile."""
+        """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
         connection = Connection(self.home.socket)
         try:
             yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
@@ -330,7 +330,7 @@ class Client:
             connection.close()
 
     def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
-        """With an agent started if need be, and again if somebody stops it before it is asked."""
+        """Starts the agent if necessary, and again if it is stopped before it got the request."""
         if not self._connection.is_usable:
             self.agent()
         for _ in range(_MOST_STOPPED):
@@ -347,7 +347,7 @@ class Client:
         return _absolute(found.path) if found.path else None, found.is_asked_for
 
     def _start_agent(self, cluster: Path | None) -> bool:
-        if is_locked(self.home):  # by one that is about to open its socket, or has closed it
+        if is_locked(self.home):  # by an agent that is starting or stopping
             self._wait("waiting for the agent")
             time.sleep(0.02)
             return False
@@ -359,28 +359,28 @@ class Client:
             self._stop(agent.pid, only_if_idle=True)
         except NotAllowed as error:
             raise NotAllowed(
-                f"the agent is of version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
+                f"the agent has version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
             ) from error
 
     def _switch(self, wanted: Path, agent: AgentStatus) -> None:
         if agent.cluster_file is not None:
             raise NotAllowed(
-                f"the agent of {self.home.path} serves {agent.cluster_file}, not {wanted}",
+                f"the agent in {self.home.path} uses {agent.cluster_file}, not {wanted}",
                 hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
             )
         try:
             self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
         except AgentGone:
-            return  # whether or not it was switched: the next look finds what there is now
+            return  # switched or not: the caller looks again
 
     def _stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
-        """Ends this agent and no other; False when it could not be asked."""
+        """Stops the agent with this pid and no other; False if it could not be asked."""
         if not self._ask_to_stop(pid, only_if_idle=only_if_idle):
             return False
         deadline = time.monotonic() + _END_S
         while is_held_by(self.home, pid):
             if time.monotonic() > deadline:
-                raise Unreachable("the agent does not end", hint=_holder(self.home, pid))
+                raise Unreachable("the agent does not stop", hint=_holder(self.home, pid))
             time.sleep(0.02)
         self.close()
         return True
@@ -413,17 +413,17 @@ def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:
 
 
 def _absolute(path: Path) -> Path:
-    """Without dots and linked folders, but a link that is the file itself stays: it may be made to point elsewhere."""
+    """Resolves the folder, but not the file: its link may be changed later."""
     return path.parent.resolve() / path.name
 
 
 def _holder(home: StateDir, pid: int | None = None) -> str:
     pid = pid or last_holder(home)
-    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"who holds {home.lock}?"
+    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"see which process holds {home.lock}"
 
 
 def _headers() -> dict[str, str]:
-    # The agent outlives the login it was started in; the newest ssh-agent is the one that works.
+    # The agent outlives the login that started it; only the newest ssh-agent works.
     socket = os.environ.get("SSH_AUTH_SOCK", "")
     return {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
 

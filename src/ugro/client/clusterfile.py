@@ -1,4 +1,4 @@
-"""Which cluster file a command means. It finds; reading it is the agent's business."""
+"""Finds the cluster file of a command. The agent reads it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
     path: Path | None  # None: this machine alone is the cluster
-    is_asked_for: bool = False  # by a flag, the environment, a lab or the current folder, and not only as a fallback
+    is_asked_for: bool = False  # by an option, the environment, a lab or the current folder, not as a fallback
 
 
 def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
-    """The file asked for, which must be there; else that of a lab that is up, of the folder, of the state directory."""
+    """The file that was asked for, which must exist; else that of a lab, the current folder, or the state directory."""
     if explicit is not None:
         return _existing(cwd / explicit.expanduser(), "check the path given with --cluster, or write one: ugro init")
     if named := env.get(CLUSTER_VARIABLE):
         return _existing(cwd / Path(named).expanduser(), f"check the variable {CLUSTER_VARIABLE}, or unset it")
-    # A link that leads nowhere is found, and its error shown: another cluster would be a surprise.
+    # A broken link is found too, and reported: using another cluster would surprise the user.
     for path in (home.lab_cluster, cwd / CLUSTER_FILE):
         if os.path.lexists(path):
             return ClusterFile(path, is_asked_for=True)

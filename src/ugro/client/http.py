@@ -1,6 +1,6 @@
-"""HTTP/1.1 over the agent's unix socket: the standard library's client takes longer to import than a call takes.
+"""HTTP/1.1 over the agent's unix socket: importing the standard library's client takes longer than a call.
 
-Strict, because both ends are ours: what is not exactly as expected is an agent that ended, or no agent at all.
+Strict, because both ends are ours: an unexpected answer means that the agent ended, or is not an agent.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LONGEST_NUMBER = 15
 
 
 class AgentGone(Unreachable):
-    """Nobody listens on the socket: there is no agent, or it just ended."""
+    """No agent listens on the socket: none runs, or it has just ended."""
 
 
 class NoAgent(AgentGone):
-    """Before it could have heard of the request: that can be made again."""
+    """The agent cannot have read the request, so it can be sent again."""
 
 
 class Connection:
-    """One request at a time. Opened by the first one, kept for the next, opened again when an answer was not read."""
+    """One request at a time. Opened by the first, reused by the next, reopened if an answer was not read to its end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """False once the agent has hung up: an idle agent says nothing, so whatever can be read is the end."""
+        """False once the agent has closed it: an idle agent sends nothing, so anything readable is the end."""
         if self._socket is None or not self._is_idle:
             return False
         poll = select.poll()
@@ -63,7 +63,7 @@ class Connection:
         timeout_s: float | None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[bytes]:
-        """The answer's content as it comes; an error answer is raised. ``timeout_s`` is the longest silence."""
+        """Yields the answer's content as it arrives; raises an error answer. ``timeout_s`` limits each wait."""
         request = _request(method, path, body, headers or {})
         was_kept = self.is_usable
         try:
@@ -79,7 +79,7 @@ class Connection:
         except TimeoutError as error:
             raise _hung() from error
         except ConnectionError as error:
-            # It had not read all of the request, or we had seen an end, not a reset: so it did nothing.
+            # It had not read the whole request, else we would have seen an end, not a reset: so it did nothing.
             raise NoAgent("the agent ended before it answered") from error
         except (OSError, _BrokenOffError) as error:
             raise AgentGone("the agent ended before it answered") from error
@@ -104,7 +104,7 @@ class Connection:
 
     def _open(self, complaint: str = "no agent is running") -> None:
         self.close()
-        # Through the folder's descriptor: a socket's address is limited to 108 bytes, a path is not.
+        # Through the folder's descriptor: a socket's address is limited to 108 bytes, unlike a path.
         try:
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
@@ -135,7 +135,7 @@ class Connection:
 
 
 def lines(content: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The documents of an NDJSON answer as they come; an error among them is raised."""
+    """Yields the documents of an NDJSON answer as they arrive; raises an error among them."""
     rest = b""
     for piece in content:
         *whole, rest = (rest + piece).split(b"\n")
@@ -147,7 +147,7 @@ def lines(content: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 class _BrokenOffError(Exception):
-    """The answer stops, or goes on with something that is not HTTP."""
+    """The answer stops early, or is not HTTP."""
 
 
 def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
@@ -196,7 +196,7 @@ def _line(stream: BinaryIO) -> str:
 
 
 def _number(text: str, base: int) -> int:
-    # int() alone also takes signs, blanks, underscores and 0x.
+    # int() alone also accepts signs, spaces, underscores and 0x.
     digits = "0123456789" if base == 10 else "0123456789abcdefABCDEF"
     if not 0 < len(text) <= _LONGEST_NUMBER or not set(text) <= set(digits):
         raise _BrokenOffError(f"not a number: {text[:80]!r}")
@@ -204,7 +204,7 @@ def _number(text: str, base: int) -> int:
 
 
 def _hung() -> Unreachable:
-    return Unreachable("the agent does not answer", cause="hung", hint="see: ugro agent logs; end it: ugro agent stop")
+    return Unreachable("the agent does not answer", cause="hung", hint="see: ugro agent logs; stop it: ugro agent stop")
 
 
 def _error(status: int, content: bytes) -> UgroError:

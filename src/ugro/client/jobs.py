@@ -1,6 +1,6 @@
-"""``client.jobs``: the jobs' part of the Python API.
+"""``client.jobs``: the part of the Python API for jobs.
 
-What follows a job goes on when its agent dies: another one is started, and asked for the rest.
+Calls that follow a job survive the end of the agent: they start another one, and continue where they were.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Ask = Callable[..., Any]
 T = TypeVar("T")
 
 _MOST_JOBS = 1_000_000
-_PAGE = 500  # asked for at once: the agent has others to answer, too
+_PAGE = 500  # jobs per request, so that the agent can answer others in between
 _LEAST_PAUSE_S = 0.05
-_TRIES = 8  # that bring nothing, one after the other
+_TRIES = 8  # without any answer
 _LATE_S = 30.0
 
 
@@ -48,7 +48,7 @@ class Details:
 @dataclass(frozen=True, slots=True)
 class Fact:
     key: str
-    values: tuple[str | None, ...]  # one for each job, in order; None: it has none
+    values: tuple[str | None, ...]  # one per job, in order; None if it has none
 
     @property
     def is_same(self) -> bool:
@@ -63,7 +63,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Some bytes of a rank's log; or none, and how many before this offset were dropped on the node."""
+    """Bytes of a rank's log; or no bytes, and how many before this offset were dropped on the node."""
 
     attempt: int
     rank: int
@@ -75,25 +75,25 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """Which logs. Without ranks and nodes: of all."""
+    """Which logs to read; without ranks and nodes, all."""
 
     ranks: Sequence[int] = ()
     nodes: Sequence[str] = ()
-    # With ``follow`` the newest and those that come.
+    # With ``follow``: the newest, and later ones.
     attempt: int | Literal["newest", "all"] = "newest"
-    since_unix_s: float | None = None  # what came home at that time or later
+    since_unix_s: float | None = None  # lines that arrived here at that time or later
     tail: int | None = None
     follow: bool = False
 
 
 class Jobs:
-    """Made by ``Client``, which gives it the way to ask."""
+    """Created by ``Client``."""
 
     def __init__(self, ask: Ask, stream: Ask) -> None:
         self._ask_once = ask
         self._stream = stream
 
-    # --- in and out --------------------------------------------------------------------------------------------
+    # --- submitting --------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -105,18 +105,18 @@ class Jobs:
         force: bool = False,
         origin: Origin | None = None,
     ) -> Job:
-        """Hands a job in: from a job file, from fields named as the command line's options, or both.
+        """Submits a job: from a job file, from fields named like the command line's options, or both.
 
-        With the same ``key`` it is handed in once, however often this is called. Of ``env`` (this process's own, if
-        none is given) only those variables are sent that the job names without a value. The code in its folder goes
-        along; ``force``: however large it is. ``origin`` says where that comes from.
+        Calls with the same ``key`` submit one job. Of ``env`` (default: this process's environment), only variables
+        that the job names without a value are sent. The code in its folder is sent too; with ``force``, whatever its
+        size. ``origin`` says where the code comes from.
         """
         body = {**_body(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
-        answer = self._hand_in("/v1/jobs", body, env)
+        answer = self._submit("/v1/jobs", body, env)
         return decode(Job, answer["job"])
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
-        """Many at once, each by its fields: all of them, or an error and none."""
+        """Submits many jobs, each given by its fields: all of them, or on an error none."""
         common = _body(None, None, None)
         bodies = [{**common, "key": _new_key(), "fields": dict(fields)} for fields in jobs]
         for body, key in zip(bodies, keys, strict=False):
@@ -132,21 +132,21 @@ class Jobs:
         env: Mapping[str, str] | None = None,
         force: bool = False,
     ) -> DryRun:
-        """What the job would get if it were submitted now. Nothing is submitted."""
-        from ugro.core.plan import DryRun  # few ask for it
+        """The plan of the job if it were submitted now. Nothing is submitted."""
+        from ugro.core.plan import DryRun  # rarely needed
 
-        answer = self._hand_in("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
+        answer = self._submit("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
         return decode(DryRun, answer["dry_run"])
 
     def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
-        """A job that has ended, once more: a new job with the same spec. ``exact``: surely with the same code."""
+        """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored."""
         body = {"key": key or _new_key(), "user": getpass.getuser(), "exact": exact}
         return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
         return decode(Job, self._ask("POST", f"{_path(job)}/cancel"))
 
-    def _hand_in(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
+    def _submit(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
         answer = self._ask("POST", path, body)
         if "needs" in answer:
             ours = os.environ if env is None else env
@@ -155,16 +155,16 @@ class Jobs:
         return answer
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Asked again when the agent dies over it: what is asked for here is done once, however often it is."""
+        """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
         for _ in _again():
             with contextlib.suppress(AgentGone):
                 return self._ask_once(method, path, body)
         return None
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------
 
     def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
-        """The newest first; without a limit all of them."""
+        """The newest first; without a limit, all."""
         wanted, found = [("state", state.value) for state in states], list[Job]()
         left = _MOST_JOBS if limit is None else limit
         while left > 0:
@@ -182,11 +182,11 @@ class Jobs:
         return self.details(job).job
 
     def details(self, job: str | int) -> Details:
-        """With all its attempts, and how each of them failed."""
+        """With all its attempts, and how each failed."""
         return decode(Details, self._ask("GET", _path(job)))
 
     def file(self, job: str | int) -> str:
-        """As a job file, to be changed and submitted; what looks secret is left out."""
+        """As a job file, to edit and submit; values that look secret are left out."""
         return str(self._ask("GET", f"{_path(job)}/file")["file"])
 
     def why(self, job: str | int) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Jobs:
         return answer
 
     def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
-        """What the job made, of its newest attempt or of another; and the job itself."""
+        """The job, and the results of its newest attempt or of another."""
         from ugro.core.results import JobResults
 
         query = "" if attempt is None else f"?attempt={attempt}"
@@ -204,7 +204,7 @@ class Jobs:
     def profile(
         self, job: str | int, *, attempt: int | None = None, steps: int | None = None
     ) -> tuple[Job, JobProfile]:
-        """Where the time of its newest steps goes, and what holds it back; raises NotFound while it tells nothing."""
+        """Where the time of its newest steps goes; raises NotFound while it has reported no steps."""
         from ugro.core.profile import JobProfile
 
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
@@ -212,7 +212,7 @@ class Jobs:
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
-        """How its loss went, in so many bins at most; empty where it logs none."""
+        """Its loss, in at most so many bins; empty if it logs none."""
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
         names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
         if not names:
@@ -231,7 +231,7 @@ class Jobs:
         return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
 
     def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
-        """What was recorded and is here."""
+        """The traces that were collected."""
         from ugro.core.profile import TraceFile
 
         query = "" if attempt is None else f"?attempt={attempt}"
@@ -239,7 +239,7 @@ class Jobs:
         return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
 
     def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
-        """What the last job of the same name says of launching it on as many nodes again; None: nothing."""
+        """Advice from the last job of the same name about the number of nodes; None if there is none."""
         wanted = [("name", spec.name), *(("node", node) for node in nodes)]
         wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
         wanted += [] if before is None else [("before", str(before))]
@@ -247,12 +247,12 @@ class Jobs:
         return None if note is None else str(note)
 
     def compare(self, jobs: Sequence[str | int]) -> Comparison:
-        """What two or more jobs ran, ran with, and made, fact by fact."""
+        """Two or more jobs, fact by fact: command, environment, code and results."""
         query = urlencode([("job", str(job)) for job in jobs])
         return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
 
     def note(self, job: str | int) -> Note:
-        """What people wrote about it."""
+        """The note and tags of a job."""
         return decode(Note, self._ask("GET", f"{_path(job)}/notes")["note"])
 
     def set_note(
@@ -264,19 +264,19 @@ class Jobs:
         add: Sequence[str] = (),
         remove: Sequence[str] = (),
     ) -> Note:
-        """What is None stays as it is. ``tags`` are all there shall be; ``add`` and ``remove`` leave the others."""
+        """None leaves a part as it is. ``tags`` replaces all tags; ``add`` and ``remove`` keep the others."""
         body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
         return decode(Note, self._ask("PUT", f"{_path(job)}/notes", body)["note"])
 
     def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
-        """Frees their space, here and on the nodes; logs stay. Also says what could not be done."""
+        """Deletes the results here and on the nodes, and keeps the logs. Also returns what failed."""
         answer = self._ask("DELETE", f"{_path(job)}/results")
         return decode(Job, answer["job"]), tuple(answer["problems"])
 
     # --- following ---------------------------------------------------------------------------------------------
 
     def moves(self, job: str | int, *, timeout_s: float | None = None) -> Iterator[Job]:
-        """The job now, and again each time it has moved, until it has ended; raises TimedOut."""
+        """Yields the job now and after each change, until it has ended; raises TimedOut."""
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         seen: Job | None = None
         for again in _again():
@@ -299,13 +299,13 @@ class Jobs:
         return last
 
     def logs(self, job: str | int, choice: LogChoice | None = None) -> Iterator[LogPiece]:
-        """What the ranks wrote, as it comes home."""
+        """Yields what the ranks wrote, as it arrives."""
         following = _Following(self._stream, job, choice or LogChoice())
         return (one for one in following.pieces() if isinstance(one, LogPiece))
 
-    def attend(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
-        """From its first byte to its end: the job each time it has moved, and what its ranks write. The last is the
-        job that has ended."""
+    def follow(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
+        """Yields the job after each change, and what its ranks write, from the start. The last item is the ended
+        job."""
         choice = LogChoice(ranks=ranks, attempt="all", follow=True)
         return _Following(self._stream, job, choice, with_moves=True).pieces()
 
@@ -317,10 +317,10 @@ class Jobs:
         since_unix_s: float | None = None,
         follow: bool = False,
     ) -> Iterator[Event]:
-        """What happened, the oldest first."""
+        """Yields events, the oldest first."""
         query: dict[str, Any] = {"follow": str(follow).lower()}
         if job is not None:
-            query["job"] = self.get(job).id  # the same one after a new connection, also for ``last``
+            query["job"] = self.get(job).id  # stays the same job, also for ``last``
         if since_unix_s is not None:
             query["since"] = since_unix_s
         for again in _again():
@@ -347,7 +347,7 @@ class Jobs:
 
 @dataclass(slots=True)
 class _Following:
-    """The logs of one job, over as many connections as it takes: each goes on where the last one broke off."""
+    """Reads the logs of one job over several connections: each continues where the last one broke."""
 
     stream: Ask
     job: str | int
@@ -415,7 +415,7 @@ class _Following:
 
 
 def _again() -> Iterator[Callable[[], None]]:
-    """Connections to try, with growing pauses between them; whoever got something says so, and all tries are left."""
+    """Tries with growing pauses. The caller calls the yielded function after each success, which resets the count."""
     tries = 0
 
     def went_well() -> None:
@@ -426,7 +426,7 @@ def _again() -> Iterator[Callable[[], None]]:
         yield went_well
         tries += 1
         time.sleep(_LEAST_PAUSE_S * 2**tries)
-    raise AgentGone("the agent ends again and again", hint="see: ugro agent logs")
+    raise AgentGone("the agent keeps ending", hint="see: ugro agent logs")
 
 
 def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:

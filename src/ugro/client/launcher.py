@@ -1,4 +1,4 @@
-"""Starting the agent of a state directory, and seeing whether one holds it."""
+"""Starts the agent of a state directory, and finds out whether one runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _END_S = 5.0
 def start_agent(
     home: StateDir, cluster: Path | None, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
 ) -> bool:
-    """True when the agent started here is ready; False when another process was quicker and holds the lock."""
+    """True when the agent is ready; False when another process has started one at the same time."""
     command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
     if cluster is not None:
         command += ["--cluster", str(cluster)]
@@ -38,7 +38,7 @@ def start_agent(
         answer = _read(ready, on_wait)
     finally:
         os.close(ready)
-        # Not waited for when this command ends: the agent lives on.
+        # Keeps Popen from warning: the agent outlives this command.
         process.returncode = 0
     state = answer.get("state")
     if state == "ready":
@@ -52,7 +52,7 @@ def start_agent(
 
 
 def is_locked(home: StateDir) -> bool:
-    """Whether an agent runs, starts or ends there."""
+    """Whether an agent runs, starts or stops there."""
     try:
         descriptor = os.open(home.lock, os.O_RDONLY)
     except OSError:
@@ -71,7 +71,7 @@ def is_held_by(home: StateDir, pid: int | None) -> bool:
 
 
 def last_holder(home: StateDir) -> int | None:
-    """The agent that has the lock, or had it last; None while it changes hands."""
+    """The pid of the agent that has the lock, or had it last; None while it is being written."""
     try:
         return int(json.loads(home.lock.read_text())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -79,12 +79,12 @@ def last_holder(home: StateDir) -> int | None:
 
 
 def kill_hung_agent(home: StateDir, pid: int | None) -> bool:
-    """Ends an agent that no longer answers; it keeps no truth that is not on disk. False when it is gone."""
+    """Kills an agent that no longer answers; all its state is on disk. False when it is gone."""
     import signal
 
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        # The lock is held and the process is one of ours: no stranger that got its number is meant.
+        # Only a process that holds the lock and is an agent: the pid may have been reused.
         if pid is None or not is_held_by(home, pid) or b"ugro.agent" not in command:
             return False
         os.kill(pid, signal.SIGKILL)
@@ -94,10 +94,10 @@ def kill_hung_agent(home: StateDir, pid: int | None) -> bool:
 
 
 def _spawn(home: StateDir, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and where it says that it is ready."""
-    import subprocess  # most commands find an agent and need none of it
+    """The process, and the pipe on which it reports that it is ready."""
+    import subprocess  # most commands find a running agent
 
-    # A crash before logging is set up must leave a trace somewhere.
+    # For a crash before logging is set up.
     errors = os.open(home.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     ready, theirs = os.pipe()
     try:
@@ -136,7 +136,7 @@ def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
 
 
 def _reap(pid: int) -> None:
-    """It has said why it ends, and a client may live long: no zombie is left."""
+    """Waits for the agent that failed to start, so that a long-lived client keeps no zombie."""
     deadline = time.monotonic() + _END_S
     while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
         time.sleep(0.005)

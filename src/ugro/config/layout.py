@@ -1,6 +1,6 @@
-"""Where the nodes stand in a cluster file's text, and that text with one node more or less.
+"""Finds the nodes in a cluster file's text, and adds one to it or removes one.
 
-It cuts where the YAML reader says that things are, and judges nothing.
+It uses the positions that the YAML parser reports, and validates nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ugro.config.yamltext import flow
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One node's stretch of the text: indices of characters, numbers of lines from 0."""
+    """The position of one node in the text: indices of characters, line numbers from 0."""
 
     name: str
     start: int
@@ -28,7 +28,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What an alias brings in stands elsewhere, so a cut can be wrong: the caller reads the result again."""
+    """An alias refers to text elsewhere, so an edit can be wrong: the caller reads the result again."""
 
     text: str
     lines: list[str]
@@ -73,7 +73,7 @@ class Layout:
         return self._without_flow_entry(index)
 
     def _block(self, last: _Entry, name: str, fields: Mapping[str, object]) -> list[str]:
-        """The new node's lines, in the way of the node above it."""
+        """The new node's lines, in the style of the node above."""
         indent = self._indent_of(last)
         if self.is_list:
             return [f"{indent}- {flow(name)}"]
@@ -92,7 +92,7 @@ class Layout:
         return "".join([*self.lines[: line + 1], *added, *self.lines[line + 1 :]])
 
     def _with_flow_line(self, last: _Entry, words: str) -> str:
-        """On a line of its own, after the comment that belongs to the line above."""
+        """On a new line, after the comment of the line above."""
         tail = re.sub(r"#.*", "", self.text[last.end : self.nodes.end_mark.index])
         comma_before, comma_after = ("", ",") if "," in tail else (",", "")
         rest = self._rest_of_line(last)
@@ -117,7 +117,7 @@ class Layout:
         return "".join([*self.lines[:first], *self.lines[last + 1 :]])
 
     def _end_of_block(self, entry: _Entry) -> int:
-        """The entry's last line, with the comments below it that are indented as its own."""
+        """The entry's last line, with the comments below it that are indented further."""
         line = entry.last_line
         own = re.compile(rf"{self._indent_of(entry)}[ ]+#")
         while line + 1 < len(self.lines) and own.match(self.lines[line + 1]):
@@ -143,13 +143,13 @@ class Layout:
 
 def _entry(key: yaml.Node, value: yaml.Node) -> _Entry:
     last = _last_leaf(value)
-    # An alias stands for a node that is written elsewhere, before its key: then the key is all we know.
+    # An alias refers to text before its key; then only the key's own position is known.
     end = max(key.end_mark, last.end_mark, key=lambda mark: mark.index)
     return _Entry(str(key.value), key.start_mark.index, end.index, key.start_mark.line, end.line)
 
 
 def _last_leaf(node: yaml.Node) -> yaml.Node:
-    """A block's end, to the reader, is where the next thing begins; its last leaf knows better."""
+    """The parser reports the end of a block where the next item begins; its last leaf has the real end."""
     while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         if isinstance(last, tuple):

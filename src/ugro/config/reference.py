@@ -1,97 +1,32 @@
-"""The configuration's reference page, rendered from the schema.
+"""The generated parts of the reference pages: tables of keys and full examples, rendered from the schemas.
 
-``python -m ugro.config.reference PATH`` writes it; with ``--check`` it only says whether PATH is up to date.
+``python -m ugro.config.reference PAGE...`` writes each part between ``<!-- generated: NAME -->`` and ``<!-- end -->``;
+with ``--check`` it only says whether the pages are up to date. The rest of the pages is written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ugro.config.channels import Channel
 from ugro.config.environment import variables
+from ugro.config.job.options import OPTIONS
+from ugro.config.job.resources import AlternativeSection
+from ugro.config.job.schema import JobSection
 from ugro.config.kinds import OrNull
+from ugro.config.problems import KeyPath
 from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
-from ugro.core.support.state_dir import CLUSTER_VARIABLE
+from ugro.core.failure import Cause
+from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING
 
-_BEGINNING = f"""\
-# Configuration
+_PART = re.compile(r"(<!-- generated: ([a-z. -]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
-<!-- Made by `python -m ugro.config.reference docs/configuration.md`: change the schema, not this page. -->
-
-One file, `cluster.yaml`, says which nodes there are. Everything else has a default. Without a file, the
-cluster is this machine alone, and everything still works.
-
-## Where the file is looked for
-
-The first of these that is there is used:
-
-1. the file given with `--cluster FILE`;
-2. the file that the environment variable `{CLUSTER_VARIABLE}` names;
-3. `cluster.yaml` in the working directory;
-4. `cluster.yaml` in UGRO's state directory, `~/.ugro` or the folder that `UGRO_HOME` names.
-
-While a lab is up (`ugro lab up`), its file comes before 3. The variables below are read when the agent starts:
-`ugro agent stop` and the next command takes new ones up.
-
-A file named by the flag or the variable must exist. A file is UTF-8 text of at most 1 MiB.
-
-## Values
-
-- A **duration** is a number of seconds, or has units: `10`, `500ms`, `90s`, `1h30m`, `1d`.
-- A **size** has a unit: `8GB` is 8·10^9 bytes, `8GiB` is 8·2^30 bytes.
-- `null` means: not set.
-- A number or `on`, `off`, `yes`, `no` that is meant as a text needs quotes: `gpu: "4070"`.
-- A map with nothing in it (`ssh:`) means its defaults.
-- Map keys given twice, unknown keys and values of the wrong kind are errors; the message names the file, the
-  line and the key.
-
-## Environment variables
-
-Each key below that shows a variable can be set by it, over what the file says. An empty variable counts as
-not set; `null` clears a key that may be null; commas separate a list:
-`UGRO_SYNC_EXCLUDE_PATTERNS=.git,*.pyc`.
-
-## nodes
-
-Either a list of names, which ssh resolves with `~/.ssh/config`:
-
-```yaml
-nodes: [gpu-master, gpu1, gpu2]
-```
-
-or a map from names to fields, all of them optional:
-
-```yaml
-nodes:
-  gpu-master: {{ip: 192.168.1.10, user: ann, role: master}}
-  gpu1: {{host: gpu1.lan, user: bob}}
-  gpu2:
-```
-
-There is at least one node. A name has letters, digits, `.`, `_` and `-`, starts with a letter or a digit, and
-is at most 64 characters long. GPUs, memory and cores are detected; what the file says about them is a note.
-"""
-
-_CHANNELS = """\
-`channels` is a map from names, which `alerts.channels` and a job's `notify` use, to these keys:
-
-```yaml
-nodes: [gpu-master, gpu1, gpu2]
-channels:
-  ops: {type: slack, url_file: ~/.ugro/slack_url}
-  phone: {type: ntfy, url: "https://ntfy.sh/our-topic", token_file: ~/.ugro/ntfy_token}
-  hook: {type: webhook, url: "http://127.0.0.1:9000/ugro"}
-  mail: {type: email, host: smtp.example.org, user: ann, password_file: ~/.ugro/mail_password, to: [ann@example.org]}
-```
-
-The channel `log`, the agent's log, is always there. `ugro alerts test` tries them. In the variable it is JSON.
-"""
-
-_EXAMPLE_NODES = """\
+_NODES = """\
 nodes:
   gpu-master:
     ip: 192.168.1.10
@@ -111,72 +46,147 @@ nodes:
   gpu2:
 """
 
+_CAUSES = {
+    Cause.RANK_FAILED: "a process failed, and its last lines do not say more",
+    Cause.OOM: "the node ran out of memory",
+    Cause.CUDA_OOM: "a GPU ran out of memory",
+    Cause.NCCL_TIMEOUT: "the processes lost contact with each other",
+    Cause.PORT_IN_USE: "the port at which they meet was taken",
+    Cause.DISK_FULL: "a disk was full",
+    Cause.IMPORT_ERROR: "Python did not find a module",
+    Cause.KILLED: "something other than UGRO killed a process",
+    Cause.NODE_LOST: "a node could not be reached for too long",
+    Cause.NODE_REBOOTED: "a node was rebooted",
+    Cause.SUPERVISOR_LOST: "UGRO's own process on a node was killed",
+    Cause.START_FAILED: "a process could not be started",
+    Cause.SETUP_FAILED: "the job's set-up commands failed on a node",
+    Cause.MISMATCH: "the nodes' environments do not agree",
+    Cause.TIME_LIMIT: "the job reached its time limit",
+    Cause.PREEMPTED: "a more urgent job interrupted it",
+}
 
-def render() -> str:
-    parts = [_BEGINNING, _table(NodeEntry, None), _top_level()]
-    for name, section in sections().items():
-        parts.append(f"## {name}\n\n{section.__doc__}\n\n{_table(section, name)}")
-    parts.append(f"## channels\n\n{Channel.__doc__}\n\n{_CHANNELS}\n{_table(Channel, None)}")
-    parts.append(f"## Full example\n\nEvery key; outside `nodes`, with its default.\n\n```yaml\n{example()}```\n")
-    return "\n".join(parts)
+# Keys that cannot be used together with others in one file: empty in the full example.
+_ALONE: dict[str, object] = {"command": None, "any_of": []}
 
 
-def example() -> str:
-    """A file with every key of the schema."""
+def parts() -> dict[str, str]:
+    return {
+        "nodes": _table(NodeEntry.known_keys().values()),
+        "settings": "\n".join(_settings()),
+        "channels": f"{Channel.__doc__}\n\n{_table(Channel.known_keys().values())}",
+        "cluster file": _yaml(cluster_example()),
+        "job": _job_table((), JobSection),
+        "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),
+        "causes": _causes(),
+        "job file": _yaml(job_example()),
+    }
+
+
+def filled(page: str) -> str:
+    found = parts()
+    return _PART.sub(lambda part: f"{part[1]}{found[part[2]]}{part[3]}", page)
+
+
+def cluster_example() -> str:
+    """A cluster file with every key."""
     lines = [f"{one.name}: {flow(one.default)}" for one in Settings.known_keys().values() if one.section is None]
-    for name, section in sections().items():
+    for name, section in Settings.sections().items():
         lines += ["", f"{name}:", *(f"  {one.name}: {flow(one.default)}" for one in section.known_keys().values())]
-    return _EXAMPLE_NODES + "\n" + "\n".join(lines) + "\n"
+    return _NODES + "\n" + "\n".join(lines) + "\n"
 
 
-def sections() -> dict[str, type[Section]]:
-    return {name: declared.section for name, declared in Settings.known_keys().items() if declared.section is not None}
+def job_example() -> str:
+    """A job file with every key."""
+    return "".join(f"{line}\n" for line in _job_lines(JobSection, ""))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    write_page("ugro.config.reference", render(), arguments)
+def job_sections(section: type[Section] = JobSection, base: KeyPath = ()) -> Iterator[tuple[KeyPath, type[Section]]]:
+    """The file itself first, at the empty path."""
+    yield base, section
+    for name, inner in section.sections().items():
+        yield from job_sections(inner, (*base, name))
 
 
-def write_page(module: str, page: str, arguments: Sequence[str] | None) -> None:
-    """What the module does as a command."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Write a generated page.")
-    parser.add_argument("path", type=Path, help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is out of date")
-    options = parser.parse_args(arguments)
-    path: Path = options.path
-    if not options.check:
-        path.write_text(page, encoding="utf-8")
-    elif not path.is_file() or path.read_text(encoding="utf-8") != page:
-        parser.exit(1, f"{path} is out of date; write it with: python -m {module} {path}\n")
+def _settings() -> Iterator[str]:
+    names = {(variable.section, variable.key): variable.name for variable in variables().values()}
+    top = [one for one in Settings.known_keys().values() if one.section is None]
+    yield f"## Top level\n\n{_table(top, [names[None, one.name] for one in top])}"
+    for name, section in Settings.sections().items():
+        keys = section.known_keys().values()
+        yield f"## {name}\n\n{section.__doc__}\n\n{_table(keys, [names[name, one.name] for one in keys])}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(keys: Iterable[Key], variables: Sequence[str] = ()) -> str:
+    header = ["Key", "Value", "Default", *(["Variable"] if variables else []), "Meaning"]
+    rows = [[f"`{one.name}`", _expected(one), f"`{flow(one.default)}`", one.meaning] for one in keys]
+    for row, variable in zip(rows, variables, strict=False):
+        row.insert(3, f"`{variable}`")
+    return _markdown(header, rows)
+
+
+def _job_section(path: KeyPath, section: type[Section]) -> str:
+    return f"## {'.'.join(map(str, path))}\n\n{section.__doc__}\n\n{_job_table(path, section)}"
+
+
+def _job_table(path: KeyPath, section: type[Section]) -> str:
+    flags = {option.path: f"`{option.flag}`" for option in OPTIONS.values()}
+    rows = [
+        [f"`{name}`", *_job_value(section, one), flags.get((*path, name), ""), one.meaning]
+        for name, one in section.known_keys().items()
+    ]
+    return _markdown(["Key", "Value", "Default", "Option", "Meaning"], rows)
+
+
+def _job_value(section: type[Section], one: Key) -> tuple[str, str]:
+    if one.section is None:
+        return _expected(one), f"`{flow(one.kind.written(one.default))}`"
+    name = f"resources.{one.name}" if issubclass(section, AlternativeSection) else one.name
+    return f"a map: [{name}](#{name.replace('.', '')})", ""
+
+
+def _expected(one: Key) -> str:
+    return f"{one.kind.expected}, or null" if isinstance(one.kind, OrNull) else one.kind.expected
+
+
+def _causes() -> str:
+    rows = [[f"`{cause}`", meaning, _consequence(cause)] for cause, meaning in _CAUSES.items()]
+    free = f"The first {FREE_RETRIES} failures that are retried freely do not count against `retry.max`.\n"
+    return f"{_markdown(['Cause', 'Meaning', 'Retried'], rows)}\n{free}"
+
+
+def _consequence(cause: Cause) -> str:
+    if cause in INFRASTRUCTURE:
+        return "yes, freely"
+    return "no" if cause in LASTING else "yes, within `retry.max`"
+
+
+def _job_lines(section: type[Section], indent: str) -> Iterator[str]:
+    for name, one in section.known_keys().items():
+        if one.section is not None:
+            yield f"{indent}{name}:"
+            yield from _job_lines(one.section, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {flow(_ALONE.get(name, one.example))}"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
 
 
-def kind_in_words(declared: Key) -> str:
-    return f"{declared.kind.expected}, or null" if isinstance(declared.kind, OrNull) else declared.kind.expected
+def _yaml(text: str) -> str:
+    return f"```yaml\n{text}```\n"
 
 
-def _top_level() -> str:
-    keys = [declared for declared in Settings.known_keys().values() if declared.section is None]
-    return f"## Top level\n\n{_rows(keys, '')}"
-
-
-def _table(section: type[Section], name: str | None) -> str:
-    return _rows(section.known_keys().values(), name)
-
-
-def _rows(keys: Iterable[Key], section: str | None) -> str:
-    """``section`` is None where keys have no environment variables, and empty for the top level."""
-    names = {(variable.section or "", variable.key): variable.name for variable in variables().values()}
-    has_variables = section is not None
-    header = ["Key", "Value", "Default", *(["Variable"] if has_variables else []), "Meaning"]
-    rows = []
-    for one in keys:
-        variable = [f"`{names[section or '', one.name]}`"] if has_variables else []
-        rows.append([f"`{one.name}`", kind_in_words(one), f"`{flow(one.default)}`", *variable, one.meaning])
-    return table(header, rows)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Write the generated parts of pages.")
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    options = parser.parse_args(arguments)
+    for path in options.pages:
+        page = path.read_text(encoding="utf-8")
+        if options.check and filled(page) != page:
+            parser.exit(1, f"{path} is out of date; write it with: make docs\n")
+        path.write_text(filled(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

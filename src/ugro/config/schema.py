@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ugro.config.channels import CHANNELS, LOG, Channel
 from ugro.config.kinds import (
+    DAY_S,
     BadValueError,
     Bool,
     ByteCount,
@@ -16,6 +17,7 @@ from ugro.config.kinds import (
     Kind,
     ListOf,
     Number,
+    OrNull,
     Text,
     Whole,
     is_encodable,
@@ -27,6 +29,7 @@ from ugro.core.node import NodeSpec, Role
 
 _PORT = Whole(1, 65535)
 _DURATION = Duration()
+_TEN_YEARS_S = 3650 * DAY_S
 _NUMBER = Number()
 _BOOL = Bool()
 _LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
@@ -209,6 +212,28 @@ class Metrics(Section):
 
 
 @section
+class Retention(Section):
+    """When ended jobs are removed, announced in `ugro events` first. Jobs with a note, a tag or a dependent stay."""
+
+    jobs: float | None = key(
+        90 * DAY_S,
+        OrNull(Duration(_TEN_YEARS_S)),
+        "Remove a job this long after it ended: its record, events, logs and metrics; null removes no jobs. A job that "
+        "left results stays until those are removed.",
+    )
+    keep: int = key(10_000, Whole(0, 10_000_000), "How many of the newest ended jobs stay, however old they are.")
+    results: float | None = key(
+        None,
+        Duration(_TEN_YEARS_S),
+        "Remove a job's outputs and checkpoints, here and on its nodes, this long after it ended; null keeps them.",
+        example=180 * DAY_S,
+    )
+    notice: float = key(
+        DAY_S, Duration(_TEN_YEARS_S, may_be_zero=True), "How long before a removal it is announced."
+    )
+
+
+@section
 class Dashboard(Section):
     """The web page that the agent serves. To open it, use a link from `ugro dashboard`, or the token."""
 
@@ -249,6 +274,7 @@ class Settings(Section):
     monitor: Monitor = nested(Monitor)
     alerts: Alerts = nested(Alerts)
     metrics: Metrics = nested(Metrics)
+    retention: Retention = nested(Retention)
     dashboard: Dashboard = nested(Dashboard)
     channels: dict[str, Channel] = key(
         {},

@@ -91,6 +91,11 @@ class Section:
         return _KEYS[cls]
 
     @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """The keys whose values are maps of their own."""
+        return {name: one.section for name, one in cls.known_keys().items() if one.section is not None}
+
+    @classmethod
     def read(cls, value: object) -> Self:
         """Raises BadValueError, with all that is wrong."""
         if isinstance(value, cls):
@@ -117,7 +122,7 @@ class Section:
         """Raises BadValueError for keys that do not agree with each other."""
 
     def made(self) -> dict[str, Any]:
-        """The values by the attributes of what is made of them; nested sections as what they make."""
+        """The arguments for ``makes``: values by attribute, with nested sections made first."""
         return {declared.attribute or name: _made(getattr(self, name)) for name, declared in self.known_keys().items()}
 
     @classmethod

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 _LONGEST_SHOWN = 60
-# Plain only what no reader of YAML can take for anything but a text; everything else is quoted.
+# Written without quotes only if every YAML parser reads it as a text.
 _PLAIN = re.compile(r"[A-Za-z~/_.-][A-Za-z0-9~/_.+=-]*")
 _NOT_TEXT = re.compile(r"~|null|true|false|yes|no|on|off|y|n|[-.]+|-?\.?[0-9].*|-?\.(?:inf|nan)", re.IGNORECASE)
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
@@ -29,7 +29,7 @@ def flow(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """For "got …" in a message: safe for a terminal, and never long."""
+    """For "got …" in a message: safe for a terminal, and short."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def shown(value: object) -> str:
         return "a list"
     if isinstance(value, str):
         return f'"{printable(value)}"'
-    # A float keeps its point here: "expected a whole number, got 22" would puzzle who wrote 22.0.
+    # A float keeps its point: "expected a whole number, got 22" would be confusing for 22.0.
     return printable(str(value) if isinstance(value, float) else flow(value))
 
 

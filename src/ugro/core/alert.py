@@ -1,4 +1,4 @@
-"""An alert: something that is wrong with a node, or with all of them, and how long it has been so."""
+"""An alert: a problem of a node or of the whole cluster, and how long it has lasted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """It counts from ``started_at`` on; before, it was seen too seldom. Times are unix seconds."""
+    """Active from ``started_at`` on; None: not seen often enough yet. Times are unix seconds."""
 
     rule: str
     node: str
@@ -25,7 +25,7 @@ class Alert:
     first_seen_at: float
     started_at: float | None = None
     told_at: float | None = None
-    worst: Severity = Severity.INFO  # of those that were told: one that swings is not told at every turn
+    worst: Severity = Severity.INFO  # of the notices sent: an alert that swings does not send one every time
     seen: int = 0  # looks in a row
     unseen: int = 0  # looks in a row
 
@@ -36,7 +36,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a test message."""
+    """The outcome of a test message."""
 
     channel: str
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Code on its way to the nodes, as clients see it."""
+"""Code that is sent to nodes, as clients see it."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A folder as it was when it was submitted."""
+    """A folder as it was when the job was submitted."""
 
     id: str
     folder: str
     files: int
     bytes: int
-    skipped: tuple[str, ...] = ()  # what stays at home though no pattern says so; one sentence each
+    skipped: tuple[str, ...] = ()  # files that are not sent although no pattern excludes them; one sentence each
 
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """One path that a node lacks."""
+    """One path that is sent to a node."""
 
     path: str
     bytes: int
-    why: str  # new, changed, or missing: the node had it, and has it no more
+    why: str  # new, changed, or missing: the node had it and lost it
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What became of one node, or what has so far."""
+    """The progress or result of sending code to one node."""
 
     node: str
-    state: str  # checking, sending, done, failed; or would: only asked
+    state: str  # checking, sending, done, failed; or would (a preview)
     why: str = ""
-    files: int = 0  # that travel
+    files: int = 0  # to send
     bytes: int = 0
     sent_bytes: int = 0  # so far
-    wire_bytes: int = 0  # as they were sent
+    wire_bytes: int = 0  # compressed, as sent
     seconds: float = 0.0
-    travels: tuple[Travel, ...] = ()  # the largest first; not all of very many
+    travels: tuple[Travel, ...] = ()  # the largest first; truncated if there are very many
     error: str | None = None
     hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTotals:
-    """Since the agent started; what `ugro_sync_*` metrics are made of."""
+    """Totals since the agent started, for the `ugro_sync_*` metrics."""
 
     syncs: int = 0
-    unchanged: int = 0  # of them, those for which nothing had to travel
+    unchanged: int = 0  # of these, those for which nothing had to be sent
     failed: int = 0
     duration_seconds: float = 0.0
     files: int = 0
@@ -60,7 +60,7 @@ class SyncTotals:
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What tidying up left on a node, or here."""
+    """The result of deleting unused code on a node, or here."""
 
     node: str | None  # None: this machine
     freed_bytes: int = 0

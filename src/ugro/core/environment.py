@@ -1,4 +1,4 @@
-"""What a job ran with: where its code came from, and what was installed where it ran."""
+"""What a job ran with: the origin of its code, and what was installed on its nodes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ugro.core.support.codec import dumps
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of the submitted code, as git tells."""
+    """The git state of the submitted code."""
 
-    commit: str | None = None  # None: nothing was committed yet
-    is_dirty: bool = False  # a file that git knows was changed since
+    commit: str | None = None  # None: no commit yet
+    is_dirty: bool = False  # tracked files were changed since
     branch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Of a node's Python, as a job sees it. ``None`` is not there, or not said."""
+    """A node's Python environment as a job sees it; ``None`` means not installed, or not known."""
 
     python: str
     python_path: str
@@ -26,10 +26,10 @@ class Environment:
     packages: tuple[tuple[str, str], ...] = ()  # name and version, sorted
     torch_cuda: str | None = None
     gpu_driver: str | None = None
-    node_env: str | None = None  # of the variables that everything on the node gets, a hash: they may be secret
+    node_env: str | None = None  # a hash of the node's configured variables, which may be secret
 
     @property
     def fingerprint(self) -> str:
-        import hashlib  # commands that only pass environments on have no use for it
+        import hashlib  # not at the top: most commands do not need it
 
         return hashlib.sha256(dumps(self).encode()).hexdigest()

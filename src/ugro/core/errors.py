@@ -1,6 +1,6 @@
-"""The expected errors: what happened, to which node or job, and a hint to act on.
+"""Expected errors: what happened, to which node or job, and a hint on what to do.
 
-Each kind has one exit code; the API sends an error as ``to_wire`` and the client raises the same class again.
+Each kind has one exit code. The API sends an error as ``to_wire``, and the client raises the same class again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TimedOut(UgroError):
 
 
 class Unreachable(UgroError):
-    """A node, or the agent, that cannot be talked to. It has not failed: we only cannot ask it."""
+    """A node, or the agent, cannot be reached. That does not mean that it has failed."""
 
     kind = "unreachable"
     exit_code = 5
@@ -73,7 +73,7 @@ class Unreachable(UgroError):
 
 
 class RemoteFailure(UgroError):
-    """The node program was reached and could not do what was asked."""
+    """The node program was reached and could not carry out the call."""
 
     kind = "remote"
 
@@ -81,7 +81,7 @@ class RemoteFailure(UgroError):
         self, message: str, *, hint: str | None = None, subject: str | None = None, cause: str = "unknown"
     ) -> None:
         super().__init__(message, hint=hint, subject=subject)
-        self.cause = cause  # the stable word by which the node program says what kind of refusal it is
+        self.cause = cause  # the node program's stable word for the kind of refusal
 
     def to_wire(self) -> dict[str, Any]:
         return {**super().to_wire(), "cause": self.cause}

@@ -1,4 +1,4 @@
-"""What happened, once, in order."""
+"""An entry of the event log."""
 
 from __future__ import annotations
 

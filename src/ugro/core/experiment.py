@@ -1,4 +1,4 @@
-"""A job as an experiment: what it was given, what came of it, and what people say about it."""
+"""A job as an experiment: its parameters, its metrics, and people's notes about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ugro.core.job import JobState
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one metric came to. None: it never was a finite number."""
+    """The values of one metric; ``None`` if it never was a finite number."""
 
     last: float | None
     least: float | None
@@ -25,7 +25,7 @@ class Experiment:
     name: str
     user: str
     state: JobState
-    submitted_s: float  # unix seconds, as all of these
+    submitted_s: float  # unix seconds, like all of these
     started_s: float | None = None
     ended_s: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Why an attempt failed, in a word and in a sentence. Who judges that is ``policy.postmortem``."""
+"""Why an attempt failed: a cause and a sentence. ``policy.lifecycle.postmortem`` decides it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """The words that a job's ``retry.on`` and ``retry.never_on`` may name."""
+    """The causes that a job's ``retry.on`` and ``retry.never_on`` may name."""
 
     RANK_FAILED = "rank_failed"
     OOM = "oom"
@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How the process of one rank ended, as its node recorded it: with a code or by a signal; neither: not known."""
+    """How a rank's process ended, as its node recorded it: with a code or by a signal; neither if not known."""
 
     rank: int
     code: int | None = None
@@ -42,8 +42,8 @@ class Failure:
     reason: str
     rank: int | None = None  # None: no single rank is to blame
     node: str | None = None
-    exit_code: int | None = None  # 128 and the signal's number for one that was killed
-    line: str | None = None  # what its log says about it
+    exit_code: int | None = None  # 128 plus the signal's number if it was killed
+    line: str | None = None  # the line of its log that explains it
     hint: str | None = None
     last_lines: tuple[str, ...] = ()  # of the culprit's log
-    exits: tuple[RankExit, ...] = ()  # of all ranks whose nodes told of their end
+    exits: tuple[RankExit, ...] = ()  # of all ranks whose end is known

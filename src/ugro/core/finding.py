@@ -1,4 +1,4 @@
-"""One line of ``ugro doctor``: what was looked at, what was found, and what to do about it."""
+"""One line of ``ugro doctor``: what was checked, what was found, and what to do about it."""
 
 from __future__ import annotations
 

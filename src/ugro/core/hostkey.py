@@ -1,4 +1,4 @@
-"""A node's SSH host key, as it is shown to a person who has to decide."""
+"""A node's SSH host key, as shown to the person who has to accept it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job: what was submitted (``JobSpec``), where it stands (``JobState``), and the table of legal moves between states.
+"""A job: what was submitted (``JobSpec``), its state (``JobState``), and the table of legal moves between states.
 
-A state says where a job is; the reason beside it says why. UNREACHABLE is kept apart from dead: a node that cannot be
-asked has not failed.
+A state is where a job stands; the reason next to it is why. UNREACHABLE is not the same as dead: a node that cannot be
+reached has not failed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class JobState(StrEnum):
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.RECOVERING})
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-# The states in which a job holds its devices: released only when every rank is proven dead.
+# The states in which a job holds its devices: they are released only when every rank is proven dead.
 HOLDING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
-# From each state: where it may go, and what that move means.
+# For each state: the states that may follow, and what the move means.
 MOVES: dict[JobState, dict[JobState, str]] = {
     JobState.QUEUED: {
         JobState.STARTING: "it was given its devices",
@@ -77,7 +77,7 @@ MOVES: dict[JobState, dict[JobState, str]] = {
 
 
 class IllegalMove(UgroError):
-    """A bug of ours: nothing moves a job but by the table."""
+    """A bug: a job may only move as the table allows."""
 
 
 def check_move(old: JobState, new: JobState) -> None:
@@ -86,7 +86,7 @@ def check_move(old: JobState, new: JobState) -> None:
 
 
 class Ending(StrEnum):
-    """Why a job that is STOPPING ends; the first reason holds."""
+    """Why a job that is STOPPING ends; the first reason counts."""
 
     DONE = "done"
     FAILED = "failed"
@@ -103,27 +103,27 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job needs. Every node of it gets the same demands; the number of GPUs may still differ with ALL_GPUS.
+    """What a job needs on each of its nodes. With ALL_GPUS the number of GPUs may differ between nodes.
 
-    ANY_GPUS is ALL_GPUS where enough nodes of the cluster have some, and otherwise none on any node: ranks with and
+    ANY_GPUS means ALL_GPUS if enough nodes of the cluster have GPUs, and otherwise no GPU on any node: ranks with and
     without GPUs cannot train together.
     """
 
     min_nodes: int = 1
     max_nodes: int = 1
-    gpus_per_node: int = 0  # ALL_GPUS: every free one that fits, at least one; ANY_GPUS: see above
+    gpus_per_node: int = 0  # ALL_GPUS: every free one that fits, and at least one; ANY_GPUS: see above
     gpu_memory_bytes: int | None = None
-    gpu_models: tuple[str, ...] = ()  # words that a model's name must contain, any of them
-    cpus: int | None = None  # None: one for each process, as far as a node has them; 0: it takes none
+    gpu_models: tuple[str, ...] = ()  # the model's name must contain one of these
+    cpus: int | None = None  # None: one for each process, if the node has that many; 0: none
     memory_bytes: int = 0
     labels: tuple[str, ...] = ()
-    any_of: tuple[Resources, ...] = ()  # alternatives, in order of preference; then the fields above do not count
+    any_of: tuple[Resources, ...] = ()  # alternatives in order of preference; the fields above are then ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     max_retries: int = 0
-    on: tuple[str, ...] = ()  # causes of failure that are retried; empty: all but those that would surely happen again
+    on: tuple[str, ...] = ()  # causes that are retried; empty: all but those that are sure to happen again
     never_on: tuple[str, ...] = ()
 
 
@@ -162,7 +162,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ResultRule:
-    """Which of a job's outputs come home."""
+    """Which of a job's outputs are collected."""
 
     checkpoints: str = "all"  # all, none, best, or "last N": of those in the output's folder ``checkpoints``
     limit_bytes: int | None = None  # of one attempt on one node
@@ -175,7 +175,7 @@ class JobSpec:
     launcher: Launcher = Launcher.COMMAND
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
-    snapshot: str | None = None  # the tree of code that it runs in, by its hash; None: nothing was sent with it
+    snapshot: str | None = None  # the hash of the code tree it runs in; None: no code was sent
     setup: str | None = None
     resources: Resources = field(default_factory=Resources)
     priority: int = 50  # urgent 90, normal 50, batch 10
@@ -189,32 +189,32 @@ class JobSpec:
     outputs: tuple[str, ...] = ()
     results: ResultRule = field(default_factory=ResultRule)
     seed: int | None = None
-    inputs: tuple[str, ...] = ()  # files on the master that count, by content, for the result cache
-    is_cached: bool = False  # the same work that has succeeded before is not done again
+    inputs: tuple[str, ...] = ()  # files on the master whose content is part of the result cache's key
+    is_cached: bool = False  # reuse the result of an identical successful job
     notify: tuple[str, ...] = ()
-    balance: str | None = None  # off, static or adaptive; None: as the script has it
+    balance: str | None = None  # off, static or adaptive; None: the script decides
 
     @property
     def has_checkpoints(self) -> bool:
-        """A training may write some without saying so; a plain command says that it does."""
+        """A training may always write checkpoints; a plain command only if its spec says so."""
         return self.launcher is not Launcher.COMMAND or self.checkpoint.is_given
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one node gives to a job."""
+    """The part of a node that a job gets."""
 
     node: str
     gpus: tuple[int, ...] = ()  # indices
     cpus: int = 0
     memory_bytes: int = 0
-    # Of the node when it was given: a start that comes after a restart of the node, or elsewhere, is refused there.
+    # Of the node at placement: the node refuses a start after a reboot, or in another folder.
     boot_id: str | None = None
     hostname: str | None = None
     root: str | None = None
 
     def is_of(self, machine: Machine) -> bool:
-        """False when the node's name leads to another machine or folder by now."""
+        """False if the node's name now leads to another machine or folder."""
         if self.root is None:
             return True
         return self.root == machine.root and (self.boot_id == machine.boot_id or self.hostname == machine.hostname)
@@ -236,17 +236,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often it was tried, and what the next try must respect."""
+    """How often a job was tried, and what the next attempt must respect."""
 
-    charged: int = 0  # of the retries that its submitter allowed
-    free: int = 0  # of those that cost it nothing, because machines failed and not the program
+    charged: int = 0  # retries used of those that its submitter allowed
+    free: int = 0  # retries that do not count, because machines failed and not the program
     not_before: float | None = None  # seconds since the epoch
-    avoid: tuple[str, ...] = ()  # nodes to take only when no others are free
+    avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a job: where it was, and how it went."""
+    """One attempt at a job: where it ran, and how it ended."""
 
     number: int
     placement: Placement
@@ -270,10 +270,10 @@ class Job:
     attempt_started_at: str | None = None  # the current one
     ended_at: str | None = None
     exit_code: int | None = None
-    ending: Ending | None = None  # set when it is to stop, by whoever decides so first
+    ending: Ending | None = None  # why it is to stop; the first decision counts
     tries: Tries = field(default_factory=Tries)
     origin: Origin | None = None
-    cached_from: int | None = None  # it was not run: this job had done the same before
+    cached_from: int | None = None  # not run: that job had done the same before
     results_removed_at: str | None = None
 
     @property
@@ -281,7 +281,7 @@ class Job:
         return self.state in FINAL_STATES
 
     def lasts_s(self, now: datetime) -> float:
-        """How long it has waited, has run, or took."""
+        """How long it has waited or run."""
         begin = self.submitted_at if self.state in WAITING_STATES or not self.started_at else self.started_at
         end = datetime.fromisoformat(self.ended_at) if self.ended_at else now
         return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())

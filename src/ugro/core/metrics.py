@@ -1,8 +1,8 @@
-"""What a training wrote down of itself, step by step, in a few numbers. Pure: lines in, numbers out.
+"""Summarises the metrics that a training wrote, step by step. Pure: lines in, numbers out.
 
-A line is ``{"step": 10, "values": {"loss": 0.5}}``; the values may also stand beside the step. ``ugro.train`` writes
-more kinds of records: what it says of all ranks goes before what a script logged on one. What is no such line is
-passed over: the file is written while it is read.
+A line is ``{"step": 10, "values": {"loss": 0.5}}``; the values may also be next to the step. ``ugro.train`` writes more
+kinds of records: its values about all ranks take precedence over what a script logged on one. Other lines are skipped,
+because the file is written while it is read.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class MetricsSummary:
     final_loss: float | None = None
     best_loss: float | None = None
     best_step: int | None = None
-    lost_at_step: int | None = None  # from here on the loss is no finite number any more
-    throughput: float | None = None  # the mean of what was recorded; of ``ugro.train``, samples over time
+    lost_at_step: int | None = None  # from this step on the loss is not a finite number
+    throughput: float | None = None  # the mean of what was recorded; with ``ugro.train``, samples over time
     throughput_name: str | None = None
     device_use: float | None = None  # a share
     device_use_name: str | None = None
     imbalance: float | None = None
-    checkpoint: str | None = None  # the last that was written, where it was written
+    checkpoint: str | None = None  # the last one written
     checkpoint_step: int | None = None
 
 
 def summarise(lines: Iterable[bytes]) -> MetricsSummary | None:
-    """None when there is no record in it."""
+    """None if there are no records."""
     logged, steps = _Logged(), _Steps()
     records = 0
     last_step: int | None = None
@@ -110,7 +110,7 @@ class _Loss:
 
 @dataclass(slots=True)
 class _Logged:
-    """By a script, on one rank."""
+    """What a script logged on one rank."""
 
     loss: _Loss = field(default_factory=_Loss)
     _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -125,16 +125,16 @@ class _Logged:
                 self._sums[name] = (total + number, count + 1)
 
     def mean(self, names: Iterable[str]) -> tuple[float | None, str | None]:
-        told = next((name for name in names if name in self._sums), None)
-        if told is None:
+        found = next((name for name in names if name in self._sums), None)
+        if found is None:
             return None, None
-        total, count = self._sums[told]
-        return total / count, told
+        total, count = self._sums[found]
+        return total / count, found
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Of all ranks, as ``ugro.train`` tells."""
+    """What ``ugro.train`` recorded about all ranks."""
 
     loss: _Loss = field(default_factory=_Loss)
     samples: int = 0
@@ -157,7 +157,7 @@ class _Steps:
 
 
 def _computing_s(step: StepRecord) -> float:
-    """Without waiting for data, for others, or for the network."""
+    """Without waiting for data, other ranks or the network."""
     return sum(max(0.0, own - data) for own, data in zip(step.own_s, step.data_s, strict=True))
 
 

@@ -24,14 +24,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """How a node is reached, as configured. Two equal specs need no new link."""
+    """How a node is reached, as configured. If a spec does not change, its link stays open."""
 
     name: str
-    host: str = ""  # what ssh dials; empty: the name, resolved by the user's ssh configuration
+    host: str = ""  # what ssh connects to; empty: the name, resolved by the user's ssh configuration
     user: str | None = None
     port: int | None = None
     role: Role = Role.WORKER
-    gpu: str | None = None  # what the user wrote; detection wins
+    gpu: str | None = None  # what the user wrote; detected values take precedence
     vram_bytes: int | None = None
     labels: tuple[str, ...] = ()
     python: str | None = None
@@ -49,7 +49,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What does not change while a node program lives; sent once when a link opens."""
+    """What does not change while a node program runs; sent once when a link opens."""
 
     hostname: str
     os: str
@@ -76,7 +76,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device. ``error`` is set when it is there but cannot be read, for example after it fell off the bus."""
+    """One device. ``error`` is set if it exists but cannot be read, for example after it fell off the bus."""
 
     index: int
     uuid: str
@@ -87,13 +87,13 @@ class Gpu:
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    throttle: tuple[str, ...] | None = None  # what slows it down now: power, heat, hardware; None: not known
+    throttle: tuple[str, ...] | None = None  # what throttles it now: power, heat, hardware; None: not known
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
 
     @property
     def model(self) -> str:
-        """What people call it: the vendor's own words left out."""
+        """The short name, without the vendor."""
         return self.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" Laptop GPU")
 
     @property
@@ -140,10 +140,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """Seen from the agent, over the link's own keepalives."""
+    """Measured by the agent with the link's keepalives."""
 
     rtt_s: float | None = None
-    loss_ratio: float = 0.0  # keepalives of the last minute that were not answered in time
+    loss_ratio: float = 0.0  # of keepalives in the last minute, the part not answered in time
     clock_offset_s: float | None = None  # the node's clock minus ours
 
 
@@ -169,7 +169,7 @@ class NodeReport:
     error: str | None = None
     hint: str | None = None
     cause: str | None = None  # the stable word for an error: refused, host-key-unknown, python-missing, …
-    drained: str | None = None  # the reason given, when it takes no new work
+    drained: str | None = None  # the reason given, if it takes no new work
     role: Role = Role.WORKER
     labels: tuple[str, ...] = ()
     target: str = ""
@@ -179,5 +179,5 @@ class NodeReport:
 
 
 def by_name(name: str) -> list[tuple[int, int, str]]:
-    """To sort by: gpu2 before gpu10."""
+    """A sort key: gpu2 comes before gpu10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

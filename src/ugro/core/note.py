@@ -1,4 +1,4 @@
-"""What people write about a job: a text and tags."""
+"""People's note about a job: a text and tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Note:
     job: int
     text: str = ""
     tags: tuple[str, ...] = ()
-    changed_at: str | None = None  # None: nobody has written anything yet
+    changed_at: str | None = None  # None: no note yet
 
 
 def checked_text(text: str) -> str:
@@ -31,11 +31,11 @@ def checked_text(text: str) -> str:
 
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order in which they came."""
+    """Without duplicates, in their order."""
     found = tuple(dict.fromkeys(tags))
     for tag in found:
         if not _TAG.fullmatch(tag):
             raise UsageError(f"{tag!r:.80} is not a tag", hint="up to 64 letters, digits and .:+@/=-_ without spaces")
     if len(found) > MOST_TAGS:
-        raise UsageError(f"a job has at most {MOST_TAGS} tags", hint="a longer story fits into its note")
+        raise UsageError(f"a job has at most {MOST_TAGS} tags", hint="put longer text into the note")
     return found

@@ -1,4 +1,4 @@
-"""A plan: the exact processes of one attempt, per node. What ``--dry-run`` prints is what is started."""
+"""A plan: the exact processes of one attempt, by node. ``--dry-run`` prints what would be started."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a job meet: proven free and reachable before any of them starts."""
+    """Where the ranks of a job meet: checked to be free and reachable before any of them starts."""
 
     address: str
     port: int
-    # The network interface of each node that reaches the others, where it is known.
+    # The network interface by which each node reaches the others, if known.
     interfaces: tuple[tuple[str, str], ...] = ()
-    is_tentative: bool = False  # a guess for ``--dry-run``: the real one is found when the job starts
+    is_tentative: bool = False  # a guess for ``--dry-run``; the real one is found when the job starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class DryRun:
     spec: JobSpec
     starts_now: bool
     reason: str  # why there, or what it would wait for
-    plan: Plan | None = None  # of one that would wait: as if nobody else were here; None: it fits nowhere now
+    plan: Plan | None = None  # of a job that would wait: as if it were alone; None: it fits nowhere now
     placement: Placement | None = None
-    snapshot: Snapshot | None = None  # of the code that would go along
+    snapshot: Snapshot | None = None  # of the code that would be sent

@@ -1,4 +1,4 @@
-"""Where the time of a training's steps goes, on each rank, and what holds it back: as a client sees it."""
+"""Where a training's steps spend their time on each rank, and what slows it down, as a client sees it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 
 class FindingKind(StrEnum):
     BALANCED = "balanced"
-    FEWER_RANKS = "fewer_ranks"  # it would be faster without some of them
+    FEWER_RANKS = "fewer_ranks"  # it would be faster without some ranks
     SLOW_RANK = "slow_rank"
     UNSTEADY = "unsteady"  # another rank is the slowest in every step
     NETWORK = "network"
     INPUT = "input"
-    SCRIPT = "script"  # what is done between the parts of a step
-    FIXED_COST = "fixed_cost"  # what does not depend on the number of samples
+    SCRIPT = "script"  # work between the parts of a step
+    FIXED_COST = "fixed_cost"  # work that does not depend on the number of samples
     TOO_EARLY = "too_early"
 
 
@@ -23,13 +23,13 @@ class Finding:
     kind: FindingKind
     words: str
     remedy: str = ""
-    share: float = 0.0  # of the devices' time, what it costs
-    ranks: tuple[int, ...] = ()  # that it is about; empty: all
+    share: float = 0.0  # what it costs, as a share of the devices' time
+    ranks: tuple[int, ...] = ()  # the ranks concerned; empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """The mean over the steps. The parts add up to a step; ``own_s`` is all but waiting and communication."""
+    """Means over the steps. The parts add up to a step; ``own_s`` is all but waiting and communication."""
 
     rank: int
     node: str
@@ -51,18 +51,18 @@ class JobProfile:
     last_step: int
     epoch: int
     steps: int  # that are counted
-    passed_over: int  # disturbed ones, as by a checkpoint, and short batches
+    passed_over: int  # not counted: steps disturbed by a checkpoint or the like, and short batches
     step_s: float
     samples_per_s: float
-    imbalance: float  # the slowest rank's own time against the mean
+    imbalance: float  # the slowest rank's own time relative to the mean
     lost_s: float  # device-seconds of waiting for others, in the counted steps
     lost_share: float
-    use: float  # the share of their time in which devices compute
+    use: float  # the share of time in which devices compute
     loss: float | None
     mode: str
     device: str
     ranks: tuple[RankProfile, ...]
-    findings: tuple[Finding, ...]  # what costs most first
+    findings: tuple[Finding, ...]  # the most expensive first
 
     @property
     def verdict(self) -> Finding:
@@ -71,7 +71,7 @@ class JobProfile:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """What a rank recorded of some steps on request; or why it could not."""
+    """The steps that a rank recorded on request, or why it could not."""
 
     rank: int
     step: int

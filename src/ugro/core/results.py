@@ -1,4 +1,4 @@
-"""What a job made, as far as it is home: which files, from which nodes, and what stayed there."""
+"""The results of a job: which files were collected from which nodes, and which were left there."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ugro.core.metrics import MetricsSummary
 
 
 class ResultState(StrEnum):
-    """Of one node's part, and of all together: the first of these that holds for any node."""
+    """Of one node's part; for the whole job, the first of these that applies to any node."""
 
-    WAITING = "waiting"  # something is in the way; it is tried again by itself
-    LIVE = "live"  # the run goes on; what it writes comes as it is written
+    WAITING = "waiting"  # a problem; retried automatically
+    LIVE = "live"  # the run continues; files are collected as they are written
     COMING = "coming"
     HOME = "home"
-    UNKNOWN = "unknown"  # the node cannot be asked whether there is anything
+    UNKNOWN = "unknown"  # the node cannot be reached to ask
     NONE = "none"
     REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftFile:
-    """One that is not here, and why."""
+    """A file that was not collected, and why."""
 
     name: str
     bytes: int
@@ -53,7 +53,7 @@ class ResultFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file or folder here, and its name among the results; empty: what is in it stands among them itself."""
+    """A file or folder here, and its name among the results; empty: its content is listed directly."""
 
     name: str
     path: str
@@ -61,9 +61,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class JobResults:
-    """Of one attempt."""
+    """The results of one attempt."""
 
-    job: int  # whose files these are: of one that was not run, the job that did the same before
+    job: int  # whose files these are; for a cached job, the job that ran
     attempt: int
     folder: str
     state: ResultState

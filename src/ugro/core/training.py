@@ -1,6 +1,6 @@
-"""What a training writes of itself (``ugro.train``), as typed records. Pure: lines in, records out.
+"""The records that a training writes (``ugro.train``). Pure: lines in, records out.
 
-Lines come from a node and may be cut short, or be no such records at all: what makes no sense is passed over.
+Lines come from a node and may be cut short or be something else: invalid ones are skipped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of all ranks; the lists have an entry for each of them."""
+    """One step of all ranks; the lists have an entry for each rank."""
 
     step: int
     epoch: int
     samples: int
-    loss: float | None  # None: none was told; NaN and the infinities are what they are
+    loss: float | None  # None: not reported; may be NaN or infinite
     step_s: float
     shares: tuple[int, ...]
     own_s: tuple[float, ...]
@@ -46,7 +46,7 @@ class RunRecord:
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
     gradient_bytes: int
-    is_compressed: bool  # by a hook of the script's
+    is_compressed: bool  # by a hook of the script
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class AdviceRecord:
 
 @dataclass(slots=True)
 class Training:
-    """What was told last of each kind, and the steps in their order."""
+    """The last record of each kind, and the steps in order."""
 
     run: RunRecord | None = None
     model: ModelRecord | None = None
@@ -77,8 +77,8 @@ class Training:
     steps: list[StepRecord] = field(default_factory=list)
 
     def names(self, ranks: int) -> tuple[str, ...]:
-        told = self.run.nodes if self.run is not None else ()
-        return told if len(told) == ranks else tuple(f"rank {rank}" for rank in range(ranks))
+        nodes = self.run.nodes if self.run is not None else ()
+        return nodes if len(nodes) == ranks else tuple(f"rank {rank}" for rank in range(ranks))
 
 
 def read(lines: Iterable[bytes]) -> Training:
@@ -90,7 +90,7 @@ def read(lines: Iterable[bytes]) -> Training:
 
 
 def document(line: bytes) -> dict[str, Any] | None:
-    """An object of JSON, or nothing."""
+    """A JSON object, or None."""
     if len(line) > LONGEST_LINE:
         return None
     try:
@@ -101,7 +101,7 @@ def document(line: bytes) -> dict[str, Any] | None:
 
 
 def step_record(record: dict[str, Any]) -> StepRecord | None:
-    """None when it is none, or makes no sense."""
+    """None if it is not a valid step record."""
     try:
         shares = tuple(_whole(share) for share in _list(record["shares"]))
         names = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
@@ -115,7 +115,7 @@ def step_record(record: dict[str, Any]) -> StepRecord | None:
 
 
 def loss_of(value: object) -> float | None:
-    """A number; NaN and the infinities, which JSON has no numbers for, are told as texts."""
+    """A number; NaN and infinities, which JSON has no numbers for, are written as texts."""
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -143,7 +143,7 @@ def _add(found: Training, record: dict[str, Any]) -> None:
 
 
 def _begin(found: Training, record: dict[str, Any]) -> None:
-    """What was told before is of ranks that are no longer there: a launcher has started them anew."""
+    """Drops earlier records: they are about ranks that a launcher has since restarted."""
     nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
     found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
     found.model = found.plan = found.advice = None

@@ -10,8 +10,8 @@ from typing import Any
 
 from ugro.core.errors import UgroError
 from ugro.core.support.codec import DecodeError, decode, dumps
-from ugro.lab.pretend import PRETEND_MODELS, build_nvml_stub, write_gpus, write_nvidia_smi
 from ugro.lab.shape import LabNode, Shape
+from ugro.lab.simulated_gpus import SIMULATED_MODELS, build_nvml_stub, write_gpus, write_nvidia_smi
 
 _TITLE = "# Written by `ugro lab up`; `ugro lab down` removes it.\n"
 # A node with a small part of a core starts and answers slowly.
@@ -63,7 +63,7 @@ def _gpu_options(lab: Path, shape: Shape, node: LabNode) -> list[str]:
         return []
     gpus = Path(node.home) / "gpus"
     if not gpus.exists():  # a user may have changed them
-        models = list(PRETEND_MODELS.values())
+        models = list(SIMULATED_MODELS.values())
         write_gpus(gpus, [models[shape.nodes.index(node) % len(models)]] * shape.gpus)
     library = _nvml_stub(lab)
     if library is not None:

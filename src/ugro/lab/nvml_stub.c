@@ -1,4 +1,4 @@
-/* A pretend libnvidia-ml.so for the lab and the tests: the GPUs are the lines of the file named by UGRO_PRETEND_GPUS.
+/* A stub of libnvidia-ml.so for the lab and the tests: the GPUs are the lines of the file named by UGRO_PRETEND_GPUS.
  *
  *   uuid|name|memory_total|memory_used|use_percent|temperature|power_mw|power_limit_mw|error|pid:bytes,pid:bytes|throttle
  *

@@ -1,7 +1,7 @@
-"""How the node program gets onto a node and starts: one connection, one fixed shell command, everything else on stdin.
+"""Installs and starts the node program: one connection, one fixed shell command, everything else on stdin.
 
-The command works in bash, dash, fish and csh alike because it holds no user data and nothing that any of them
-treats specially inside single quotes. What a login shell's rc files print is skipped up to our marker.
+The command works in bash, dash, fish and csh alike because it contains no user data and nothing that any of them
+treats specially inside single quotes. Whatever rc files print before our marker is skipped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ugro.remote import wire
 
 MARKER = b"UGRO1 "
 MAX_BANNER = 64 * 1024
-_NO_PYTHON = b"none no-python"  # all that the shell ever says; it knows no nonce
+_NO_PYTHON = b"none no-python"  # the shell's only message; it does not know the nonce
 _MAX_LINE = 8 * 1024
 
-# Reads the candidates for Python, one line, colon-separated; starts the first that is there. What -I would do on
-# Python 3 is spelled out, so that Python 2 comes as far as saying that it is too old.
+# Reads the candidates for Python (one line, colon-separated) and starts the first that exists. Does what -I would do on
+# Python 3, but also runs on Python 2, which can then report that it is too old.
 SCRIPT = (
     "IFS=:; read -r all; for p in $all; do "
     'case $p in "~/"*) p=$HOME/${p#??};; esac; '
@@ -36,7 +36,7 @@ LOCAL_COMMAND = ("sh", "-c", SCRIPT)
 
 _CANDIDATES = ("python3", *(f"python3.{minor}" for minor in range(14, 8, -1)), "python")
 
-# Runs on the node before the program does; must parse on Python 2.7, to say what is wrong there.
+# Runs on the node before the program; must parse on Python 2.7 to report that it is too old.
 _STAGE = r"""
 import os, signal, sys
 def say(text): os.write(1, ("UGRO1 " + A["nonce"] + " " + text + "\n").encode("ascii", "replace"))
@@ -69,7 +69,7 @@ def write(data, folder):
 def move_in(fresh, home):
     try: os.rename(fresh, home)
     except OSError:
-        # Somebody was quicker, or some cleaner of old files has been at it: what lacks is put there, file by file.
+        # Another process was quicker, or a cleaner of old files removed some: missing files are added one by one.
         # Nothing is ever taken away: others may be reading it at this moment.
         for folder, _, names in os.walk(fresh):
             there = os.path.join(home, os.path.relpath(folder, fresh))
@@ -88,7 +88,7 @@ def unpack(home):
         shutil.rmtree(fresh, ignore_errors=True)
         clean(os.path.dirname(home))
 def clean(folder):
-    # By age, not by whether somebody is still at it: the folder may be shared with other machines.
+    # By age, not by whether it is in use: the folder may be shared with other machines.
     import shutil, time
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
@@ -109,7 +109,7 @@ def start():
     from ugro.remote.main import main
     signal.alarm(0)
     main(root, A["nonce"], A["silence_s"], A["node"])
-# Nobody is left to hear of it when an agent goes away without a word in the middle of this.
+# If the agent disappears in the middle of this, there is nothing left to report to.
 signal.alarm(60)
 if sys.version_info >= (3, 9): start()
 elif newer() and "again" not in A:
@@ -126,7 +126,7 @@ _LEFTOVER_S = 600
 
 
 class Greeting:
-    """Finds what the first stage says among all that rc files print before it."""
+    """Finds the first stage's messages among whatever rc files print before them."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
@@ -135,7 +135,7 @@ class Greeting:
 
     @property
     def rest(self) -> bytes:
-        """What came after the last thing said."""
+        """The bytes after the last message."""
         return bytes(self._buffer)
 
     @property
@@ -154,7 +154,7 @@ class Greeting:
             line = bytes(self._buffer[begin : max(begin, end)])
             nonce, _, said = line.partition(b" ")
             is_ours = nonce == self._nonce or line == _NO_PYTHON
-            # Of another's line only the marker goes: ours may begin in the middle of it.
+            # Of a foreign line only the marker is dropped: ours may begin in the middle of it.
             del self._buffer[: end + 1 if is_ours else begin]
             if is_ours:
                 yield said.decode("utf-8", "replace").strip()
@@ -164,7 +164,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The node program as it travels, known by its content's digest."""
+    """The node program as it is sent, identified by the digest of its content."""
 
     content: bytes
     digest: str
@@ -185,7 +185,7 @@ def node_program() -> Archive:
 
 
 def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
-    """What is written to the connection before anything is heard: where Python may be, and the first stage."""
+    """Written to the connection at once: the candidates for Python, and the first stage."""
     candidates = (spec.python,) if spec.python else _CANDIDATES
     program = node_program()
     arguments = {
@@ -203,7 +203,7 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    # A fixed time, so that the same code has the same digest wherever it was installed.
+    # A fixed time, so that the same code has the same digest wherever it is installed.
     entry = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry

@@ -1,4 +1,4 @@
-"""Calls under way over a link: one that only answers, and one whose output streams beside its answer."""
+"""Calls in progress over a link: with an answer only (``Answer``), or with output too (``Stream``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ugro.remote import wire
 
 
 class Talker(Protocol):
-    """What a call needs of its link."""
+    """What a call needs from its link."""
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None: ...
 
@@ -37,29 +37,29 @@ class Answer:
             self._link.send(wire.CANCEL, self.number)
 
     def cancel(self, reason: Exception | None = None) -> None:
-        """Asks the node to stop it and no longer waits for it."""
+        """Asks the node to stop the call, without waiting for it."""
         if not self._is_over:
             self.ask_to_stop()
             self._link.forget(self.number)
-            self.fail(reason or Unreachable("the call was given up", cause="cancelled"))
+            self.fail(reason or Unreachable("the call was cancelled", cause="cancelled"))
 
     def feed(self, kind: int, payload: bytes) -> None:
-        raise wire.ProtocolError(f"call {self.number} has no output, but some came")
+        raise wire.ProtocolError(f"call {self.number} has no output, but the node sent some")
 
     def finish(self, result: dict[str, Any]) -> None:
         self._is_over = True
-        if not self.future.done():  # a task that is cancelled while it waits cancels this, too
+        if not self.future.done():  # cancelling a task that waits for it cancels the future, too
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
         self._is_over = True
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # marked as seen: a call may be dropped without asking for its result
+            self.future.exception()  # marks it as retrieved: a caller may drop the call without asking for its result
 
 
 class Stream(Answer):
-    """A call that writes. Reading grants the node more; not reading holds it back."""
+    """A call with output. Reading grants the node more credit; not reading holds it back."""
 
     __slots__ = ("_chunks", "_unread")
 
@@ -76,7 +76,7 @@ class Stream(Answer):
 
     def feed(self, kind: int, payload: bytes) -> None:
         self._unread += len(payload)
-        # An empty piece costs no credit, and would cost memory without end.
+        # Empty pieces use no credit, and could fill our memory.
         if self._unread > wire.WINDOW or not payload:
             raise wire.ProtocolError(f"call {self.number} sent more than it was granted")
         self._chunks.put_nowait((kind, payload))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ugro.core.code import Tidied
 from ugro.core.errors import RemoteFailure
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.streaming import NodeCalls, Thread, Upload
@@ -30,13 +31,6 @@ _FIRST_BLOCKS = 5  # only fill the window, and are not measured
 _AGAIN_BLOCKS = 32  # then the other way is tried once: contents, or the link, may have changed
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Tidied:
-    freed_bytes: int
-    kept_bytes: int
-    trees: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +53,12 @@ class Sent:
     wire_bytes: int = 0
     bad: int = 0  # damaged during the transfer and sent again
     on_change: Callable[[], None] = field(default=lambda: None)
+
+    def add(self, blocks: _Blocks, wire_bytes: int) -> None:
+        self.files += blocks.files
+        self.bytes += blocks.bytes
+        self.wire_bytes += wire_bytes
+        self.on_change()
 
 
 class NodeContents(NodeCalls):
@@ -95,9 +95,7 @@ class NodeContents(NodeCalls):
                 await upload.end()
             finally:
                 thread.close()
-            received = _decoded(_Received, await stream.result())
-        sent.bad += received.bad
-        return [_id(text) for text in received.lacking]
+            return _lacking(await stream.result(), sent)
 
     async def _put(self, root: str, blocks: _Blocks, limit_bytes: int, sent: Sent) -> list[bytes]:
         """In one call: setting up a stream would take longer than the transfer."""
@@ -109,12 +107,8 @@ class NodeContents(NodeCalls):
             if error.cause == "busy":
                 raise _Busy from error
             raise
-        sent.files, sent.bytes = sent.files + blocks.files, sent.bytes + blocks.bytes
-        sent.wire_bytes += len(content)
-        sent.on_change()
-        received = _decoded(_Received, answer)
-        sent.bad += received.bad
-        return [_id(text) for text in received.lacking]
+        sent.add(blocks, len(content))
+        return _lacking(answer, sent)
 
     async def _upload(self, blocks: _Blocks, upload: Upload, thread: Thread, sent: Sent) -> None:
         began = time.monotonic()
@@ -122,15 +116,12 @@ class NodeContents(NodeCalls):
             view = memoryview(content)
             for at in range(0, len(view), wire.CHUNK):
                 await upload.send(bytes(view[at : at + wire.CHUNK]))
-            sent.files += blocks.files
-            sent.bytes += blocks.bytes
-            sent.wire_bytes += len(content)
-            sent.on_change()
+            sent.add(blocks, len(content))
             blocks.compression.note(time.monotonic() - began, blocks.bytes)
             began = time.monotonic()
 
     async def tidy(self, limit_bytes: int) -> Tidied:
-        return _decoded(Tidied, await self._call("tidy", _TIDY_S, limit_bytes=limit_bytes))
+        return _decoded(Tidied, {"node": self.name, **await self._call("tidy", _TIDY_S, limit_bytes=limit_bytes)})
 
 
 class _Busy(Exception):
@@ -193,9 +184,11 @@ def _bits(answer: dict[str, Any], count: int) -> list[bool]:
     return [bool(bits[at >> 3] >> (at & 7) & 1) for at in range(count)]
 
 
-def _id(text: str) -> bytes:
+def _lacking(answer: dict[str, Any], sent: Sent) -> list[bytes]:
+    received = _decoded(_Received, answer)
+    sent.bad += received.bad
     try:
-        return trees.parse_id(text)
+        return [trees.parse_id(text) for text in received.lacking]
     except ValueError as error:
         raise RemoteFailure(f"invalid answer about contents: {error}", cause="damaged") from error
 

@@ -1,4 +1,4 @@
-"""What a failed connection means, in words: from ssh's exit code and stderr, and from what the first stage said.
+"""Explains why a connection failed, from ssh's exit code and stderr and from the first stage's report.
 
 Pure: text in, an ``Unreachable`` with a stable cause and a hint out.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
 
-# Trying again soon cannot help, and hammering a login gets addresses banned.
+# Retrying soon does not help, and too many failed logins get addresses banned.
 LASTING_CAUSES = frozenset(
     {
         "name-not-found",
@@ -31,10 +31,10 @@ LASTING_CAUSES = frozenset(
 )
 
 
-# ssh keeps this one for its own failures; any other is what the command on the node ended with.
+# ssh uses this code for its own failures; any other is the exit code of the command on the node.
 _SSH_FAILED = 255
-# Said by ssh (before version 8 with another beginning) of a peer that hung up before a word was spoken. After another
-# complaint, it is of a jump host's ssh, which complained and ended.
+# Printed by ssh (before version 8 with another beginning) if the peer hangs up before the protocol starts. After
+# another error message, it is about a jump host's ssh that failed and ended.
 _HUNG_UP = "_exchange_identification"
 _MAX_MESSAGE = 400
 _TRY = "try: ssh {ssh}"
@@ -42,15 +42,15 @@ _TRY = "try: ssh {ssh}"
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    text: str  # as OpenSSH prints it, in lower case
+    text: str  # as printed by OpenSSH, in lower case
     cause: str
     message: str
     hint: str
 
 
 _SIGNS = (
-    # Before all that a jump host may have met on its way to the node.
-    _Sign("administratively prohibited", "jump-failed", "the jump host does not pass the connection on", (
+    # Before the errors that a jump host may have met on its way to the node.
+    _Sign("administratively prohibited", "jump-failed", "the jump host refuses to forward the connection", (
         "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
     )),
     _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", _TRY),
@@ -97,7 +97,7 @@ _SIGNS = (
 
 
 def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str, stdout_end: str = "") -> Unreachable:
-    """For a connection that ended before the node program spoke; ``stdout_end`` is the last line it printed."""
+    """For a connection that ended before the node program started; ``stdout_end`` is the last line it printed."""
     if exit_code in (_SSH_FAILED, None):
         folded = " ".join(stderr.lower().split())
         for sign in _SIGNS:
@@ -107,7 +107,7 @@ def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str, stdout_end: str
         return python_missing(spec)
     if exit_code == 126:
         return _python_unusable(spec, stderr)
-    # A login that is not meant for commands says so on stdout, and nothing else does.
+    # A login that is not meant for commands prints that on stdout, and nothing else does.
     last = _last_line(stderr) or _last_line(stdout_end)
     return _unreachable(
         spec,
@@ -124,7 +124,7 @@ def _from_sign(spec: NodeSpec, sign: _Sign, *, is_on_the_way: bool) -> Unreachab
 
 
 def from_stage(spec: NodeSpec, said: str) -> Unreachable:
-    """For what the first stage on the node reported instead of starting the program."""
+    """For an error that the first stage on the node reported instead of starting the program."""
     word, _, rest = said.partition(" ")
     if word == "no-python":
         return python_missing(spec)
@@ -139,18 +139,18 @@ def from_stage(spec: NodeSpec, said: str) -> Unreachable:
     if word == "os-error":
         number, _, root = rest.partition(" ")
         return _from_errno(spec, int(number) if number.isdigit() else 0, root)
-    return _unreachable(spec, "protocol", f"it said something unexpected: {said[:80]!r}", "try again")
+    return _unreachable(spec, "protocol", f"unexpected message from the node: {said[:80]!r}", "try again")
 
 
 def python_missing(spec: NodeSpec) -> Unreachable:
     if spec.python:
         return _unreachable(
-            spec, "python-missing", f"there is no {spec.python} on it", "correct python: under {name} in cluster.yaml"
+            spec, "python-missing", f"{spec.python} not found", "correct python: under {name} in cluster.yaml"
         )
     return _unreachable(
         spec,
         "python-missing",
-        "there is no python3 on it",
+        "python3 not found",
         "install python3 (3.9 or newer) there, or name one: python: /path/to/python3 under {name} in cluster.yaml",
     )
 
@@ -178,30 +178,29 @@ def connect_timed_out(spec: NodeSpec, limit_s: float) -> Unreachable:
     )
 
 
-def spoke_nonsense(spec: NodeSpec, detail: str) -> Unreachable:
-    return _unreachable(
-        spec, "protocol", f"it does not speak UGRO's protocol: {detail}", "what do its shell's rc files print or start?"
-    )
+def broke_protocol(spec: NodeSpec, detail: str) -> Unreachable:
+    hint = "check what its shell's rc files print or start"
+    return _unreachable(spec, "protocol", f"it does not speak UGRO's protocol: {detail}", hint)
 
 
 def stopped_answering(spec: NodeSpec, silent_s: float) -> Unreachable:
     message = f"stopped answering {silent_s:.0f} s ago"
-    return _unreachable(spec, "hung", message, "reconnecting by itself; try: ssh {ssh}")
+    return _unreachable(spec, "hung", message, "reconnecting automatically; try: ssh {ssh}")
 
 
-def not_kept(spec: NodeSpec, why: str) -> Unreachable:
-    return _unreachable(spec, "closed", f"its link is not kept open any more: {why}", "try again; see: ugro agent logs")
+def closed(spec: NodeSpec, why: str) -> Unreachable:
+    return _unreachable(spec, "closed", f"its link was closed: {why}", "try again; see: ugro agent logs")
 
 
 def link_broke(spec: NodeSpec, stderr: str) -> Unreachable:
     last = _last_line(stderr)
     return _unreachable(
-        spec, "link-lost", "the link broke" + (f": {last}" if last else ""), "reconnecting by itself"
+        spec, "link-lost", "the link broke" + (f": {last}" if last else ""), "reconnecting automatically"
     )
 
 
 def cannot_start(spec: NodeSpec, program: str, error: OSError) -> Unreachable:
-    """For a transport's command that this machine could not run."""
+    """For a transport command that could not be started on this machine."""
     if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
         return _unreachable(
             spec,
@@ -230,16 +229,16 @@ def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
             "make it writable, or set remote_root to a folder that is",
         )
     return _unreachable(
-        spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be made"
+        spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be created"
     )
 
 
 def _unreachable(spec: NodeSpec, cause: str, message: str, hint: str) -> Unreachable:
     target = f"-p {spec.port} {spec.target}" if spec.port else spec.target
     if spec.transport != "ssh" and "{ssh}" in hint:
-        hint = "run its transport command by hand, and see what it says"
+        hint = "run its transport command by hand"
     return Unreachable(
-        # Part of it may be another machine's words: one line of bounded length, whatever it said.
+        # Part of it may come from another machine: one line of bounded length.
         " ".join(message[:_MAX_MESSAGE].split()),
         subject=spec.name,
         cause=cause,

@@ -1,4 +1,4 @@
-"""Machines that need no list: the hosts a user's ssh configuration already names."""
+"""Finds the machines that the user's ssh configuration already names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_INCLUDE_DEPTH = 8
 
 
 def ssh_config_hosts(path: Path) -> list[str]:
-    """The plain names of all Host blocks, in order; patterns and code-hosting logins (User git) are no machines."""
+    """The plain names of all Host blocks, in order, without patterns and code-hosting logins (User git)."""
     hosts: list[str] = []
     skipped: set[str] = set()
     block: list[str] = []
@@ -31,7 +31,7 @@ def ssh_config_hosts(path: Path) -> list[str]:
 
 
 def _is_machine(word: str) -> bool:
-    """No pattern, and no name that nothing but this file could know, such as one with a blank in it."""
+    """Neither a pattern nor a name that no other file could contain, such as one with a space."""
     if set(word) & set("*?!") or not is_host(word):
         return False
     try:
@@ -61,14 +61,14 @@ def _settings(path: Path, depth: int) -> Iterator[tuple[str, list[str]]]:
 def _words(line: str) -> list[str]:
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True
-    lexer.whitespace += "="  # "Host=name" is as good as "Host name"
+    lexer.whitespace += "="  # "Host=name" means the same as "Host name"
     try:
         return list(lexer)
-    except ValueError:  # a quote that is not closed; ssh itself will say so
+    except ValueError:  # an unclosed quote; ssh itself reports it
         return []
 
 
 def _included(pattern: str) -> list[Path]:
-    # As ssh does: relative to ~/.ssh, wherever the user's file itself is.
+    # As ssh does: relative to ~/.ssh, wherever the including file is.
     whole = Path("~/.ssh").expanduser() / Path(pattern).expanduser()
     return [Path(name) for name in sorted(glob.glob(str(whole)))]

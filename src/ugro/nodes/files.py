@@ -76,13 +76,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """Where an attempt writes checkpoints on a node, and what it resumes from, if that is there."""
+
     dir: str
-    resume: str | None  # None: the checkpoint to resume from is not there
+    resume: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    resume: str
+    @property
+    def env(self) -> dict[str, str]:
+        resume = {"UGRO_RESUME_DIR": self.resume} if self.resume else {}
+        return {"UGRO_CHECKPOINT_DIR": self.dir, **resume}
 
 
 def outputs_of(job: int, attempt: int) -> Source:
@@ -174,8 +176,8 @@ class NodeFiles(NodeCalls):
         """The newest checkpoint that can be sent, preceded by newer ones that cannot."""
         return decode_found(await self._call("newest", _ANSWER_S, **where.params()), self.name)
 
-    async def put(self, where: Where, found: Found, folder: Path) -> str:
-        """Sends what is in a folder here as the checkpoint to resume from; returns its path there."""
+    async def put(self, where: Where, found: Found, folder: Path) -> Prepared:
+        """Sends what is in a folder here as the checkpoint to resume from."""
         pieces = received.send_whole(str(folder))
         async with self._stream("receive", **checkpoint_of(where, found), bytes=found.bytes) as (link, stream):
             upload = Upload(link, stream, self.name, _WHAT)
@@ -190,7 +192,7 @@ class NodeFiles(NodeCalls):
                 await thread.do(pieces.close)
                 thread.close()
             answer = await stream.result()
-        return _decoded(_Received, answer, self.name).resume
+        return _decoded(Prepared, answer, self.name)
 
     async def drop_checkpoints(self, where: Where) -> None:
         """Deletes the job's folders there; never one that the user chose."""

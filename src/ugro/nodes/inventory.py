@@ -1,4 +1,4 @@
-"""The nodes of the current configuration, each with its link. A new configuration changes only what differs."""
+"""The nodes of the current configuration, each with its link. A new configuration only affects nodes that differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Inventory:
         return len(self._nodes)
 
     async def apply(self, config: Config) -> Change:
-        """Opens links to new nodes, closes those of nodes that are gone, leaves every unchanged one alone."""
+        """Opens links to new nodes, closes links to removed ones, and leaves unchanged ones alone."""
         dialling = self.dialling(config)
         same_way = self._dialling is not None and self._dialling.options == dialling.options
         specs = {spec.name: spec for spec in config.nodes}
@@ -80,7 +80,7 @@ class Inventory:
         )
 
     def select(self, words: Sequence[str]) -> list[Node]:
-        """Nodes by name, ``@all`` or ``@label``, each once, in the cluster's order; no words mean all."""
+        """Nodes by name, ``@all`` or ``@label``, each once, in the cluster's order; without arguments, all nodes."""
         if not words:
             return list(self)
         wanted: set[str] = set()
@@ -96,7 +96,7 @@ class Inventory:
         found = {node.spec.name for node in self if word[1:] in _groups(node.spec)}
         if not found:
             groups = sorted({group for node in self for group in _groups(node.spec)})
-            raise NotFound(f"no node carries {word}", hint=f"there is: @all @{' @'.join(groups)}")
+            raise NotFound(f"no node has the label {word}", hint=f"labels: @all @{' @'.join(groups)}")
         return found
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class Inventory:
 
 
 def _reach(spec: NodeSpec) -> NodeSpec:
-    """All that a link depends on: another label is no reason to end what runs over it."""
+    """Everything that a link depends on: a changed label is no reason to close it."""
     return replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=())
 
 

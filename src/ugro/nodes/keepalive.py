@@ -1,4 +1,4 @@
-"""Keepalives of one link: is the peer there, how far is it, what does its clock say."""
+"""Keepalives of one link: whether the peer answers, the round-trip time, and the offset of its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ugro.core.node import LinkQuality
 from ugro.remote import wire
 
 INTERVAL_S = 2.0
-# Together with one tick of checking this notices a hung node within 10 s.
+# Together with one tick this detects a hung node within 10 s.
 SILENCE_S = 8.0
 ANSWER_IN_TIME_S = 1.0
 _TICK_S = 1.0
@@ -42,7 +42,7 @@ class Keepalive:
         self._pings: deque[_Ping] = deque(maxlen=_REMEMBERED)
         self._count = 0
         self._last_answered = 0
-        self.revived_at: float | None = None  # when a peer that had been late was last heard again
+        self.revived_at: float | None = None  # when a peer that had been silent last answered again
         self._heard_at = self._clock()
         self._tick_at = self._heard_at
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Keepalive:
     def _tick(self) -> None:
         now = self._clock()
         if now - self._tick_at > INTERVAL_S:
-            # We were the ones who slept (suspended, or stopped): the peer gets its time anew.
+            # This process was suspended or stopped, not the peer: the peer's time starts again.
             self._heard_at = now
         if now - self._heard_at > SILENCE_S:
             self._on_silence(now - self._heard_at)

@@ -1,7 +1,7 @@
-"""A link: our open conversation with the node program on one node.
+"""A link: the open connection to the node program on one node.
 
-Calls run side by side, told apart by an id. It is over when its process ends, the peer talks nonsense or falls
-silent; then every call under way fails with the same ``Unreachable``. Opening it again is the node's business.
+Calls run side by side, each with an id. The link ends when its process ends, or when the peer breaks the protocol or
+stops answering; every call in progress then fails with the same ``Unreachable``. ``Node`` opens it again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ugro.nodes.process import MAX_STDERR, LinkProcess
 from ugro.nodes.transport import SshOptions, link_command
 from ugro.remote import wire
 
-# A node program that hears nothing for so long ends itself, and what it runs: its agent is gone.
+# A node program that hears nothing for so long ends itself and its commands: the agent is gone.
 NODE_SILENCE_S = 30.0
-_EXIT_S = 2.0  # how long a process that closed its output may take to say how it ended
+_EXIT_S = 2.0  # how long a process that closed its output may take to exit
 _LOOK_S = 0.005
 _MAX_MESSAGE = 2000
 _MAX_CAUSE = 40
@@ -69,7 +69,7 @@ class Link(asyncio.Protocol):
         return link
 
     async def call(self, method: str, params: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
-        # The hot path: a timer of our own, since asyncio.timeout costs as much as the rest of the call.
+        # Hot path: a plain timer, because asyncio.timeout costs as much as the rest of the call.
         answer = Answer(self, self._next_number(), self._loop.create_future())
         self._begin(answer, method, params)
         timer = self._loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
@@ -91,12 +91,12 @@ class Link(asyncio.Protocol):
 
     def _begin(self, call: Answer, method: str, params: dict[str, Any] | None) -> None:
         if self.lost.done():
-            # Raised once for each call: without this, each would hold on to the frames of all before it.
+            # Raised for every call: otherwise each would keep the traceback frames of all before it.
             raise self.lost.result().with_traceback(None)
         try:
             message = wire.message(wire.CALL, call.number, {"method": method, "params": params or {}})
         except wire.ProtocolError as error:
-            raise UsageError(f"{method} cannot be asked: {error}", subject=self.spec.name) from error
+            raise UsageError(f"{method} cannot be called: {error}", subject=self.spec.name) from error
         self._calls[call.number] = call
         self._write(message)
 
@@ -115,7 +115,7 @@ class Link(asyncio.Protocol):
         self._lose(Unreachable("the link was closed", subject=self.spec.name, cause="closed"))
 
     async def wait_closed(self) -> None:
-        """Until the process of a link that was lost is gone, too."""
+        """Waits until the process of a lost link has exited."""
         if self._process is not None:
             await asyncio.wait([self._process.is_gone], timeout=_EXIT_S)
 
@@ -134,7 +134,7 @@ class Link(asyncio.Protocol):
         try:
             self._receive(data)
         except wire.ProtocolError as error:
-            self._lose(diagnosis.spoke_nonsense(self.spec, str(error)))
+            self._lose(diagnosis.broke_protocol(self.spec, str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
@@ -153,10 +153,10 @@ class Link(asyncio.Protocol):
             self._lose(diagnosis.from_ssh(self.spec, exit_code, complaint, self._greeting.last_line))
 
     def _flooded(self) -> None:
-        self._lose(diagnosis.spoke_nonsense(self.spec, f"more than {MAX_STDERR >> 20} MiB came on standard error"))
+        self._lose(diagnosis.broke_protocol(self.spec, f"more than {MAX_STDERR >> 20} MiB on standard error"))
 
     def _lose(self, reason: Unreachable) -> None:
-        """The one way a link ends. Idempotent."""
+        """The only way a link ends. Idempotent."""
         if self.lost.done():
             return
         self.lost.set_result(reason)
@@ -173,7 +173,7 @@ class Link(asyncio.Protocol):
         for call in calls.values():
             call.fail(reason)
 
-    # --- what is heard -----------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------
 
     def _receive_greeting(self, data: bytes) -> None:
         for said in self._greeting.feed(data):
@@ -188,7 +188,7 @@ class Link(asyncio.Protocol):
 
     def _send_program(self) -> None:
         if self._was_program_sent:
-            raise wire.ProtocolError("it wants the node program twice")
+            raise wire.ProtocolError("it asked for the node program twice")
         self._was_program_sent = True
         self._write(bootstrap.node_program().content)
 
@@ -206,13 +206,13 @@ class Link(asyncio.Protocol):
 
     def _receive_machine(self, kind: int, value: dict[str, Any]) -> None:
         if kind == wire.ERROR:
-            raise wire.ProtocolError(f"it says: {value.get('message')}")
+            raise wire.ProtocolError(f"it reports: {value.get('message')}")
         if kind != wire.RESULT or self._opened.done():
             raise wire.ProtocolError(f"an answer of kind {kind} to nothing")
         try:
             self.machine = decode(Machine, value)
         except DecodeError as error:
-            raise wire.ProtocolError(f"what it says of its machine makes no sense: {error}") from None
+            raise wire.ProtocolError(f"invalid machine facts: {error}") from None
         self._opened.set_result(None)
         self._keepalive.start()
 
@@ -221,9 +221,9 @@ class Link(asyncio.Protocol):
             call.feed(kind, payload)
             return
         if kind not in (wire.RESULT, wire.ERROR):
-            raise wire.ProtocolError(f"kind {kind} makes no sense towards an agent")
+            raise wire.ProtocolError(f"invalid frame kind {kind} from a node")
         value = wire.parse(payload)
-        # Only now: a call that is taken out before its answer is understood would never end.
+        # Only now: a call that is removed before its answer is parsed would never end.
         del self._calls[call.number]
         if kind == wire.RESULT:
             call.finish(value)
@@ -231,7 +231,7 @@ class Link(asyncio.Protocol):
             message, cause = f"{value.get('message')}"[:_MAX_MESSAGE], f"{value.get('kind')}"[:_MAX_CAUSE]
             call.fail(RemoteFailure(message, subject=self.spec.name, cause=cause))
 
-    # --- what is said ------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self.lost.done():

@@ -1,7 +1,7 @@
-"""A node seen from the agent: keeps its link open, and says why when it is not.
+"""A node as the agent sees it: keeps its link open, and knows why when it is not.
 
-A lost link is dialled again by itself with growing, jittered pauses. Whoever needs the node waits in ``ready``,
-which never waits longer than one attempt: a node that is down delays nobody.
+A lost link is dialled again with growing, jittered pauses. Callers wait in ``ready``, which never takes longer than
+one attempt: a node that is down does not delay others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ugro.policy.lifecycle.backoff import delay_s
 log = logging.getLogger(__name__)
 
 _LASTING_PAUSE_S = 60.0
-# A good connection is open by then, and however many nodes hang, the next one in the queue is soon dialled.
+# A good connection is open by then; and even if many nodes hang, the next one in the queue is dialled soon.
 _SLOT_S = 0.5
 _WAKE_AT_MOST_EVERY_S = 1.0
-# A link that broke sooner counts as one more failure, or a node that dies at every start would be dialled for ever.
+# A link that breaks sooner counts as a failure; otherwise a node that dies at every start would be dialled for ever.
 _LASTING_LINK_S = 10.0
 
 
@@ -38,16 +38,16 @@ class Dialling:
 
     options: SshOptions
     quick_retries: int
-    # Bounds how many connections are being opened at once (sshd's MaxStartups, our own CPU).
+    # Limits how many connections are opened at once (sshd's MaxStartups, our own CPU).
     slots: asyncio.Semaphore
-    # Read at each dial: the user's ssh-agent socket changes while the agent lives on.
+    # Read at each dial: the user's ssh-agent socket may change while the agent runs.
     environment: Callable[[], Mapping[str, str]]
 
 
 class Node:
     def __init__(self, spec: NodeSpec, dialling: Dialling) -> None:
         self.spec = spec
-        self.dialling = dialling  # what the next dial goes by
+        self.dialling = dialling  # used by the next dial
         self.error: Unreachable | None = None
         self.since: datetime | None = None  # when it became unreachable
         self._linked_at = float("-inf")
@@ -76,13 +76,13 @@ class Node:
 
     @property
     def alive_since(self) -> float | None:
-        """When its link opened, or was heard again after it had been silent, in monotonic seconds."""
+        """When its link opened, or answered again after silence, in monotonic seconds."""
         if self._link is None:
             return None
         return max(self._linked_at, self._link.revived_at or self._linked_at)
 
     async def ready(self, timeout_s: float) -> Link:
-        """The open link; if there is none, the outcome of an attempt made now."""
+        """Returns the open link, or makes an attempt now and returns or raises its outcome."""
         if (link := self.link) is not None:
             return link
         self.wake()
@@ -93,7 +93,7 @@ class Node:
             return link
         if self.error is None:
             raise diagnosis.still_connecting(self.spec, timeout_s)
-        # Raised for each caller: without this, each would hold on to the frames of all before it.
+        # Raised for every caller: otherwise each would keep the traceback frames of all before it.
         raise self.error.with_traceback(None)
 
     def wake(self) -> None:
@@ -147,7 +147,7 @@ class Node:
         return link
 
     async def _open(self) -> Link:
-        """Opens within a slot, but gives the slot back when this node is slow: it must not delay the others."""
+        """Opens within a slot, but releases the slot early if this node is slow: it must not delay others."""
         slots = self.dialling.slots
         await slots.acquire()
         late = self._loop.call_later(_SLOT_S, slots.release)
@@ -161,7 +161,7 @@ class Node:
     async def _connect(self) -> Link:
         options = self.dialling.options
         env = {**os.environ, **LINK_ENVIRONMENT, **self.dialling.environment()}
-        # The connection has its own limit; starting the program on a busy node may take as long again.
+        # ssh has its own limit for connecting; starting the program on a busy node may take as long again.
         return await Link.open(self.spec, options, timeout_s=2 * options.connect_timeout_s, env=env)
 
     def _note_down(self, error: Unreachable) -> None:
@@ -172,13 +172,13 @@ class Node:
         self.error = error
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Nobody may wait for a node that is no longer kept, least of all when a bug of ours ended that."""
+        """Releases all waiters when this node is closed, or when a bug ended its task."""
         self._link = None
         if not task.cancelled() and (bug := task.exception()) is not None:
-            log.error("no longer kept open", exc_info=bug, extra={"node": self.spec.name})
-            self.error = diagnosis.not_kept(self.spec, f"{type(bug).__name__}: {bug}")
+            log.error("link task ended by an error", exc_info=bug, extra={"node": self.spec.name})
+            self.error = diagnosis.closed(self.spec, f"{type(bug).__name__}: {bug}")
         elif self.error is None:
-            self.error = diagnosis.not_kept(self.spec, "its entry was changed or removed")
+            self.error = diagnosis.closed(self.spec, "its entry was changed or removed")
         self._settle()
 
     def _settle(self) -> None:

@@ -1,6 +1,6 @@
-"""The process behind a link: ssh, a shell on this machine, or the command a user named as the node's transport.
+"""The process behind a link: ssh, a shell on this machine, or the node's transport command.
 
-Its stdin and stdout are one socket of ours. What it says on stderr is kept, the last of it, for when it fails.
+Its stdin and stdout are one socket of ours. The end of its stderr is kept for error messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-# ssh says a line or two, rc files perhaps a page; whoever says more says it without end.
+# ssh prints a line or two, rc files perhaps a page; a process that prints more never stops.
 MAX_STDERR = 1 << 20
 _KEPT_STDERR = 16 * 1024
 _FIRST_LOOK_S = 0.002
@@ -21,7 +21,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class LinkProcess:
-    """Raises ``OSError`` when it cannot be started."""
+    """Raises ``OSError`` if it cannot be started."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], on_flood: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class LinkProcess:
         self._loop.add_reader(self._stderr, self._hear)
 
     def exit_code(self) -> int | None:
-        """None while it runs. It is only looked at: until it is collected, nobody else gets the number of its group."""
+        """None while it runs. Does not reap the process: until then its group id cannot be reused."""
         if self._process.returncode is not None:
             return self._process.returncode
         seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -42,13 +42,13 @@ class LinkProcess:
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
     def complaint(self) -> str:
-        """The last of what it said on stderr."""
+        """The end of its stderr."""
         while self._stderr >= 0 and self._hear():
             pass
         return self._said.decode("utf-8", "replace").strip()
 
     def end(self) -> None:
-        """Ends it and what it started to get to the node (a jump, a proxy), also when it ended before them."""
+        """Ends it and the processes it started to reach the node (a jump, a proxy), even if it ended before them."""
         self._stop_hearing()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -56,14 +56,14 @@ class LinkProcess:
         self._look_for_end(_FIRST_LOOK_S)
 
     def _look_for_end(self, pause_s: float) -> None:
-        # The kernel may take its time, and the agent has other nodes to talk to meanwhile.
+        # This may take a while, and the agent must keep talking to other nodes.
         if self._process.poll() is None:
             self._loop.call_later(pause_s, self._look_for_end, min(2 * pause_s, _LONGEST_PAUSE_S))
         elif not self.is_gone.done():
             self.is_gone.set_result(None)
 
     def _hear(self) -> bool:
-        """True when there may be more."""
+        """True if there may be more to read."""
         try:
             part = os.read(self._stderr, 64 * 1024)
         except BlockingIOError:
@@ -92,7 +92,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str]) -> tuple[subprocess.Pope
         heard, stderr = os.pipe()
         ours.callback(os.close, heard)
         theirs.callback(os.close, stderr)
-        # A session of its own: it has no terminal to ask on, and its group can be ended as a whole.
+        # In a session of its own: it has no terminal to prompt on, and its group can be killed as a whole.
         process = subprocess.Popen(
             argv,
             stdin=other_end.fileno(),

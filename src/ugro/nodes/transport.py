@@ -1,4 +1,4 @@
-"""A transport is a command that gives stdin and stdout on a node: ssh, nothing at all, or one the user named."""
+"""A transport is a command that gives stdin and stdout on a node: ssh, none (this machine), or the user's own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ugro.core.node import NodeSpec
 from ugro.nodes.bootstrap import LOCAL_COMMAND, SHELL_COMMAND
 
-# Everything about keys, names, jumps and ports is the user's own ssh configuration. These only keep a link what it
-# is: one connection of its own, never asking, carrying nothing else, ending by itself when the peer is dead and no
-# agent is left to notice. An agent notices earlier, by its keepalives, and has a better word for it.
+# Keys, names, jumps and ports come from the user's own ssh configuration. These options make the link one connection
+# of its own that never prompts, forwards nothing, and ends by itself if the peer is dead and no agent is left. An agent
+# notices earlier, by its keepalives, and reports a better reason.
 _LINK_OPTIONS = {
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
@@ -25,7 +25,7 @@ _LINK_OPTIONS = {
     "ServerAliveCountMax": "2",
     "ServerAliveInterval": "5",
 }
-# A jump is another ssh, which the options above do not reach: it must not ask either, not even in a window.
+# A jump is another ssh, which the options above do not reach: it must not prompt either, not even in a window.
 LINK_ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
 
 
@@ -45,7 +45,7 @@ def link_command(spec: NodeSpec, options: SshOptions) -> list[str]:
 
 
 def ssh_command(spec: NodeSpec, options: SshOptions, **extra: str) -> list[str]:
-    """``ssh`` up to and including the destination; ``extra`` are further ``-o`` options, which win."""
+    """``ssh`` up to and including the destination; ``extra`` are further ``-o`` options, which take precedence."""
     words = ["ssh"]
     if options.config_file:
         words += ["-F", os.path.expanduser(options.config_file)]

@@ -1,10 +1,10 @@
-"""Small parts of sentences that several policies say."""
+"""Parts of sentences that several policies share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A sentence with more names than this is not read.
+# A sentence with more names is hard to read.
 _MOST_NAMES = 4
 
 

@@ -1,4 +1,4 @@
-"""Where the node program begins, and the list of what it can be asked."""
+"""Where the node program starts, and where it finds its methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES = {
 
 
 def main(root: str, nonce: str, silence_s: float, node: str) -> None:
-    # Whatever an imported module or a child prints must not get between the frames.
+    # Output of imported modules or child processes must not get between the frames.
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
@@ -43,12 +43,12 @@ def main(root: str, nonce: str, silence_s: float, node: str) -> None:
 
 
 def _echo(call: Call, params: Dict[str, Any]) -> None:
-    """The smallest call there is: what a link itself costs."""
+    """The smallest call: measures the cost of the link itself."""
     call.finish(params)
 
 
 class _Probing:
-    """A node without anything that hints at a GPU pays nothing for GPUs."""
+    """Nodes without any hint of a GPU do not start a sampler."""
 
     def __init__(self, program: Program) -> None:
         from ugro.remote.hardware.gpu_hint import has_gpu_hint

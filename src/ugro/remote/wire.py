@@ -1,8 +1,8 @@
-"""Frames: how an agent and a node program talk over one byte stream, in both directions.
+"""Frames: the protocol between an agent and a node program over one byte stream, in both directions.
 
-A frame is a header (payload length, kind, call id) and a payload. Calls are told apart by their id, so many run at
-once; the bytes a call produces travel beside its answer, and only as many as the receiver has granted (CREDIT).
-Both sides use this file. It knows nothing of processes or sockets.
+A frame is a header (payload length, kind, call id) and a payload. Calls have ids, so many can run at once. The output
+of a call is sent beside its answer, and only as much as the receiver has granted (CREDIT). Both sides use this file;
+it knows nothing about processes or sockets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CALL = 1  # agent → node: {"method", "params"}
 CANCEL = 2  # agent → node: stop this call; it still answers
 INPUT = 3  # agent → node: bytes for a call; an empty payload is the end
-CREDIT = 4  # receiver → sender: so many more bytes of this call may come
+CREDIT = 4  # receiver → sender: so many more bytes of this call may be sent
 RESULT = 5  # node → agent: the call's answer; the last frame of its id
 ERROR = 6  # node → agent: {"kind", "message"}; the last frame of its id
 OUT = 7  # node → agent: bytes (standard output)
@@ -36,24 +36,24 @@ AMOUNT = struct.Struct(">I")
 
 MAX_PAYLOAD = 1 << 20
 CHUNK = 64 * 1024
-WINDOW = 512 * 1024  # bytes of one call that may be on their way
+WINDOW = 512 * 1024  # bytes of one call that may be in flight
 
 
 def _finite(text: str) -> float:
-    """Neither 1e999 nor the NaN that Python's reader lets pass: what is read can be written again."""
+    """Rejects 1e999 and NaN, which Python's reader accepts: everything that is read can be written again."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("%s is no number" % text)
+        raise ValueError("%s is not a finite number" % text)
     return number
 
 
-# Kept: json.dumps and json.loads make a new one, or guess an encoding, on every call.
+# Created once: json.dumps and json.loads create a new one, or guess an encoding, on every call.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is not a frame; the stream cannot be trusted any further."""
+    """The other side sent something that is not a frame; the rest of the stream cannot be trusted."""
 
 
 def frame(kind: int, call: int, payload: bytes = b"") -> bytes:
@@ -64,7 +64,7 @@ def message(kind: int, call: int, value: Dict[str, Any]) -> bytes:
     try:
         payload = _encode(value).encode()
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("no JSON can be made of it: %s" % error) from error
+        raise ProtocolError("cannot be encoded as JSON: %s" % error) from error
     if len(payload) > MAX_PAYLOAD:
         raise ProtocolError("a message of %d bytes is over the limit of %d" % (len(payload), MAX_PAYLOAD))
     return frame(kind, call, payload)
@@ -81,7 +81,7 @@ def parse(payload: bytes) -> Dict[str, Any]:
 
 
 class Decoder:
-    """Cuts a byte stream into frames, whatever the pieces it arrives in."""
+    """Cuts a byte stream into frames, in whatever pieces it arrives."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

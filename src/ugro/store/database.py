@@ -18,6 +18,7 @@ from ugro.store.environments import EnvironmentStore
 from ugro.store.jobs import JobStore
 from ugro.store.listing import ListingStore
 from ugro.store.notes import NoteStore
+from ugro.store.retention import RetentionStore
 
 
 class Store:
@@ -30,6 +31,7 @@ class Store:
         self.ends = EndStore(self._database)
         self.notes = NoteStore(self._database)
         self.listing = ListingStore(self._database)
+        self.retention = RetentionStore(self._database)
 
     async def open(self) -> None:
         await self._database.open()

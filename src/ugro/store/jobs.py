@@ -121,9 +121,9 @@ class JobStore:
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
-    async def finish_many(self, ended: Iterable[tuple[Job, SmallLog]]) -> list[Job | Exception]:
-        """They have done all they were to do. Of each its last two moves at once, or what is against them."""
-        return await self._database.run_each((partial(_finish, job=job, log=log) for job, log in ended), self._tell)
+    async def finish(self, job: Job, log: SmallLog) -> Job:
+        """It has succeeded, and this is all that it wrote: its last two moves at once."""
+        return await self._change(lambda db: _finish(db, job, log))
 
     async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
         """Of one that has ended so, and when."""
@@ -192,8 +192,8 @@ class JobStore:
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
 
-    async def note_results_removed(self, job: Job) -> Job:
-        return await self._change(lambda db: _note_results_removed(db, job.id))
+    async def note_results_removed(self, job: Job, reason: str = "removed by their user") -> Job:
+        return await self._change(lambda db: _note_results_removed(db, job.id, reason))
 
     async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
         marks = ",".join("?" * len(jobs))
@@ -239,6 +239,7 @@ def _some(db: sqlite3.Connection, numbers: Sequence[int]) -> list[Job]:
 def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
     if (known := _submitted(db, key)) is not None:
         return Submission(known, is_new=False)
+    _check_exist(db, (*spec.after.ok, *spec.after.any))
     now, reason = _now(), "submitted"
     cursor = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, origin, cache_key) "
@@ -252,6 +253,13 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     if about.cache_key is not None and about.cached_from is not None:
         job = _point_to(db, job, about.cache_key, about.cached_from)
     return Submission(job, is_new=True)
+
+
+def _check_exist(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """A job that runs after one that was removed a moment ago would wait forever."""
+    for number in numbers:
+        if db.execute("SELECT 1 FROM jobs WHERE id = ?", (number,)).fetchone() is None:
+            raise NotFound(f"there is no job {number} to run after", hint="see: ugro status")
 
 
 def _submitted(db: sqlite3.Connection, key: str) -> Job | None:
@@ -376,11 +384,11 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     return _get(db, job)
 
 
-def _note_results_removed(db: sqlite3.Connection, job: int) -> Job:
+def _note_results_removed(db: sqlite3.Connection, job: int, reason: str) -> Job:
     current = _get(db, job)
     if current.results_removed_at is None:
         db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (_now(), job))
-        _note(db, "results", "removed by their user", current, None)
+        _note(db, "results", reason, current, None)
     return _get(db, job)
 
 

@@ -119,6 +119,11 @@ class MetricStore:
     async def size_bytes(self) -> int:
         return await self._reading.run(_size_bytes)
 
+    async def forget_jobs(self, jobs: Sequence[int]) -> None:
+        """Their metrics go as a whole; the jobs themselves are gone."""
+        owners = [job_owner(job) for job in jobs]
+        await self._writing.run(lambda db: _forget_owners(db, owners))
+
     async def keep_within(self, limits: Limits, now: float) -> list[str]:
         """Forgets what is too old, then of the oldest jobs what is too much; the owners that lost something."""
         forgotten: list[str] = []
@@ -165,6 +170,12 @@ def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
         elif kind == NODE:
             series.forget_before(db, owner, int(before))
     return forgotten
+
+
+def _forget_owners(db: sqlite3.Connection, owners: Sequence[str]) -> None:
+    for owner in owners:
+        _delete(db, db.execute("SELECT id FROM series WHERE owner = ?", (owner,)).fetchall())
+        db.execute("DELETE FROM source WHERE owner = ?", (owner,))
 
 
 def _drop_oldest_points(db: sqlite3.Connection) -> str | None:

@@ -39,7 +39,7 @@ def add_live(app: FastAPI, agent: Agent) -> None:
 async def _events(agent: Agent, after: int) -> AsyncGenerator[bytes]:
     yield f"retry: {_RETRY_MS}\nid: {after}\n{_event('beat', {'now': time.time()})}".encode()
     try:
-        async with contextlib.aclosing(_with_heartbeats(agent.watching.changes(after))) as batches:
+        async with contextlib.aclosing(_with_heartbeats(agent.monitoring.changes(after))) as batches:
             async for batch in batches:
                 yield "".join(batch).encode()
     except UgroError as error:

@@ -39,7 +39,7 @@ async def serve_web(agent: Agent, api: FastAPI) -> None:
         finally:
             serving.cancel()
         if (problem := serving.exception()) is not None:
-            agent.front.closed(_as_error(problem))
+            agent.dashboard.closed(_as_error(problem))
             await _until_changed(agent, settings)
 
 
@@ -65,7 +65,7 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
         endpoint = Endpoint(settings, listener.getsockname()[1], tokens)
         server = _server(create_web(agent, api, endpoint.access), settings)
         log.info("dashboard at %s", endpoint.url)
-        agent.front.opened(endpoint.link)
+        agent.dashboard.opened(endpoint.link)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve([listener]), name="serve the dashboard")
             await _until_changed(agent, settings)

@@ -1,11 +1,11 @@
-"""From a job and its placement to the plan of an attempt: one process, or torchrun's environment on every device."""
+"""Plans an attempt of a job on its placement: one process, or one per device with torchrun's environment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ugro.core.job import Job, Launcher, Placement, Share
+from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
 from ugro.policy.balance.hardware_speed import Speeds
 
@@ -14,13 +14,13 @@ Env = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What planning must know of the world: where ranks meet, and of each node its Python and variables."""
+    """What planning needs besides the job: where ranks meet, and each node's Python and variables."""
 
     rendezvous: Rendezvous | None
     pythons: Mapping[str, str]
-    # What the user gave to everything on a node; ranks inherit it there.
+    # The variables that the cluster file sets on a node; ranks inherit them there.
     node_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # What ranks are told beside all else; nothing overrides it.
+    # Variables that nothing overrides.
     extra_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     speeds: Speeds | None = None  # of the ranks, for a static balance
 
@@ -50,6 +50,11 @@ def plan(job: Job, attempt: int, placement: Placement, surroundings: Surrounding
     return Plan(job.id, attempt, nodes, surroundings.rendezvous)
 
 
+def follows_from_spec(spec: JobSpec) -> bool:
+    """Whether an attempt's plan follows from its spec and placement: nothing has to be found out or set up first."""
+    return spec.launcher is Launcher.COMMAND and not (spec.setup or spec.checkpoint.is_given or spec.is_cached)
+
+
 def needs_rendezvous(job: Job) -> bool:
     return job.spec.launcher is not Launcher.COMMAND
 
@@ -75,22 +80,22 @@ def _rank(job: Job, group: _Group, local: int, surroundings: Surroundings) -> Ra
     rank = group.first_rank + local
     argv = (surroundings.pythons[group.node], "-u", *job.spec.argv)
     defaults = _defaults(group, surroundings)
-    fixed = {**_standing(job, group, local), **_meeting(surroundings)}
+    fixed = {**_rank_variables(job, group, local), **_master_variables(surroundings)}
     return RankPlan(rank, local, argv, _environment(job, group.share, surroundings, defaults, fixed))
 
 
 def _torchrun(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
-    """PyTorch's own launcher, one per node: static rendezvous and no restarts of its own, which are ours to make."""
-    meeting = _place(surroundings)
+    """PyTorch's own launcher, one per node, with a static rendezvous and no restarts: UGRO restarts jobs itself."""
+    rendezvous = _rendezvous(surroundings)
     nodes = []
     for group in _groups(placement):
         argv = (
             *(surroundings.pythons[group.node], "-u", "-m", "torch.distributed.run"),
             *(f"--nnodes={group.group_count}", f"--node-rank={group.number}", f"--nproc-per-node={group.size}"),
-            *(f"--master-addr={meeting.address}", f"--master-port={meeting.port}", "--max-restarts=0"),
+            *(f"--master-addr={rendezvous.address}", f"--master-port={rendezvous.port}", "--max-restarts=0"),
             *job.spec.argv,
         )
-        env = _environment(job, group.share, surroundings, _interface(meeting, group.node), {})
+        env = _environment(job, group.share, surroundings, _interface(rendezvous, group.node), {})
         nodes.append(NodePlan(group.node, (RankPlan(group.number, 0, argv, env),), job.spec.cwd))
     return tuple(nodes)
 
@@ -113,7 +118,7 @@ def _groups(placement: Placement) -> list[_Group]:
 
 
 def _processes(share: Share) -> int:
-    """One per GPU; on a node that gives none, one that computes on its cores."""
+    """One per GPU; without GPUs, one that computes on CPU cores."""
     return len(share.gpus) or 1
 
 
@@ -123,7 +128,7 @@ def _processes(share: Share) -> int:
 def _environment(
     job: Job, share: Share, surroundings: Surroundings, defaults: Env, fixed: Env
 ) -> tuple[tuple[str, str], ...]:
-    """``defaults`` give way to what the user said of the node or the job; ``fixed`` does not."""
+    """The variables of the node and the job override ``defaults``, but not ``fixed``."""
     given = dict(job.spec.env)
     own = surroundings.node_env.get(share.node, {})
     defaults = {**defaults, **_speeds(surroundings.speeds)}
@@ -141,8 +146,8 @@ def _environment(
     return tuple(env.items())
 
 
-def _standing(job: Job, group: _Group, local: int) -> Env:
-    """Who a rank is, in the words of torchrun. Its store is left out: a rank's own process group makes one."""
+def _rank_variables(job: Job, group: _Group, local: int) -> Env:
+    """The variables that torchrun sets, without its store: the process group creates one."""
     rank = str(group.first_rank + local)
     world_size = str(group.world_size)
     retries = max(0, job.attempt - 1)
@@ -159,14 +164,14 @@ def _standing(job: Job, group: _Group, local: int) -> Env:
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": str(job.id),
         "TORCHELASTIC_RESTART_COUNT": str(retries),
-        # Some retries are free of charge, so there may be more than were allowed.
+        # Some retries do not count, so there may be more than retry.max.
         "TORCHELASTIC_MAX_RESTARTS": str(max(retries, job.spec.retry.max_retries)),
     }
 
 
 def _defaults(group: _Group, surroundings: Surroundings) -> Env:
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **_interface(_place(surroundings), group.node)}
-    # As torchrun does: several processes that each take all cores are slower than one.
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **_interface(_rendezvous(surroundings), group.node)}
+    # As torchrun does: several processes that each use all cores are slower than one.
     return {**env, "OMP_NUM_THREADS": "1"} if group.size > 1 else env
 
 
@@ -178,13 +183,13 @@ def _speeds(speeds: Speeds | None) -> Env:
 
 
 def _devices(share: Share) -> Env:
-    # Also where a job gets no GPU: it must not find one that somebody else holds.
+    # Also for a job without GPUs: it must not see those of other jobs.
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in share.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def _meeting(surroundings: Surroundings) -> Env:
-    meeting = _place(surroundings)
-    return {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+def _master_variables(surroundings: Surroundings) -> Env:
+    rendezvous = _rendezvous(surroundings)
+    return {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)}
 
 
 def _interface(rendezvous: Rendezvous, node: str) -> Env:
@@ -192,6 +197,6 @@ def _interface(rendezvous: Rendezvous, node: str) -> Env:
     return {"NCCL_SOCKET_IFNAME": name, "GLOO_SOCKET_IFNAME": name} if name else {}
 
 
-def _place(surroundings: Surroundings) -> Rendezvous:
+def _rendezvous(surroundings: Surroundings) -> Rendezvous:
     assert surroundings.rendezvous is not None
     return surroundings.rendezvous

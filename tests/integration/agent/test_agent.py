@@ -172,7 +172,7 @@ def test_a_busy_agent_of_another_version_is_left_to_its_work(ugro: Ugro, cluster
         assert running.stdout.readline() == "n001 | begun\n"
         answer = ugro("health")
         assert answer.returncode == 6
-        assert f"the agent is of version {OLD}, this is {package.__version__}" in answer.stderr
+        assert f"the agent has version {OLD}, this is {package.__version__}" in answer.stderr
         assert "1 running command" in answer.stderr
         assert "ugro agent stop" in answer.stderr
         (cluster["n001"].home / "go").touch()

@@ -147,7 +147,7 @@ def test_one_agent_serves_one_cluster_file_however_it_is_spelt(ugro: Ugro, tmp_p
     assert relative.returncode == 0, relative.stderr
     refused = ugro("health", cwd=tmp_path / "other")
     assert refused.returncode == 6
-    assert f"serves {tmp_path}/first/cluster.yaml, not {tmp_path}/other/cluster.yaml" in refused.stderr
+    assert f"uses {tmp_path}/first/cluster.yaml, not {tmp_path}/other/cluster.yaml" in refused.stderr
     assert "ugro agent stop" in refused.stderr
     assert ugro("health", cwd=tmp_path).returncode == 0, "a folder without a file takes the agent as it is"
 

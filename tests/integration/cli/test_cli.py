@@ -24,11 +24,11 @@ from ugro.cli.main import cli
 from ugro.client.client import Ended, Output
 from ugro.core.errors import NotFound, Unsatisfiable, UsageError
 from ugro.core.node import Status
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
-HOT = PretendGpu("NVIDIA GeForce RTX 4070", temperature_c=91, memory_used_bytes=8 * 2**30)
-COOL = PretendGpu("NVIDIA GeForce RTX 4070")
-EVIL = PretendGpu("RTX\x1b]0;owned\x07\x1b[2J")
+HOT = SimulatedGpu("NVIDIA GeForce RTX 4070", temperature_c=91, memory_used_bytes=8 * 2**30)
+COOL = SimulatedGpu("NVIDIA GeForce RTX 4070")
+EVIL = SimulatedGpu("RTX\x1b]0;owned\x07\x1b[2J")
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_the_documents_have_these_keys_and_programs_rely_on_them(ugro: Ugro, gpu
 
 def test_a_table_in_a_pipe_is_tab_separated_and_whole(ugro: Ugro, gpus: Path) -> None:
     name = "A GPU with a name that no terminal of eighty columns would show as a whole"
-    write_gpus(gpus, [PretendGpu(name), COOL])
+    write_gpus(gpus, [SimulatedGpu(name), COOL])
     try:
         answer = ugro("health", env={"COLUMNS": "20", "TERM": "xterm"})
     finally:

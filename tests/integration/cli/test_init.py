@@ -16,7 +16,7 @@ import yaml
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_file_that_is_there_is_not_written_over_unasked(ugro: Ugro) -> None:
     refused = ugro("init")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "cluster.yaml exists already" in refused.stderr
-    assert refused.stderr.endswith("write over it: ugro init --force\n")
+    assert refused.stderr.endswith("overwrite it: ugro init --force\n")
     assert written(ugro).read_text() == "nodes: [mine\n"
     assert ugro("init", "--force").returncode == 0, "also when what is there is broken"
     assert list(nodes(written(ugro))) == [this_machine()]
@@ -141,9 +141,9 @@ def test_what_to_type_next_is_of_the_file_that_was_meant(ugro: Ugro) -> None:
     first = ugro("init", "--output", "my nodes.yaml")
     assert first.stderr.endswith("wrote my nodes.yaml; next: ugro --cluster 'my nodes.yaml' health\n")
     again = ugro("init", "--output", "my nodes.yaml")
-    assert again.stderr.endswith("write over it: ugro init --force --output 'my nodes.yaml'\n")
+    assert again.stderr.endswith("overwrite it: ugro init --force --output 'my nodes.yaml'\n")
     again = ugro("--cluster", "my nodes.yaml", "init")
-    assert again.stderr.endswith("write over it: ugro --cluster 'my nodes.yaml' init --force\n")
+    assert again.stderr.endswith("overwrite it: ugro --cluster 'my nodes.yaml' init --force\n")
     assert ugro("init").stderr.endswith("wrote cluster.yaml; next: ugro health\n")
     lab = ugro.home / "lab" / "cluster.yaml"
     lab.parent.mkdir()
@@ -217,7 +217,7 @@ def test_what_a_node_calls_its_gpu_cannot_break_the_file(ugro: Ugro, farm: SshdF
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("pretend GPUs need a C compiler")
     library = build_nvml_stub(tmp_path / "lib")
-    write_gpus(tmp_path / "gpus", [PretendGpu("RTX\x1b[2J\x07 9000")])
+    write_gpus(tmp_path / "gpus", [SimulatedGpu("RTX\x1b[2J\x07 9000")])
     script = farm["n001"].directory / "session"
     before = script.read_text()
     variables = f"UGRO_NVML_LIBRARY={library} UGRO_PRETEND_GPUS={tmp_path / 'gpus'}"

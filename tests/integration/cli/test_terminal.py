@@ -140,7 +140,7 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
 
 def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen, ugro: Ugro) -> None:
     screen.type("echo before; ugro top --interval 0.2; echo code=$?")
-    shown = screen.wait_for("no job runs or waits")
+    shown = screen.wait_for("no running or waiting jobs")
     assert re.search(r"3 of 3 nodes +0 running, 0 waiting", shown)
     assert [row.split()[1] for row in screen.rows() if row.startswith("✓")] == ["n001", "n002", "n003"]
     assert "before" not in shown, "it has the screen to itself"
@@ -154,10 +154,10 @@ def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen,
     screen.press("s")
     screen.wait_for("s sort: use")
     screen.press("Space")
-    screen.wait_for("space goes on")
+    screen.wait_for("space continue")
     assert ugro("cancel", "last").returncode == 0
     screen.press("Space")
-    screen.wait_for("no job runs or waits")
+    screen.wait_for("no running or waiting jobs")
     screen.press("q")
     assert "before" in screen.wait_for("^code=0")
 

@@ -208,7 +208,7 @@ async def test_what_is_no_stream_of_contents_is_refused_and_changes_nothing(rig:
                 pass
             with pytest.raises(RemoteFailure, match="damaged during the transfer"):
                 await stream.result()
-        with pytest.raises(RemoteFailure, match="no hash of a tree"):
+        with pytest.raises(RemoteFailure, match="not the hash of a tree"):
             await there.has("../../etc")
         await sending.ensure("n1", taken.id)
         assert rig.there("n1", taken.id) == seen(os.fsencode(rig.source))

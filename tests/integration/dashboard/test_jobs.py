@@ -16,7 +16,7 @@ from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashb
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from ugro.core.job import Job, JobState
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -57,7 +57,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     folder = tmp_path_factory.mktemp("gpus")
     env = ""
     if shutil.which("cc") is not None:
-        write_gpus(folder / "gpus", [PretendGpu()] * _RANKS)
+        write_gpus(folder / "gpus", [SimulatedGpu()] * _RANKS)
         env = f", env: {{UGRO_NVML_LIBRARY: {build_nvml_stub(folder)}, UGRO_PRETEND_GPUS: {folder}/gpus}}"
     node = f"nodes: {{here: {{transport: local, remote_root: '%(home)s/root'{env}}}}}\n"
     with dashboards(f"{node}dashboard: {{port: {_free_port()}}}\n") as found:

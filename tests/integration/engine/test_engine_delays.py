@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,9 @@ from tests.rig.engine import (
     soon,
     submitted,
 )
-from ugro.agent.engine.launch import Launching
+from ugro.agent.code.service import Code
 from ugro.agent.engine.live_jobs import LiveJobs
-from ugro.core.job import Job, JobSpec, JobState, Launcher
+from ugro.core.job import JobSpec, JobState, Launcher
 
 
 @pytest.fixture
@@ -38,18 +38,20 @@ def place(tmp_path: Path) -> Iterator[EngineRig]:
 
 
 @pytest.mark.proof
-def test_a_small_command_whose_start_waits_is_not_over_before_that(
+def test_a_job_whose_start_waits_is_over_when_that_was_given_up(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its code waits for its turn while the link breaks: it was never asked for, and yet it is about to be."""
-    brings, begun, go_on = Launching.bring_code, asyncio.Event(), asyncio.Event()
+    """Its code waits for its turn while the link breaks, and it is cancelled: nobody was ever asked to start it."""
+    begun, is_cancelled = asyncio.Event(), asyncio.Event()
 
-    async def bring_code(self: Launching, jobs: Sequence[Job], nodes: Iterable[str]) -> None:
+    async def bring(self: Code, snapshot: str | None, nodes: Iterable[str]) -> None:
         begun.set()
-        await go_on.wait()
-        await brings(self, jobs, nodes)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
 
-    monkeypatch.setattr(Launching, "bring_code", bring_code)
+    monkeypatch.setattr(Code, "bring", bring)
     monkeypatch.setattr("ugro.agent.tracking.run_tracker._SILENT_S", 0.1)
 
     async def work() -> None:
@@ -58,14 +60,10 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
             await asyncio.wait_for(begun.wait(), 9)
             place.cut("n1")
             await asked_to_end(store, engine, job)
-            await soon(store, job, lambda seen: seen.state is JobState.STOPPING)
-            await seen_soon(lambda: place.watch.silent_s("n1") > 1.0, "the node to be silent for long enough")
-            assert not (await store.jobs.get(job.id)).is_final
-            place.heal("n1")
-            go_on.set()
             job = await soon(store, job, is_final)
             assert job.state is JobState.CANCELLED
-            (tmp_path / "ran").unlink(missing_ok=True)
+            assert is_cancelled.is_set(), "a start that goes on may still begin something"
+            place.heal("n1")
             await seen_soon(lambda: not place.processes() and not place.run_folders("n1"), "nothing to be left")
             assert not (tmp_path / "ran").exists()
 
@@ -76,7 +74,7 @@ def test_a_small_command_whose_start_waits_is_not_over_before_that(
 def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.engine.start._START_S", 4.0)
+    monkeypatch.setattr("ugro.agent.engine.launch._START_S", 4.0)
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")

@@ -18,7 +18,7 @@ from ugro.agent.artifacts.output_store import OutputStore
 from ugro.agent.artifacts.output_sync import OutputSync, Run
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.results import ResultService
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import Live, SchedulerInput
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
 from ugro.nodes.files import Wanted
@@ -59,7 +59,7 @@ class SlowRuns(Runs):
         return status
 
 
-class SlowWatch(RunWatch):
+class SlowWatch(RunTracker):
     def runs(self, node: str) -> Runs:
         runs = super().runs(node)
         return SlowRuns(runs.node, runs.identity, runs.connect_s, runs.answer_s)

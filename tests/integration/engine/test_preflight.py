@@ -12,22 +12,26 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.integration.conftest import in_loop
+from tests.proof.absent import NoCode
 from tests.rig import netns
 from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
 from ugro.agent.engine import rendezvous
-from ugro.agent.engine.launch import Launching
+from ugro.agent.engine.launch import Launch, run_start
+from ugro.agent.engine.leases import Leases
+from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
-from ugro.nodes.runs import Identity
+from ugro.nodes.runs import Identity, RunStatus
 from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, meet
 from ugro.remote.messages import Connections
 from ugro.store.database import Store
@@ -60,7 +64,7 @@ async def preflight_of(file: Path) -> AsyncIterator[tuple[Preflight, Cluster]]:
     cluster = Cluster(file)
     await cluster.start()
     try:
-        yield Preflight(cluster, RunWatch(cluster.inventory, IDENTITY)), cluster
+        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY)), cluster
     finally:
         await cluster.inventory.close()
 
@@ -402,8 +406,9 @@ class Rig:
     def __init__(self, cluster: Cluster, store: Store, asked: list[str]) -> None:
         self.store = store
         self.asked = asked
-        self.watch = RunWatch(cluster.inventory, IDENTITY)
-        self.launching = Launching(store.jobs, cluster, self.watch, self._extra)
+        self.watch = RunTracker(cluster.inventory, IDENTITY)
+        self.planner = Planner(cluster, self.watch, self._extra, lambda node: None)
+        self.launch = Launch(store.jobs, self.watch, Leases(self.watch), self.planner, cast(Any, NoCode()))
 
     async def _extra(self, job: Job, node: str) -> dict[str, str]:
         self.asked.append(node)
@@ -444,16 +449,17 @@ async def test_a_plan_is_made_once_and_every_rank_starts_as_it_says(tmp_path: Pa
     file = cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))
     async with rig_of(file, asked) as rig:
         running = await rig.started(spec, where)
-        first, second = await asyncio.gather(rig.launching.plan(running), rig.launching.plan(running))
-        assert first == second
+        first = await rig.launch.plan(running)
+        assert await rig.launch.plan(running) == first
     async with rig_of(file, asked) as rig:  # after a crash
-        again = await rig.launching.plan(running)
+        again = await rig.launch.plan(running)
         assert again == first
         assert sorted(asked) == ["n1", "n2"]
         assert again.rendezvous is not None
         assert not again.rendezvous.is_tentative
         for node in (*where.nodes, "n1"):  # asked twice, it starts once
-            await rig.launching.start(running, node)
+            [status] = await rig.watch.runs(node).start([run_start(running, node, again)])
+            assert isinstance(status, RunStatus)
         await asyncio.to_thread(
             wait_until, lambda: len(list(tmp_path.glob("seen-[0-9]"))) == 2, 20, "both ranks to have written"
         )
@@ -473,7 +479,7 @@ async def test_a_preview_asks_and_changes_nothing_and_says_what_is_still_open(tm
         for node in where.nodes:
             await rig.watch.runs(node).node.ready(20)
         unsent = Job(0, JobSpec("j", ("train.py",), Launcher.DDP), "ann", JobState.QUEUED, "", "")
-        made = rig.launching.preview(unsent, where)
+        made = rig.planner.preview(unsent, where)
         assert made.rendezvous is not None
         assert (made.rendezvous.address, made.rendezvous.port) == ("127.0.0.1", 29500)
         assert made.rendezvous.is_tentative
@@ -488,5 +494,5 @@ async def test_a_refusal_leaves_no_plan_behind(tmp_path: Path) -> None:
     async with rig_of(with_torch(tmp_path, n1="2.6.0", n2="2.5.1"), []) as rig:
         running = await rig.started(JobSpec("j", ("x",), Launcher.DDP), where)
         with pytest.raises(LaunchRefused, match="torch differs"):
-            await rig.launching.plan(running)
+            await rig.launch.plan(running)
         assert await rig.store.jobs.plan(running) is None

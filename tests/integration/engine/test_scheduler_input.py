@@ -20,7 +20,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.lab.pretend import PretendGpu, build_nvml_stub, write_gpus
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
 from ugro.policy.scheduling.decision import Decision, Start
 from ugro.policy.scheduling.scheduler import schedule
@@ -83,7 +83,7 @@ def run(work: Coroutine[None, None, None]) -> None:
     asyncio.run(work)
 
 
-def gpu_env(folder: Path, library: Path, name: str, *gpus: PretendGpu) -> str:
+def gpu_env(folder: Path, library: Path, name: str, *gpus: SimulatedGpu) -> str:
     write_gpus(folder / f"{name}.gpus", gpus)
     return f"{{UGRO_NVML_LIBRARY: {library}, UGRO_PRETEND_GPUS: {folder}/{name}.gpus}}"
 
@@ -151,7 +151,7 @@ def test_a_drain_counts_at_once_and_so_does_a_lost_link_until_it_is_back(tmp_pat
 
 def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: Path, library: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    busy = gpu_env(tmp_path, library, "gpu", PretendGpu(), PretendGpu(processes=((other.pid, 5),)))
+    busy = gpu_env(tmp_path, library, "gpu", SimulatedGpu(), SimulatedGpu(processes=((other.pid, 5),)))
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "cpu") + local(tmp_path, "gpu", busy)) as here:
@@ -169,7 +169,7 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
 
 @pytest.mark.proof
 def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Path) -> None:
-    env = gpu_env(tmp_path, library, "gpu", PretendGpu())
+    env = gpu_env(tmp_path, library, "gpu", SimulatedGpu())
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "gpu", env)) as here:
@@ -182,7 +182,7 @@ def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Pat
                 sys.executable, "-c", "input()", stdin=subprocess.PIPE, env=with_mark
             )
             try:
-                write_gpus(tmp_path / "gpu.gpus", [PretendGpu(memory_used_bytes=2**30, processes=((rank.pid, 5),))])
+                write_gpus(tmp_path / "gpu.gpus", [SimulatedGpu(memory_used_bytes=2**30, processes=((rank.pid, 5),))])
                 shown = await here.until("gpu", lambda view: view.cost > 0.2)
                 assert [gpu.is_foreign for gpu in shown.gpus] == [False]
                 job = await here.store.jobs.move(job, JobState.STOPPING, "over")
@@ -196,7 +196,7 @@ def test_a_gpu_that_our_own_job_uses_is_not_foreign(tmp_path: Path, library: Pat
 
 
 def test_a_launch_right_after_the_start_waits_for_nodes_that_may_have_gpus(tmp_path: Path, library: Path) -> None:
-    env = gpu_env(tmp_path, library, "gpu", PretendGpu())
+    env = gpu_env(tmp_path, library, "gpu", SimulatedGpu())
 
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "cpu") + local(tmp_path, "gpu", env)) as here:

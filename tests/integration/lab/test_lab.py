@@ -354,7 +354,7 @@ def test_static_shares_are_by_the_models_of_the_gpus_and_a_dry_run_says_so(ugro:
         env = dict(node["ranks"][0]["env"])
         assert env["UGRO_BALANCE"] == "static"
         assert sorted(float(speed) for speed in env["UGRO_SPEEDS"].split(","))[-1] == 1
-        assert env["UGRO_SPEEDS_SOURCE"] == "what is stated of such GPU models"
+        assert env["UGRO_SPEEDS_SOURCE"] == "vendor figures for the GPU models"
 
 
 @pytest.mark.proof

@@ -19,7 +19,7 @@ from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import name_of, processes_with_variable, wait_until
 from ugro.core.finding import Finding, Grade
 from ugro.core.support.codec import decode
-from ugro.lab.pretend import GPU_IS_LOST, PretendGpu, write_gpus, write_nvidia_smi
+from ugro.lab.simulated_gpus import GPU_IS_LOST, SimulatedGpu, write_gpus, write_nvidia_smi
 
 _SOON_S = 5
 
@@ -80,7 +80,7 @@ def test_sick_nodes_are_told_apart_and_delay_nobody(farm_of: Farms, ugro: Ugro) 
     assert completed.returncode == 5
     assert only(found, well.name, "reach").grade is Grade.OK
     assert only(found, frozen.name, "reach").text == "connecting timed out"
-    assert only(found, bare.name, "reach").text == "there is no python3 on it"
+    assert only(found, bare.name, "reach").text == "python3 not found"
     assert "grid_workspace" in only(found, blocked.name, "reach").text
     failed = [only(found, node.name, "reach") for node in (frozen, bare, blocked)]
     assert {finding.grade for finding in failed} == {Grade.FAILED}
@@ -244,7 +244,7 @@ def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: F
 def test_a_gpu_that_is_lost_is_a_failure(farm_of: Farms, ugro: Ugro, tmp_path: Path) -> None:
     farm = farm_of(1)
     gpus = tmp_path / "gpus"
-    write_gpus(gpus, [PretendGpu(), PretendGpu(error=GPU_IS_LOST)])
+    write_gpus(gpus, [SimulatedGpu(), SimulatedGpu(error=GPU_IS_LOST)])
     tools = write_nvidia_smi(tmp_path / "bin", gpus).parent
     env = {"PATH": f"{tools}:{farm.nodes[0].options.path}", "UGRO_NVML_LIBRARY": str(tmp_path / "none.so")}
     ugro.cluster = write_cluster(farm, nodes={"n001": {"env": env}}, **settings())

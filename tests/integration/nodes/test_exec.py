@@ -203,7 +203,7 @@ def test_it_begins_in_the_home_folder_with_the_nodes_own_environment(ugro: Ugro,
     [
         (("@all", "true"), "put -- before the command"),
         ((), "put -- before the command"),
-        (("--", "true"), "say on which nodes"),
+        (("--", "true"), "name the nodes before the --"),
         (("n001", "--"), "there is no command after the --"),
         (("n001", "--env", "COLOUR", "--", "true"), "--env COLOUR: expected NAME=VALUE"),
         (("n001", "--env", "=red", "--", "true"), "--env =red: expected NAME=VALUE"),
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_it_everywhere_and_says_so(ugro: Ugro, farm: SshdFarm) -> No
     os.killpg(running.pid, signal.SIGINT)
     code, _, errors = finish(running)
     assert code == 130
-    assert errors.startswith("ending it on the nodes")
+    assert errors.startswith("stopping it on the nodes")
     assert errors.count("ended by SIGTERM") == 5
     wait_until_gone(pids)
 
@@ -292,7 +292,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_nodes_end_it_alone(ugro: Ugro, f
     running, pids = begin(ugro, "n001", "--", "sh", "-c", STUBBORN)
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
-    assert b"ending it" in running.stderr.readline()
+    assert b"stopping it" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
     assert running.wait(2) == 130
     finish(running)

@@ -406,7 +406,7 @@ def test_without_a_place_for_keys_none_is_accepted(strangers: tuple[Ugro, SshdFa
     farm.ssh_config.write_text(farm.ssh_config.read_text().replace(f'"{farm.known_hosts}"', "/dev/null"))
     answer = ugro("node", "trust", "n001", "--yes")
     assert answer.returncode == 6
-    assert "ssh is told to keep no host keys" in answer.stderr
+    assert "ssh is configured to store no host keys" in answer.stderr
 
 
 def test_a_file_whose_path_has_a_blank_is_found(strangers: tuple[Ugro, SshdFarm]) -> None:

@@ -20,10 +20,10 @@ import pytest
 import ugro
 from ugro.core.errors import UgroError
 from ugro.core.node import Gpu, GpuProcess
-from ugro.lab.pretend import (
+from ugro.lab.simulated_gpus import (
     GPU_IS_LOST,
-    PRETEND_MODELS,
-    PretendGpu,
+    SIMULATED_MODELS,
+    SimulatedGpu,
     build_nvml_stub,
     write_gpus,
     write_nvidia_smi,
@@ -147,14 +147,14 @@ def compiled(folder: Path, source: str) -> Path:
 @needs_compiler
 def test_two_unlike_gpus_are_read_each_with_its_own_values(sampler: SamplerProcess, gpus_file: Path) -> None:
     first = dataclasses.replace(
-        PRETEND_MODELS["rtx-5070-ti"],
+        SIMULATED_MODELS["rtx-5070-ti"],
         uuid="GPU-one",
         memory_used_bytes=3 * GIB,
         use_percent=87,
         temperature_c=71,
         power_w=131.25,
     )
-    write_gpus(gpus_file, [first, PRETEND_MODELS["v100"]])
+    write_gpus(gpus_file, [first, SIMULATED_MODELS["v100"]])
     one, two = sampler.gpus()
     assert one == Gpu(
         index=0,
@@ -177,7 +177,7 @@ def test_what_slows_a_gpu_down_is_told_in_words_and_idleness_is_none_of_it(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
     bits = (None, 0x01 | 0x02 | 0x10, 0x04, 0x40, 0x08 | 0x20 | 0x80)
-    write_gpus(gpus_file, [PretendGpu(throttle=one) for one in bits])
+    write_gpus(gpus_file, [SimulatedGpu(throttle=one) for one in bits])
     told = [None if gpu.throttle is None else list(gpu.throttle) for gpu in sampler.gpus()]
     assert told == [None, [], ["power"], ["heat"], ["power", "heat", "hardware"]]
 
@@ -186,7 +186,7 @@ def test_what_slows_a_gpu_down_is_told_in_words_and_idleness_is_none_of_it(
 def test_a_gpu_that_fails_from_the_start_leaves_the_others_alone(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
-    write_gpus(gpus_file, [PretendGpu(error=999), PretendGpu(uuid="GPU-fine")])
+    write_gpus(gpus_file, [SimulatedGpu(error=999), SimulatedGpu(uuid="GPU-fine")])
     broken, fine = sampler.gpus()
     assert broken == Gpu(0, "", "unknown", error="cannot read its handle: unknown driver error")
     assert (fine.uuid, fine.error, fine.temperature_c) == ("GPU-fine", None, 38.0)
@@ -196,7 +196,7 @@ def test_a_gpu_that_fails_from_the_start_leaves_the_others_alone(
 def test_a_gpu_that_falls_off_the_bus_keeps_its_name_until_it_is_back(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
-    steady, unlucky = PretendGpu(uuid="GPU-steady"), PretendGpu("Tesla V100", "GPU-unlucky")
+    steady, unlucky = SimulatedGpu(uuid="GPU-steady"), SimulatedGpu("Tesla V100", "GPU-unlucky")
     write_gpus(gpus_file, [unlucky, steady])
     assert [gpu.error for gpu in sampler.gpus()] == [None, None]
     write_gpus(gpus_file, [dataclasses.replace(unlucky, error=GPU_IS_LOST), steady])
@@ -211,9 +211,9 @@ def test_a_gpu_that_falls_off_the_bus_keeps_its_name_until_it_is_back(
 def test_a_name_is_not_given_twice_when_the_gpus_change_places(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
-    write_gpus(gpus_file, [PretendGpu(uuid="GPU-a"), PretendGpu(uuid="GPU-b")])
+    write_gpus(gpus_file, [SimulatedGpu(uuid="GPU-a"), SimulatedGpu(uuid="GPU-b")])
     sampler.gpus()
-    write_gpus(gpus_file, [PretendGpu(error=GPU_IS_LOST), PretendGpu(uuid="GPU-a")])
+    write_gpus(gpus_file, [SimulatedGpu(error=GPU_IS_LOST), SimulatedGpu(uuid="GPU-a")])
     assert [gpu.uuid for gpu in sampler.gpus()] == ["", "GPU-a"]
 
 
@@ -221,7 +221,7 @@ def test_a_name_is_not_given_twice_when_the_gpus_change_places(
 def test_values_that_the_driver_does_not_support_are_unknown_and_no_error(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
-    nothing = PretendGpu(
+    nothing = SimulatedGpu(
         uuid="GPU-quiet",
         memory_total_bytes=None,
         memory_used_bytes=None,
@@ -266,7 +266,7 @@ def test_process_lists_of_any_length_are_read_from_any_driver(
     for length in (1, 2, 32, 33, 700, 0):
         # No system gives pids above 2²², so none of these is anybody's.
         expected = [(2**22 + 1 + number, (number + 1) * 1000) for number in range(length)]
-        write_gpus(gpus_file, [PretendGpu(processes=tuple(expected))])
+        write_gpus(gpus_file, [SimulatedGpu(processes=tuple(expected))])
         (gpu,) = sampler.gpus()
         assert [(process.pid, process.memory_bytes) for process in gpu.processes] == expected
         assert {process.name for process in gpu.processes} <= {"unknown"}
@@ -288,7 +288,7 @@ def test_our_own_processes_are_known_by_their_mark(sampler: SamplerProcess, gpus
     ours = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, env=marks)
     theirs = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, env={"UGRO_JOBS": "x"})
     try:
-        write_gpus(gpus_file, [PretendGpu(processes=((ours.pid, 5), (theirs.pid, 6)))])
+        write_gpus(gpus_file, [SimulatedGpu(processes=((ours.pid, 5), (theirs.pid, 6)))])
         (gpu,) = sampler.gpus()
     finally:
         for process in (ours, theirs):
@@ -301,14 +301,14 @@ def test_our_own_processes_are_known_by_their_mark(sampler: SamplerProcess, gpus
 
 @needs_compiler
 def test_a_driver_that_was_reloaded_is_used_again(sampler: SamplerProcess, gpus_file: Path) -> None:
-    write_gpus(gpus_file, [PretendGpu(uuid="GPU-a")])
+    write_gpus(gpus_file, [SimulatedGpu(uuid="GPU-a")])
     sampler.gpus()
     gpus_file.unlink()
     answer = sampler.ask()
     assert answer is not None
     assert (answer["gpus"], answer["source"]) == ([], None)
     assert answer["error"] == "nvml: the NVIDIA driver is not loaded"
-    write_gpus(gpus_file, [PretendGpu(uuid="GPU-a")])
+    write_gpus(gpus_file, [SimulatedGpu(uuid="GPU-a")])
     assert [gpu.uuid for gpu in sampler.gpus()] == ["GPU-a"]
 
 
@@ -327,7 +327,7 @@ def test_a_library_that_does_not_exist_is_said(start: Callable[..., SamplerProce
 def test_each_request_has_one_answer_and_the_end_of_input_ends_the_sampler(
     sampler: SamplerProcess, gpus_file: Path
 ) -> None:
-    write_gpus(gpus_file, [PretendGpu()])
+    write_gpus(gpus_file, [SimulatedGpu()])
     output, _ = sampler.process.communicate(b"?\n?\n?\n", timeout=ANSWER_S)
     assert [json.loads(line)["source"] for line in output.splitlines()] == ["nvml"] * 3
     assert sampler.process.returncode == 0
@@ -369,9 +369,9 @@ def test_the_pretend_nvidia_smi_tells_the_same_as_the_pretend_library(
 ) -> None:
     own = (os.getpid(), 2 * GIB)
     gpus = [
-        dataclasses.replace(PRETEND_MODELS["rtx-3070-ti"], use_percent=93, power_w=211.37, processes=(own,)),
-        PretendGpu(memory_used_bytes=None, memory_total_bytes=None, use_percent=None, power_limit_w=None),
-        PretendGpu(error=GPU_IS_LOST),
+        dataclasses.replace(SIMULATED_MODELS["rtx-3070-ti"], use_percent=93, power_w=211.37, processes=(own,)),
+        SimulatedGpu(memory_used_bytes=None, memory_total_bytes=None, use_percent=None, power_limit_w=None),
+        SimulatedGpu(error=GPU_IS_LOST),
     ]
     write_gpus(gpus_file, gpus)
     program = write_nvidia_smi(tmp_path / "bin", gpus_file)
@@ -395,7 +395,7 @@ def test_the_pretend_nvidia_smi_is_as_blunt_as_the_real_one(gpus_file: Path, tmp
     assert run("--query-gpu=index")[0] == 9
     write_gpus(gpus_file, [])
     assert run("--query-gpu=index") == (6, "No devices were found\n")
-    write_gpus(gpus_file, [PretendGpu(power_w=None, uuid="GPU-a"), PretendGpu(error=GPU_IS_LOST)])
+    write_gpus(gpus_file, [SimulatedGpu(power_w=None, uuid="GPU-a"), SimulatedGpu(error=GPU_IS_LOST)])
     assert run("--query-gpu=index,uuid,power.draw") == (
         0,
         "0, GPU-a, [N/A]\n1, [GPU is lost], [GPU is lost]\n",
@@ -414,7 +414,7 @@ def test_without_a_compiler_the_error_says_what_to_install(
 
 def test_a_text_that_would_break_the_file_is_refused(gpus_file: Path) -> None:
     with pytest.raises(UgroError, match="line breaks"):
-        write_gpus(gpus_file, [PretendGpu("two|names")])
+        write_gpus(gpus_file, [SimulatedGpu("two|names")])
     assert not gpus_file.exists()
 
 
@@ -425,7 +425,7 @@ def test_the_sampler_runs_on_the_oldest_python_a_node_may_have(
     python = oldest_python()
     if python is None:
         pytest.skip("no working Python 3.9 on this machine")
-    write_gpus(gpus_file, [PretendGpu(uuid="GPU-a", processes=((os.getpid(), GIB),)), PretendGpu(error=15)])
+    write_gpus(gpus_file, [SimulatedGpu(uuid="GPU-a", processes=((os.getpid(), GIB),)), SimulatedGpu(error=15)])
     first, lost = start(pretend_env(libraries(), gpus_file), python).gpus()
     assert (first.uuid, first.processes[0].memory_bytes, lost.error) == ("GPU-a", GIB, LOST)
     program = write_nvidia_smi(tmp_path / "bin", gpus_file)

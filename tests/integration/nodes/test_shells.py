@@ -76,7 +76,7 @@ async def test_every_login_shell_will_do_whatever_its_rc_file_prints(farm_of: Fa
 async def test_a_missing_python_is_named_by_every_shell(farm_of: Farms, shell: str) -> None:
     farm = farm_of(1, shell=shell, python=False)
     error = await failure(spec_of(farm.nodes[0]), farm)
-    assert (error.cause, error.message) == ("python-missing", "there is no python3 on it")
+    assert (error.cause, error.message) == ("python-missing", "python3 not found")
 
 
 @in_loop

@@ -15,6 +15,7 @@ from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.core.support.moment import unix_seconds
 from ugro.store.database import Store
+from ugro.store.jobs import StaleMove
 from ugro.store.smalllogs import SmallLog
 
 CONTENT = b"all of it\n"
@@ -35,8 +36,7 @@ async def started(store: Store) -> Job:
 
 async def ended(store: Store, content: bytes = CONTENT) -> Job:
     job = await started(store)
-    [finished] = await store.jobs.finish_many([(job, SmallLog(job.id, 1, ((0, content),)))])
-    assert isinstance(finished, Job)
+    finished = await store.jobs.finish(job, SmallLog(job.id, 1, ((0, content),)))
     assert finished.state is JobState.SUCCEEDED
     return finished
 
@@ -87,8 +87,8 @@ def test_of_a_job_that_was_to_end_meanwhile_nothing_is_recorded(tmp_path: Path) 
     async def scenario(store: Store) -> None:
         job = await started(store)
         await store.jobs.move(job, JobState.STOPPING, "cancelled")
-        [outcome] = await store.jobs.finish_many([(job, SmallLog(job.id, 1, ((0, b"x"),)))])
-        assert isinstance(outcome, Exception)
+        with pytest.raises(StaleMove):
+            await store.jobs.finish(job, SmallLog(job.id, 1, ((0, b"x"),)))
         assert await store.jobs.small_log(job.id) is None
         assert (await store.jobs.get(job.id)).state is JobState.STOPPING
 

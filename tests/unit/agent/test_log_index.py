@@ -10,7 +10,7 @@ import pytest
 
 from ugro.agent.artifacts.log_index import LogIndex, LogIndexWriter, last_lines, line_begin
 from ugro.agent.artifacts.log_stream import _Stream
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.remote import wire
 
 
@@ -115,7 +115,7 @@ def test_a_log_that_is_not_there_yet_has_nothing_to_say(log: Path) -> None:
 
 def test_a_change_between_a_look_and_a_wait_is_not_missed() -> None:
     async def work() -> None:
-        signal = Signal()
+        signal = ChangeSignal()
         seen = signal.count
         signal.notify()
         assert await signal.wait(seen, 0.0)
@@ -126,7 +126,7 @@ def test_a_change_between_a_look_and_a_wait_is_not_missed() -> None:
 
 def test_a_signal_wakes_all_who_wait() -> None:
     async def work() -> None:
-        signal = Signal()
+        signal = ChangeSignal()
         waiting = [asyncio.create_task(signal.wait(0, 10)) for _ in range(3)]
         leaving = asyncio.create_task(signal.wait(0, 10))
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from ugro.cli.demo.balance import MODES, Result, Telling, Trial, document, gain
+from ugro.cli.demo.balance import MODES, Progress, Result, Trial, document, gain
 from ugro.cli.output import Output
 from ugro.core.job import Job, JobSpec, JobState
 
@@ -25,8 +25,8 @@ def told(result: Result) -> str:
 
 
 def test_the_result_is_the_last_thing_that_is_told() -> None:
-    telling = Telling(Output())
-    assert [telling.read("off", line) for line in (*LINES, told(EQUAL))] == [None, None, None, EQUAL]
+    progress = Progress(Output())
+    assert [progress.read("off", line) for line in (*LINES, told(EQUAL))] == [None, None, None, EQUAL]
 
 
 def test_a_json_document_stands_alone_while_people_are_shown_every_step(
@@ -34,10 +34,10 @@ def test_a_json_document_stands_alone_while_people_are_shown_every_step(
 ) -> None:
     shown = []
     for is_json in (True, False):
-        telling = Telling(Output(is_json=is_json))
+        progress = Progress(Output(is_json=is_json))
         for mode in MODES:
             for line in LINES:
-                telling.read(mode, line)
+                progress.read(mode, line)
         shown.append(capfdbinary.readouterr().out)
     quiet, loud = shown
     assert quiet == b""

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.job import reference
 from ugro.config.job.file import Resolve, draft_job, parse_job
 from ugro.config.job.options import OPTIONS
 from ugro.config.kinds import BadValueError
 from ugro.config.names import is_job_name
+from ugro.config.reference import job_sections
 from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
@@ -254,7 +254,7 @@ def test_fields_alone_are_a_job() -> None:
 def test_every_key_but_the_alternatives_has_a_flag() -> None:
     keys = {
         (*path, key)
-        for path, section in reference.sections()
+        for path, section in job_sections()
         for key, declared in section.known_keys().items()
         if declared.section is None and key != "any_of"
     }

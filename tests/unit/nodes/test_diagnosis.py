@@ -97,7 +97,7 @@ def test_a_signal_is_named_as_one() -> None:
 @pytest.mark.parametrize(
     ("said", "cause", "words"),
     [
-        ("no-python", "python-missing", "no python3"),
+        ("no-python", "python-missing", "python3 not found"),
         ("old-python 3.6 /usr/bin/python3", "python-old", "3.6 (/usr/bin/python3)"),
         (f"os-error {errno.ENOSPC} /data/ugro", "disk-full", "/data/ugro"),
         (f"os-error {errno.EDQUOT} /data/ugro", "disk-full", "/data/ugro"),
@@ -151,7 +151,7 @@ def test_whatever_a_node_says_becomes_one_short_line(stderr: str, stdout: str, e
     for error in (
         diagnosis.from_ssh(GPU1, exit_code, stderr, stdout),
         diagnosis.from_stage(GPU1, stdout),
-        diagnosis.spoke_nonsense(GPU1, stderr),
+        diagnosis.broke_protocol(GPU1, stderr),
         diagnosis.link_broke(GPU1, stderr),
     ):
         assert 0 < len(error.message) <= 400

@@ -20,9 +20,7 @@ KEYED = About(cache_key="k")
 async def done(store: Store, key: str, about: About = KEYED) -> Job:
     job = (await store.jobs.submit(SPEC, "ann", key, about)).job
     started = await store.jobs.start(job, Placement((Share("n1"),)), "free")
-    [finished] = await store.jobs.finish_many([(started, SmallLog(started.id, started.attempt, ()))])
-    assert isinstance(finished, Job)
-    return finished
+    return await store.jobs.finish(started, SmallLog(started.id, started.attempt, ()))
 
 
 def pointing(job: Job) -> About:

@@ -114,7 +114,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/dashboard")
     async def dashboard() -> Response:
-        return json_response(await agent.front.link())
+        return json_response(await agent.dashboard.link())
 
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:

@@ -33,35 +33,35 @@ class TestBody(Body):
 
 def add_watch_routes(app: FastAPI, agent: Agent) -> None:
     _add_curve_routes(app, agent)
-    watching = agent.watching
+    monitoring = agent.monitoring
 
     @app.get("/v1/alerts")
     async def alerts(limit: Annotated[int, Query(ge=0, le=_MOST_EVENTS)] = 100) -> Response:
         """``alerts`` are on now; ``events`` is what happened, the newest first."""
         history = await agent.store.alerts.history(limit)
-        return json_response({"alerts": watching.monitor.alerts(), "events": history})
+        return json_response({"alerts": monitoring.monitor.alerts(), "events": history})
 
     @app.post("/v1/alerts/test")
     async def test(body: TestBody) -> Response:
-        return json_response({"channels": await watching.test(body.channels)})
+        return json_response({"channels": await monitoring.test(body.channels)})
 
     @app.get("/v1/nodes")
     async def nodes() -> Response:
         """The newest reports, without asking any node; and how each is looked at."""
-        monitor = watching.monitor
+        monitor = monitoring.monitor
         return json_response({"nodes": list(monitor.reports.values()), "watched": monitor.watched()})
 
     @app.get("/v1/changes")
     async def changes(after: Annotated[int | None, Query(ge=0, lt=_STEP)] = None) -> Response:
-        return LiveResponse(ndjson(watching.changes(after)), "application/x-ndjson")
+        return LiveResponse(ndjson(monitoring.changes(after)), "application/x-ndjson")
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(await watching.parts.exposition.text(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await monitoring.parts.prometheus.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
-    watching = agent.watching
+    monitoring = agent.monitoring
 
     async def numbers(words: list[str]) -> tuple[int, ...]:
         found = [int(word) if word.isdigit() else (await agent.jobs.find(word)).id for word in words]
@@ -80,16 +80,16 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
     ) -> Response:
         agent.cluster.inventory.get(name)
         wanted = Wanted((), tuple(keys), first_step=first, last_step=last, bins=bins)
-        return json_response({"curves": await watching.node_curves(name, wanted)})
+        return json_response({"curves": await monitoring.node_curves(name, wanted)})
 
     @app.get("/v1/metrics/keys")
     async def job_keys(jobs: Jobs) -> Response:
-        return json_response({"keys": await watching.job_keys(await numbers(jobs))})
+        return json_response({"keys": await monitoring.job_keys(await numbers(jobs))})
 
     @app.get("/v1/metrics")
     async def job_curves(wanted: Annotated[CurveQuery, Query()]) -> Response:
         owners = tuple(job_owner(job) for job in await numbers(list(wanted.job)))
-        curves = await watching.metrics.curves(wanted.of(owners))
+        curves = await monitoring.metrics.curves(wanted.of(owners))
         return json_response({"curves": curves if wanted.is_plain else [wanted.shortened(one) for one in curves]})
 
 

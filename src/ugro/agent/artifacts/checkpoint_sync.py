@@ -21,7 +21,7 @@ from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
 from ugro.core.support.moment import unix_seconds
-from ugro.nodes.files import Found, Listing, NodeFiles, Where, checkpoint_of
+from ugro.nodes.files import Found, Listing, NodeFiles, Prepared, Where, checkpoint_of
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.remote.files.listing import RunFile, fingerprint
@@ -52,34 +52,13 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Where an attempt writes checkpoints on a node, and what it resumes from."""
-
-    dir: str
-    resume: str | None
-
-    @property
-    def env(self) -> dict[str, str]:
-        resume = {"UGRO_RESUME_DIR": self.resume} if self.resume else {}
-        return {"UGRO_CHECKPOINT_DIR": self.dir, **resume}
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Of one node."""
+class _Look:
+    """At one node, or at all nodes of a job."""
 
     offers: tuple[Offer, ...] = ()
     problems: tuple[str, ...] = ()
-    is_silent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """At all nodes of a job."""
-
-    problems: tuple[str, ...]
-    has_failed: bool  # a transfer failed, and not only a question
-    has_silent: bool  # a node could not be asked
+    is_silent: bool = False  # a node could not be asked
+    has_failed: bool = False  # a transfer failed
 
 
 class CheckpointSync:
@@ -131,15 +110,15 @@ class CheckpointSync:
         """Whether a newer one was fetched than its current attempt began from."""
         return await asyncio.to_thread(self._store(job.id).has_progressed, job.attempt)
 
-    async def place(self, job: Job, node: str) -> Placed:
+    async def place(self, job: Job, node: str) -> Prepared:
         """Before the attempt starts there. However often it is called, all nodes of an attempt get the same one."""
         async with self._polling.lock(job.id):
             checkpoint = await asyncio.to_thread(self._store(job.id).begin, job.attempt)
         files, where = self._files(node), _where(job)
         prepared = await files.prepare(where, checkpoint.found if checkpoint else None)
         if checkpoint is None or prepared.resume is not None:
-            return Placed(prepared.dir, prepared.resume)
-        return Placed(prepared.dir, await files.put(where, checkpoint.found, Path(checkpoint.path)))
+            return prepared
+        return await files.put(where, checkpoint.found, Path(checkpoint.path))
 
     async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
         """Deletes the job's folders on the nodes; what is here stays. Returns the nodes that could not be asked."""
@@ -166,16 +145,16 @@ class CheckpointSync:
         for is_last in (*[False] * (_LOOKS - 1), True):
             look = await self._look(job, nodes)
             problems[:] = look.problems
-            if is_last or not (look.has_failed or look.has_silent):
+            if is_last or not (look.has_failed or look.is_silent):
                 return
             await asyncio.sleep(_AGAIN_S)  # a broken link is dialled again meanwhile
 
     async def _look(self, job: Job, nodes: Sequence[str]) -> _Look:
         """Fetches the newest of all nodes; if that fails, the next best."""
         store = self._store(job.id)
-        answers = await asyncio.gather(*(self._ask(job, node) for node in nodes))
-        offers = [offer for answer in answers for offer in answer.offers]
-        problems = [problem for answer in answers for problem in answer.problems]
+        looks = await asyncio.gather(*(self._ask(job, node) for node in nodes))
+        offers = [offer for look in looks for offer in look.offers]
+        problems = [problem for look in looks for problem in look.problems]
         has_failed = False
         newest = await asyncio.to_thread(store.newest)
         while (offer := choose(offers, newest)) is not None:
@@ -185,18 +164,18 @@ class CheckpointSync:
                 has_failed = True
                 problems.append(str(error))
                 offers.remove(offer)
-        return _Look(tuple(problems), has_failed, any(answer.is_silent for answer in answers))
+        return _Look((), tuple(problems), any(look.is_silent for look in looks), has_failed)
 
-    async def _ask(self, job: Job, node: str) -> _Answer:
+    async def _ask(self, job: Job, node: str) -> _Look:
         try:
             found = await self._files(node).newest(_where(job))
         except (Unreachable, TimedOut) as error:
-            return _Answer(problems=(str(error),), is_silent=True)
+            return _Look(problems=(str(error),), is_silent=True)
         except (RemoteFailure, NotFound) as error:
-            return _Answer(problems=(str(error),))
+            return _Look(problems=(str(error),))
         offers = tuple(Offer(node, one) for one in found if one.problem is None)
         problems = (f"{node}: checkpoint {one.name}: {one.problem:.300}" for one in found if one.problem is not None)
-        return _Answer(offers, tuple(problems))
+        return _Look(offers, tuple(problems))
 
     async def _fetch(self, job: Job, offer: Offer, store: CheckpointStore) -> Checkpoint:
         found = offer.found

@@ -18,12 +18,13 @@ from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_store import Arrived
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.agent.support.aio import to_the_end
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
 from ugro.store.smalllogs import SmallLog
+from ugro.workloads.planning import follows_from_spec
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Collector:
     def __init__(
         self,
         jobs: JobStore,
-        watch: RunWatch,
+        watch: RunTracker,
         logs: LogMirror,
         checkpoints: CheckpointSync,
         outputs: OutputSync,
@@ -179,6 +180,28 @@ class Collector:
             await self.small_logs.show(job)
         except UgroError as error:
             log.warning("%s", error, extra={"job": job})
+
+    def has_all(self, job: Job) -> bool:
+        """Everything that its attempt made came with its exits: nothing has to be fetched, and nothing described."""
+        if not follows_from_spec(job.spec):
+            return False
+        exits = self._exits(job)
+        return bool(exits) and all(one is not None and one.logs is not None and not one.has_outputs for one in exits)
+
+    def sent_logs(self, job: Job) -> SmallLog:
+        """Of an attempt of which everything is here."""
+        return SmallLog(job.id, job.attempt, tuple(log for one in self._exits(job) for log in (one and one.logs) or ()))
+
+    def note_complete(self, job: Job) -> None:
+        """Its logs are recorded: what its nodes keep of them is not needed."""
+        self._complete |= {(node, job.id, job.attempt) for node in (job.placement.nodes if job.placement else ())}
+
+    def has_logs_of(self, node: str, status: RunStatus) -> bool:
+        return (node, int(status.job), status.attempt) in self._complete
+
+    def _exits(self, job: Job) -> list[RunStatus | None]:
+        nodes = job.placement.nodes if job.placement else ()
+        return [self._watch.status(node, job.id, job.attempt) for node in nodes]
 
     async def let_go(self, logs: Iterable[SmallLog]) -> None:
         """These logs are complete: nothing is fetched for them any more."""

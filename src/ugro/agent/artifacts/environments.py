@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ugro.agent.support.aio import together
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.environment import Environment
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job
@@ -34,7 +34,7 @@ class _Known:
 
 
 class Environments:
-    def __init__(self, store: EnvironmentStore, watch: RunWatch) -> None:
+    def __init__(self, store: EnvironmentStore, watch: RunTracker) -> None:
         self._store = store
         self._watch = watch
         self._known: dict[str, _Known] = {}

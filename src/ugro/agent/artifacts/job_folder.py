@@ -105,6 +105,12 @@ def delete_results(folder: Path) -> None:
             shutil.rmtree(attempt / name, ignore_errors=True)
 
 
+def has_results(folder: Path) -> bool:
+    """Whether outputs or checkpoints of any attempt are here, or were left on a node. Blocks."""
+    attempts = (attempt / name for attempt in folder.glob("attempt_*") for name in ("output", "nodes", ".mirror"))
+    return any(path.exists() for path in (folder / "checkpoints", *attempts))
+
+
 def _unlink_view(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():

@@ -15,8 +15,8 @@ from pathlib import Path
 from ugro.agent.artifacts.job_folder import rank_log
 from ugro.agent.artifacts.log_index import LogIndexWriter
 from ugro.agent.support.aio import to_the_end
-from ugro.agent.support.change_signal import Signal
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.support.change_signal import ChangeSignal
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.nodes.runs import Piece
 
@@ -26,8 +26,8 @@ _AGAIN_S = 1.0
 
 
 class LogMirror:
-    def __init__(self, folder: Path, watch: RunWatch) -> None:
-        self.changed = Signal()  # bytes of a log arrived
+    def __init__(self, folder: Path, watch: RunTracker) -> None:
+        self.changed = ChangeSignal()  # bytes of a log arrived
         self._folder = folder
         self._watch = watch
         self._tasks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_index import LogIndex, last_lines, line_begin
 from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.support.change_signal import Signal, wait_for_any
+from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.core.errors import NotFound, UgroError, Unreachable
 from ugro.core.job import Attempt, Job, Launcher
 from ugro.core.plan import Plan
@@ -47,7 +47,7 @@ class Selection:
 
 
 class JobLogs:
-    def __init__(self, jobs: JobStore, small: SmallLogs, moved: Signal, look: Look) -> None:
+    def __init__(self, jobs: JobStore, small: SmallLogs, moved: ChangeSignal, look: Look) -> None:
         self._jobs = jobs
         self._mirror = small.mirror
         self._small = small
@@ -143,7 +143,7 @@ class _Reading:
         self._job = job
         self._looked_at = time.monotonic()
 
-    def is_due(self, moved: Signal) -> bool:
+    def is_due(self, moved: ChangeSignal) -> bool:
         """Whether to read the job again: its state or its reason may have changed."""
         has_moved, self._moves_seen = moved.count != self._moves_seen, moved.count
         return not self._job.is_final and (has_moved or time.monotonic() - self._looked_at >= _LOOK_S)

@@ -16,7 +16,7 @@ from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
-from ugro.core.errors import NotFound, UgroError, Unreachable
+from ugro.core.errors import UgroError
 from ugro.core.job import FINAL_STATES, Job, JobState
 from ugro.core.support.quantity import format_size
 from ugro.core.support.state_dir import StateDir
@@ -222,10 +222,9 @@ class Code:
 
     async def _tidy(self, node: str, limit: int) -> Tidied:
         try:
-            done = await self._transfers.contents(node).tidy(limit)
-        except (Unreachable, NotFound, UgroError) as error:
+            return await self._transfers.contents(node).tidy(limit)
+        except UgroError as error:
             return Tidied(node, error=error.message)
-        return Tidied(node, done.freed_bytes, done.kept_bytes, done.trees)
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

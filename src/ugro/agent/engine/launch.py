@@ -1,186 +1,192 @@
-"""Starting an attempt: what it needs to know is found out and written down once, then every node gets its part."""
+"""Launching an attempt: its code is brought to its nodes, its plan recorded, its ranks started everywhere at once.
+
+What is only in memory here (which nodes were asked, why an attempt cannot start) is found out again after a restart.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ugro.agent.artifacts.environments import ExtraEnv
 from ugro.agent.code.service import Code
-from ugro.agent.engine.preflight import Preflight
-from ugro.agent.support.aio import one_error, together
+from ugro.agent.engine.batcher import Batcher
+from ugro.agent.engine.leases import Leases, lease_s
+from ugro.agent.engine.planner import Planner
+from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
-from ugro.core.errors import UgroError
-from ugro.core.job import Job, Launcher, OnLost, Placement, Share
-from ugro.core.node import Facts
-from ugro.core.plan import Plan, Rendezvous
-from ugro.nodes.node import Node
-from ugro.nodes.runs import Moment, RunStart, RunStatus
-from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
-from ugro.policy.balance.mode import Mode
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.failure import Cause, Failure
+from ugro.core.job import Job
+from ugro.core.plan import Plan
+from ugro.nodes.runs import RunStart, RunStatus
 from ugro.policy.lifecycle.supervision import shares_supervisor
 from ugro.store.jobs import JobStore
-from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
 
-# What is known of a node's devices, if anything is.
-Told = Callable[[Node], Facts | None]
+log = logging.getLogger(__name__)
+
+# A node that was fit to be chosen and then cannot be talked to for so long is passed over.
+_PREPARE_S = 20.0
+# From asking to every rank running; the program may be on a slow file server.
+_START_S = 120.0
+_AGAIN_S = 0.5
+_NO_CODE = "no-code"
+_PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
 _NODES_OWN_SIGNAL = "TERM"
 
+Key = tuple[int, int]  # job and attempt
 
-class Launching:
-    def __init__(
-        self,
-        jobs: JobStore,
-        cluster: Cluster,
-        watch: RunWatch,
-        extra_env: ExtraEnv | None = None,
-        code: Code | None = None,
-        facts: Told | None = None,
-    ) -> None:
+
+class Launch:
+    def __init__(self, jobs: JobStore, watch: RunTracker, leases: Leases, planner: Planner, code: Code) -> None:
         self._jobs = jobs
-        self._code = code
-        self._cluster = cluster
         self._watch = watch
-        self._extra_env = extra_env
-        self._facts = facts
-        self._planning: dict[tuple[int, int], asyncio.Lock] = {}
-        self._plans: dict[tuple[int, int], Plan] = {}  # of attempts that are being started
-        self.preflight = Preflight(cluster, watch)
+        self._leases = leases
+        self._planner = planner
+        self._code = code
+        self._starts: Batcher[RunStart, RunStatus] = Batcher(self._send)
+        self._since: dict[Key, float] = {}
+        self._asked_at: dict[Key, float] = {}
+        self._asked: dict[Key, set[str]] = {}  # only for attempts whose start was decided by this very process
+        self._refusals: dict[Key, Failure] = {}
 
-    async def bring_code(self, jobs: Sequence[Job], nodes: Iterable[str]) -> None:
-        """What they run in is there when this returns; each tree is asked for once."""
-        if self._code is not None:
-            for snapshot in dict.fromkeys(job.spec.snapshot for job in jobs):
-                await self._code.bring(snapshot, nodes)
+    # --- an attempt, from its code to its ranks -------------------------------------------------------------------
 
-    def forget_code(self, job: Job, node: str) -> None:
-        """The node says that it is not there."""
-        if self._code is not None:
-            self._code.forget(job.spec.snapshot, node)
+    async def start(self, job: Job, nodes: tuple[str, ...]) -> None:
+        """May be cancelled at any point: the nodes that were asked are known, and are asked to stop."""
+        self._note_begun(job)
+        try:
+            await self._code.bring(job.spec.snapshot, nodes)
+            plan = await self.plan(job)
+        except LaunchRefused as error:
+            self._refuse(job, error.failure)
+        except UgroError as error:
+            self._note_failure(job, error)
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            point("start.planned")
+            await self._start_on_all(job, nodes, plan)
 
-    def code_moved_at(self, job: Job) -> float:
-        return self._code.moved_at(job) if self._code is not None else 0.0
-
-    async def start(self, job: Job, node: str, as_of: Moment | None = None) -> RunStatus:
-        """Can be asked again: whatever is sent comes from what was written down, and is the same each time."""
-        [result] = await self._watch.runs(node).start([replace(_order(job, node, await self.plan(job)), as_of=as_of)])
-        if isinstance(result, UgroError):
-            raise result
-        return result
-
-    async def start_many(self, jobs: Sequence[Job], node: str) -> list[RunStatus | UgroError]:
-        """Of plain commands, which all run on this node alone."""
-        orders = [_order(job, node, await self.plan(job)) for job in jobs]
-        return await self._watch.runs(node).start(orders)
+    async def _start_on_all(self, job: Job, nodes: tuple[str, ...], plan: Plan) -> None:
+        """Rank 0's node first: a rank that connects before rank 0 listens is refused, and retries after a pause."""
+        first = [node for node in nodes if job.placement is not None and node == job.placement.nodes[0]]
+        for some in (first, [node for node in nodes if node not in first]):
+            await asyncio.gather(*(self._start_on(node, job, plan) for node in some))
 
     async def plan(self, job: Job) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
 
         Raises ``LaunchRefused`` when the attempt must not start.
         """
-        key = (job.id, job.attempt)
-        async with self._planning.setdefault(key, asyncio.Lock()):
-            if key not in self._plans:
-                self._plans[key] = self._known(job) or await self._recorded(job)
-        self._planning.pop(key, None)
-        return self._plans[key]
-
-    def forget(self, job: int, attempt: int) -> None:
-        """It has ended: nobody will ask for its plan again."""
-        self._plans.pop((job, attempt), None)
-
-    def _known(self, job: Job) -> Plan | None:
-        """A plain command's plan follows from the job and its placement: there is nothing to find out or remember."""
-        is_plain = job.spec.launcher is Launcher.COMMAND and not job.spec.setup and not job.spec.checkpoint.is_given
-        if not is_plain or job.spec.is_cached or job.placement is None:
-            return None
-        return plan(job, job.attempt, job.placement, self._surroundings(job.placement, None, {}))
-
-    async def _recorded(self, job: Job) -> Plan:
-        recorded = await self._jobs.plan(job)
-        if recorded is None:
-            recorded, notes = await self._make(job)
+        plan = self._planner.known(job) or await self._jobs.plan(job)
+        if plan is None:
+            plan, notes = await self._planner.make(job)
             point("start.checked")
-            await self._jobs.record_plan(job, recorded)
+            await self._jobs.record_plan(job, plan)
             for note in notes:
                 await self._jobs.note("preflight", note, job=job)
-        return recorded
+        return plan
 
-    def preview(self, job: Job, placement: Placement) -> Plan:
-        """What ``plan`` would make, as far as that can be said without asking or changing anything."""
-        rendezvous = self.preflight.guess(placement) if needs_rendezvous(job) else None
-        surroundings = self._surroundings(placement, rendezvous, {}, self._speeds(job, placement))
-        return plan(job, max(1, job.attempt), placement, surroundings)
+    async def _start_on(self, node: str, job: Job, plan: Plan) -> None:
+        try:
+            as_of = await self._leases.begin(job, node)
+            self._note_asked(job, node)
+            point("start.asked")
+            status = await self._starts.request(node, replace(run_start(job, node, plan), as_of=as_of))
+        except (Unreachable, TimedOut) as error:
+            log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
+            await asyncio.sleep(_AGAIN_S)
+        except UgroError as error:
+            self._note_refusal(job, node, error)
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            point("start.answered")
+            if (job.id, job.attempt) in self._asked_at:  # else it is over by now, and gone from the node
+                self._watch.learn(node, status)
 
-    async def _make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
-        assert job.placement is not None
-        placement = job.placement
-        await self.preflight.set_up(job, placement)
-        async with one_error() as group:
-            rendezvous = group.create_task(self._rendezvous(job, placement))
-            notes = group.create_task(self.preflight.agree(job, placement))
-            extra = group.create_task(self._extra(job, placement))
-        speeds = self._speeds(job, placement)
-        surroundings = self._surroundings(placement, rendezvous.result(), extra.result(), speeds)
-        return plan(job, job.attempt, placement, surroundings), notes.result()
+    async def _send(self, node: str, starts: Sequence[RunStart]) -> Sequence[RunStatus | UgroError]:
+        return await self._watch.runs(node).start(starts)
 
-    async def _rendezvous(self, job: Job, placement: Placement) -> Rendezvous | None:
-        return await self.preflight.rendezvous(job, placement) if needs_rendezvous(job) else None
+    async def close(self) -> None:
+        await self._starts.close()
 
-    async def _extra(self, job: Job, placement: Placement) -> dict[str, Mapping[str, str]]:
-        if self._extra_env is None:
-            return {}
-        ask = self._extra_env
+    # --- what is known of it ----------------------------------------------------------------------------------------
 
-        async def asked(node: str) -> Mapping[str, str]:
-            return await ask(job, node)
+    def decided(self, job: Job) -> None:
+        self._asked[job.id, job.attempt] = set()
 
-        found = await together(asked(node) for node in placement.nodes)
-        return dict(zip(placement.nodes, found, strict=True))
+    def refusal(self, job: Job) -> Failure | None:
+        return self._refusals.get((job.id, job.attempt))
 
-    def _speeds(self, job: Job, placement: Placement) -> Speeds | None:
-        if job.spec.balance != Mode.STATIC:
-            return None
-        return estimate([device for share in placement.shares for device in self._devices(share)])
+    def is_overdue(self, job: Job) -> bool:
+        key = (job.id, job.attempt)
+        if key not in self._since and key not in self._asked:
+            # Asked for by an agent before us: it has as long as if it had been now.
+            self._asked_at.setdefault(key, time.monotonic())
+        asked_at = self._asked_at.get(key)
+        return asked_at is not None and time.monotonic() - asked_at > _START_S
 
-    def _devices(self, share: Share) -> list[Device]:
-        node = self._cluster.inventory.get(share.node)
-        facts = self._facts(node) if self._facts else None
-        names = {gpu.index: gpu.name for gpu in facts.gpus} if facts else {}
-        if share.gpus:
-            return [Device(names.get(index, node.spec.gpu or "an unknown GPU")) for index in share.gpus]
-        machine = node.machine
-        return [Device(None, machine.cores, machine.cpu_model) if machine else Device(None)]
+    def was_never_asked(self, job: Job, node: str) -> bool:
+        asked = self._asked.get((job.id, job.attempt))
+        return asked is not None and node not in asked
 
-    def _surroundings(
-        self,
-        placement: Placement,
-        rendezvous: Rendezvous | None,
-        extra_env: Mapping[str, Mapping[str, str]],
-        speeds: Speeds | None = None,
-    ) -> Surroundings:
-        nodes = [self._cluster.inventory.get(name) for name in placement.nodes]
-        return Surroundings(
-            rendezvous,
-            {node.spec.name: _python(node) for node in nodes},
-            {node.spec.name: dict(node.spec.env) for node in nodes},
-            extra_env,
-            speeds,
-        )
+    def forget(self, job: int, attempt: int) -> None:
+        for known in (self._since, self._asked_at, self._asked, self._refusals):
+            known.pop((job, attempt), None)
+
+    def check_again(self, job: Job) -> None:
+        """Its attempt failed: what was found out about its nodes is found out again before the next."""
+        self._planner.forget(job)
+
+    def _note_begun(self, job: Job) -> None:
+        """An agent before us may have asked already: then the time that ranks have to start begins again."""
+        key = (job.id, job.attempt)
+        if key not in self._since:
+            self._since[key] = time.monotonic()
+            self._asked_at.pop(key, None)
+
+    def _note_asked(self, job: Job, node: str) -> None:
+        key = (job.id, job.attempt)
+        self._asked_at.setdefault(key, time.monotonic())
+        if key in self._asked:
+            self._asked[key].add(node)
+
+    def _note_failure(self, job: Job, error: UgroError) -> None:
+        """Of what comes before a start: it is tried again, unless it cannot succeed or takes too long."""
+        if _is_passing(error) and error.subject:
+            self._code.forget(job.spec.snapshot, error.subject)
+        elif not isinstance(error, Unreachable | TimedOut) or self._is_late(job):
+            self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+
+    def _is_late(self, job: Job) -> bool:
+        """Code that is on its way may take hours; it goes on where it was."""
+        since = self._since[job.id, job.attempt]
+        return time.monotonic() - max(since, self._code.moved_at(job)) > _PREPARE_S
+
+    def _note_refusal(self, job: Job, node: str, error: UgroError) -> None:
+        if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
+            self._code.forget(job.spec.snapshot, node)
+        if not _is_passing(error):
+            is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
+            cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED
+            self._refuse(job, Failure(cause, f"{node}: {error.message}", node=node, hint=error.hint))
+
+    def _refuse(self, job: Job, failure: Failure) -> None:
+        self._refusals.setdefault((job.id, job.attempt), failure)
 
 
-def _python(node: Node) -> str:
-    """The one that runs the node program: its whole path, and the one whose packages were compared."""
-    return node.machine.python_path if node.machine else node.spec.python or "python3"
+def _is_passing(error: UgroError) -> bool:
+    return isinstance(error, RemoteFailure) and error.cause in _PASSING
 
 
-def _order(job: Job, node: str, recorded: Plan) -> RunStart:
+def run_start(job: Job, node: str, plan: Plan) -> RunStart:
+    """Whatever is sent follows from what was recorded, and is the same each time it is asked for."""
     assert job.placement is not None
-    part = next(part for part in recorded.nodes if part.node == node)
+    part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
     return RunStart(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
 
@@ -196,6 +202,6 @@ def _settings(job: Job) -> dict[str, Any]:
         settings["code"] = spec.snapshot
     if spec.outputs:
         settings["outputs"] = list(spec.outputs)
-    if spec.disconnect.on_lost is OnLost.RESTART:
-        settings["lease_s"] = spec.disconnect.lost_after_s
+    if (limit_s := lease_s(job)) is not None:
+        settings["lease_s"] = limit_s
     return settings

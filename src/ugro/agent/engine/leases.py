@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from ugro.agent.tracking.run_tracker import RunWatch, boot_clock_s
+from ugro.agent.tracking.run_tracker import RunTracker, boot_clock_s
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job, OnLost
 from ugro.nodes.runs import Moment
@@ -33,7 +33,7 @@ def lease_s(job: Job) -> float | None:
 
 
 class Leases:
-    def __init__(self, watch: RunWatch) -> None:
+    def __init__(self, watch: RunTracker) -> None:
         self._watch = watch
         # By our clock: when we heard the instant we last gave back. What an agent before us gave back was older.
         self._since_s = boot_clock_s()

@@ -1,4 +1,4 @@
-"""What is on the nodes and belongs to no attempt under way: ended, its logs and outputs brought home, removed.
+"""Runs on nodes that belong to no attempt under way: ended, their logs and outputs collected, removed.
 
 So the run directory of a job that is over goes only after all of it was acknowledged, and the ranks of an attempt that
 was given up while its node was away end as soon as the node is back.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.file_store import DiskFull
+from ugro.agent.engine.batcher import Batcher
 from ugro.agent.support.crashpoint import point
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import HOLDING_STATES
 from ugro.nodes.runs import RunStatus
@@ -20,29 +22,35 @@ from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
 
+# A node makes folders of runs that were removed into folders of the next ones: soon enough, and many at a time.
+_GATHER_S = 0.5
+_ENOUGH = 32
+
 _GRACE_S = 5.0
 _LOGS_S = 60.0
 _AGAIN_S = 5.0
 
 
-class Sweep:
-    def __init__(self, jobs: JobStore, watch: RunWatch, home: Collector) -> None:
+class OrphanRuns:
+    def __init__(self, jobs: JobStore, watch: RunTracker, home: Collector) -> None:
         self._jobs = jobs
         self._watch = watch
         self._home = home
+        self._removals: Batcher[tuple[int, int], None] = Batcher(self._send_removals, _GATHER_S, _ENOUGH)
 
     async def clear(self, node: str, status: RunStatus) -> None:
-        if await self._is_under_way(status):
-            return
-        point("sweep.found")
         try:
-            await self._clear(node, status)
+            if self._home.has_logs_of(node, status) and not status.has_outputs:
+                await self._remove(node, int(status.job), status.attempt)
+            elif not await self._is_under_way(status):
+                point("sweep.found")
+                await self._clear(node, status)
         except (Unreachable, TimedOut, RemoteFailure, NotFound, DiskFull) as error:
             log.warning("a run is left there for now: %s", error, extra={"node": node, "job": status.job})
             await asyncio.sleep(_AGAIN_S)
 
     async def _is_under_way(self, status: RunStatus) -> bool:
-        """Asked anew: it may have been started since the list was made by which it is none of ours."""
+        """Asked again: it may have been started since the list was made by which it is none of ours."""
         try:
             job = await self._jobs.get(int(status.job))
         except NotFound:
@@ -59,12 +67,19 @@ class Sweep:
             point("sweep.stopped")
         await self._home.show_logs(job)  # what is recorded need not be fetched
         if not await self._home.bring_logs_of({node: status}, _LOGS_S):
-            raise RemoteFailure("not all of its logs could be brought home", subject=node)
+            raise RemoteFailure("not all of its logs could be collected", subject=node)
         await self._home.bring_results(node, status)
         point("sweep.brought")
-        [failure] = await runs.remove([(job, attempt)])
-        if failure is not None:
-            raise failure
+        await self._remove(node, job, attempt)
+
+    async def _remove(self, node: str, job: int, attempt: int) -> None:
+        await self._removals.request(node, (job, attempt))
         point("conclude.removed")
         self._watch.forget_on(node, job, attempt)
         self._home.forget_logs(node, job, attempt)
+
+    async def _send_removals(self, node: str, runs: Sequence[tuple[int, int]]) -> Sequence[RemoteFailure | None]:
+        return await self._watch.runs(node).remove(runs)
+
+    async def close(self) -> None:
+        await self._removals.close()

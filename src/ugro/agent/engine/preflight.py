@@ -19,7 +19,7 @@ from ugro.agent.engine.rendezvous import PortTaken, find_meeting
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Launcher, Placement
@@ -68,7 +68,7 @@ class _Known:
 
 
 class Preflight:
-    def __init__(self, cluster: Cluster, watch: RunWatch) -> None:
+    def __init__(self, cluster: Cluster, watch: RunTracker) -> None:
         self._cluster = cluster
         self._watch = watch
         self._known: dict[str, _Known] = {}

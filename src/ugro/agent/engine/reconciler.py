@@ -15,17 +15,17 @@ from dataclasses import replace
 from functools import partial
 
 from ugro.agent.artifacts.collector import Collector
-from ugro.agent.engine.batching import PATIENCE_S, Light, is_light
-from ugro.agent.engine.finish import Conclusion
-from ugro.agent.engine.launch import Launching
+from ugro.agent.code.service import Code
+from ugro.agent.engine.finish import Finish
+from ugro.agent.engine.launch import Launch
 from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.live_jobs import LiveJobs
-from ugro.agent.engine.orphan_runs import Sweep
-from ugro.agent.engine.start import Starting
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.engine.orphan_runs import OrphanRuns
+from ugro.agent.engine.planner import Planner
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
-from ugro.agent.support.keyed_tasks import Work
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.support.keyed_tasks import KeyedTasks
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Ending, Job, JobState, Placement, Share
@@ -47,31 +47,38 @@ _STOP_AGAIN_S = 1.0
 # With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
 _MANY = 16
 _GATHER_S = 0.01
+# Many runs are over so soon after their start that it is not worth recording that they run, or following their logs.
+_SETTLE_S = 0.2
 
 
 class Engine:
     def __init__(
-        self, jobs: JobStore, watch: RunWatch, launching: Launching, scheduler_input: SchedulerInput, home: Collector
+        self,
+        jobs: JobStore,
+        watch: RunTracker,
+        planner: Planner,
+        code: Code,
+        scheduler_input: SchedulerInput,
+        home: Collector,
     ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._scheduler_input = scheduler_input
         self._home = home
         self._leases = Leases(watch)
-        self._starting = Starting(launching, watch, self._leases)
-        self._conclusion = Conclusion(jobs, watch, home, self._starting)
-        self._sweep = Sweep(jobs, watch, home)
+        self._launch = Launch(jobs, watch, self._leases, planner, code)
+        self._finish = Finish(jobs, watch, home, self._launch)
+        self._orphans = OrphanRuns(jobs, watch, home)
         self._wake = asyncio.Event()
-        self._work = Work(self._wake.set)
-        self._light = Light(jobs, watch, self._starting, home, self._work)
-        self._light.on_end = self.wake
+        self._work = KeyedTasks(self._wake.set)
+        self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
         self._must_schedule = True
         self._schedule_at = 0.0
         self._idle_pause_s = _LONGEST_PAUSE_S
         self._must_keep = True  # some job is over, and may have made something
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
-        self.changed = Signal()  # some job has moved
+        self.changed = ChangeSignal()  # some job has moved
         self.live = LiveJobs(jobs, self.changed.notify)
 
     def wake(self) -> None:
@@ -101,6 +108,8 @@ class Engine:
     async def close(self) -> None:
         await self._scheduler_input.close()
         await self._work.close()
+        await self._launch.close()
+        await self._orphans.close()
         await self._leases.close()
         await self._watch.close()
         await self._home.close()
@@ -122,17 +131,17 @@ class Engine:
             await self._keep()
         under_way = {(job.id, job.attempt) for job in holding}
         self._clear_away(under_way)
-        self._light.forget(under_way)
+        self._seen_at = {key: at for key, at in self._seen_at.items() if key in under_way}
         schedule_s = await self._schedule_when_due()
-        return min(schedule_s, PATIENCE_S if self._light.is_patient else _LONGEST_PAUSE_S)
+        is_settling = any(_now() - at < _SETTLE_S for at in self._seen_at.values())
+        return min(schedule_s, _SETTLE_S if is_settling else _LONGEST_PAUSE_S)
 
     async def _go_on(self, holding: Iterable[Job]) -> None:
-        # One that ends at this moment and was told to end, too: that is seen when the former is over.
-        steps = [self._step(job) for job in holding if not self._light.is_ending(job)]
-        await self._write_down(filter(None, steps))
-        self._light.flush()
+        # A job that finishes at this moment and was asked to end, too: that is seen when the former is over.
+        steps = [self._step(job) for job in holding if ("finish", job.id, job.attempt) not in self._work]
+        await self._record(filter(None, steps))
 
-    async def _write_down(self, moves: Iterable[Awaitable[None]]) -> None:
+    async def _record(self, moves: Iterable[Awaitable[None]]) -> None:
         """What cannot be of one job is tried again; the others' go on."""
         for result in await asyncio.gather(*moves, return_exceptions=True):
             if isinstance(result, UgroError):
@@ -143,18 +152,23 @@ class Engine:
     # --- jobs that hold devices --------------------------------------------------------------------------------
 
     def _step(self, job: Job) -> Awaitable[None] | None:
-        """Begins what takes its time. What is to be written down is returned, to be so with all others at once."""
+        """Starts slow work in the background; returns the state change to record with the others."""
         start = ("start", job.id, job.attempt)
-        self._follow(job)
+        is_settling = self._is_settling(job)
+        self._follow(job, is_settling)
         if job.state is not JobState.STARTING and start in self._work:
             self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
             return None
-        step = attempt.next_step(self._view(job))
-        if is_light(job) and self._is_taken_along(job, step):
-            return None
+        return self._do(job, attempt.next_step(self._view(job)), is_settling)
+
+    def _do(self, job: Job, step: attempt.Step | None, is_settling: bool) -> Awaitable[None] | None:
         match step:
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE) if self._home.has_all(job):
+                self._work.do(("finish", job.id, job.attempt), partial(self._finish_at_once, job))
+            case attempt.Move(JobState.RUNNING) if is_settling:
+                return None
             case attempt.Start(nodes):
-                self._work.do(start, partial(self._start, job, nodes))
+                self._work.do(("start", job.id, job.attempt), partial(self._start, job, nodes))
             case attempt.Stop(nodes):
                 for node in nodes:
                     self._work.do(("stop", job.id, job.attempt, node), partial(self._stop, job, node))
@@ -164,33 +178,30 @@ class Engine:
                 self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
         return None
 
-    def _follow(self, job: Job) -> None:
+    def _is_settling(self, job: Job) -> bool:
+        """Whether its runs have only just begun."""
+        key = (job.id, job.attempt)
+        if key not in self._seen_at:
+            if all(self._watch.status(node, job.id, job.attempt) is None for node in _nodes(job)):
+                return True
+            self._seen_at[key] = _now()
+        return _now() - self._seen_at[key] < _SETTLE_S
+
+    def _follow(self, job: Job, is_settling: bool) -> None:
         is_concluding = ("conclude", job.id, job.attempt) in self._work
-        if not is_concluding and (not is_light(job) or self._light.may_follow(job)):
+        if not is_settling and not is_concluding and not self._home.has_all(job):
             self._home.follow(job)
 
     def _view(self, job: Job) -> AttemptView:
-        refusal = self._starting.refusal(job)
+        refusal = self._launch.refusal(job)
         return AttemptView(
             state=job.state,
             ending=job.ending,
             runs=tuple(self._node_run(job, node) for node in _nodes(job)),
             is_over_time=_is_over_time(job),
             refusal=refusal.reason if refusal else None,
-            is_overdue=self._starting.is_overdue(job),
+            is_overdue=self._launch.is_overdue(job),
         )
-
-    def _is_taken_along(self, job: Job, step: attempt.Step | None) -> bool:
-        """Small ones start and end together with others."""
-        match step:
-            case attempt.Start(nodes):
-                self._light.start(job, nodes[0])
-                return True
-            case attempt.Move(JobState.STOPPING, _, Ending.DONE):
-                return self._light.finish(job)
-            case attempt.Move(JobState.RUNNING):
-                return self._light.may_be_over_soon(job)
-        return False
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
@@ -203,8 +214,7 @@ class Engine:
 
     def _is_out_of_sight(self, job: Job, node: str, is_elsewhere: bool) -> bool:
         """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""
-        is_about_to = ("start", job.id, job.attempt) in self._work or self._light.is_starting(job)
-        if not is_about_to and self._starting.was_never_asked(job, node):
+        if ("start", job.id, job.attempt) not in self._work and self._launch.was_never_asked(job, node):
             return True
         return job.ending is Ending.CANCELLED and (is_elsewhere or not self._watch.is_member(node))
 
@@ -217,7 +227,7 @@ class Engine:
 
     async def _start(self, job: Job, nodes: tuple[str, ...]) -> None:
         await self._home.gather(job, await self._used(job))
-        await self._starting.start(job, nodes)
+        await self._launch.start(job, nodes)
 
     async def _used(self, job: Job) -> tuple[str, ...]:
         """Every node that it was ever given, this attempt's first."""
@@ -240,9 +250,14 @@ class Engine:
             if self.live.is_under_way(job):  # else it is over by now, and gone from the node
                 self._watch.learn(node, status)
 
+    async def _finish_at_once(self, job: Job) -> None:
+        with contextlib.suppress(StaleMove):
+            await self._finish.at_once(job)
+        self.wake()
+
     async def _conclude(self, job: Job) -> None:
         with contextlib.suppress(StaleMove):
-            await self._conclusion.conclude(job)
+            await self._finish.conclude(job)
         self._must_keep = self._must_keep or job.spec.has_checkpoints
         self.wake()
         # Apart: it may have to ask the nodes, and nobody's start is to wait for that.
@@ -260,9 +275,9 @@ class Engine:
         await self._jobs.kept(job)
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
-        for node, status in self._watch.others(under_way | self._light.busy()):
+        for node, status in self._watch.others(under_way):
             key = ("clear", node, status.job, status.attempt)
-            self._work.do(key, partial(self._sweep.clear, node, status))
+            self._work.do(key, partial(self._orphans.clear, node, status))
 
     # --- jobs that wait ----------------------------------------------------------------------------------------
 
@@ -285,11 +300,11 @@ class Engine:
             return
         wanted = actions(await self._scheduler_input.take(self.live), self.live.queue)
         by_id = {one.job: job for one in wanted if (job := self.live.get(one.job)) is not None}
-        await self._write_down([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
+        await self._record([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
         await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
 
     async def _drop(self, cancelled: Iterable[Job]) -> None:
-        await self._write_down(self._drop_one(job) for job in cancelled)
+        await self._record(self._drop_one(job) for job in cancelled)
 
     async def _drop_one(self, job: Job) -> None:
         reason = "cancelled between two attempts" if job.attempt else "cancelled before it started"
@@ -304,7 +319,7 @@ class Engine:
         point("start.recorded")
         started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
         for job in started:
-            self._starting.decided(job)
+            self._launch.decided(job)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, StaleMove):
                 log.error("cannot be started now: %s", outcome)
@@ -329,6 +344,10 @@ class Engine:
                 return None
             shares.append(replace(share, boot_id=moment[0].boot_id, hostname=machine.hostname, root=machine.root))
         return Placement(tuple(shares))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

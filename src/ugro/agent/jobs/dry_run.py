@@ -19,7 +19,7 @@ class Previewer(Protocol):
     def preview(self, job: Job, placement: Placement) -> Plan: ...
 
 
-class Previews:
+class DryRunner:
     def __init__(self, jobs: JobStore, live: Live, scheduler_input: SchedulerInput, previewer: Previewer) -> None:
         self._jobs = jobs
         self._live = live

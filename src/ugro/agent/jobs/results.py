@@ -15,7 +15,7 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results
 from ugro.agent.artifacts.output_store import Arrived, shown
 from ugro.agent.support.aio import to_the_end
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.core.metrics import MetricsSummary, summarise
@@ -33,7 +33,7 @@ _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABL
 
 
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunWatch, home: Collector) -> None:
+    def __init__(self, folder: Path, store: Store, watch: RunTracker, home: Collector) -> None:
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
@@ -64,7 +64,7 @@ class ResultService:
             sides.append(Side(job, await self._environments.of(ran.id, ran.attempt), made.metrics, made.files))
         return compare(sides)
 
-    async def remove(self, job: Job) -> tuple[str, ...]:
+    async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:
         """Outputs and checkpoints, here and on the nodes; logs stay. Returns what could not be done, in sentences."""
         if not job.is_final:
             raise NotAllowed(f"job {job.id} is {job.state}: its results come yet", hint=f"ugro cancel {job.id}")
@@ -74,7 +74,7 @@ class ResultService:
                 hint=f"ugro results {job.cached_from} --rm",
             )
         # Recorded first: what is found on a node later is not brought any more.
-        await self._jobs.note_results_removed(job)
+        await self._jobs.note_results_removed(job, reason)
         await to_the_end(partial(delete_results, self._folder / str(job.id)))
         nodes = {node: None for one in await self._jobs.attempts(job.id) for node in one.placement.nodes}
         problems = await asyncio.gather(*(self._drop(job.id, node) for node in nodes))

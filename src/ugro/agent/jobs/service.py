@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.jobs.dry_run import Previewer, Previews
-from ugro.agent.jobs.submission import Needs, Submit, Submitting, Taken
+from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.event import Event
-from ugro.core.job import WAITING_STATES, Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
 from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Wait
@@ -46,7 +46,7 @@ class JobService:
         scheduler_input: SchedulerInput,
         small: SmallLogs,
         launching: Previewer,
-        submitting: Submitting,
+        submitting: SubmissionReader,
     ) -> None:
         self._jobs = jobs = store.jobs
         self._listing = store.listing
@@ -54,7 +54,7 @@ class JobService:
         self._engine = engine
         self._scheduler_input = scheduler_input
         self._submitting = submitting
-        self._previews = Previews(jobs, engine.live, scheduler_input, launching)
+        self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
         self._reasons = _Reasons(engine, scheduler_input)
         self._logs = JobLogs(jobs, small, engine.changed, self._look)
 
@@ -99,7 +99,8 @@ class JobService:
         if exact:
             self._submitting.expect_code(old)
         await self._submitting.check_fit([old.spec])
-        submission = await self._jobs.submit(old.spec, user, key, About(origin=old.origin))
+        spec = replace(old.spec, after=await self._still_known(old.spec.after))
+        submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")
         if submission.is_new:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
@@ -108,6 +109,11 @@ class JobService:
             if exact:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
+
+    async def _still_known(self, after: After) -> After:
+        """Without the jobs that retention has removed since: they had ended."""
+        known = await self._jobs.states_of((*after.ok, *after.any))
+        return After(*(tuple(number for number in some if number in known) for some in (after.ok, after.any)))
 
     async def cancel(self, word: str) -> Job:
         job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)

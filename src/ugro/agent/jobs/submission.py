@@ -54,7 +54,7 @@ class Needs:
     variables: tuple[str, ...]
 
 
-class Submitting:
+class SubmissionReader:
     def __init__(
         self,
         jobs: JobStore,

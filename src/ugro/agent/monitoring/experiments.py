@@ -6,9 +6,10 @@ Times of a table of thousands are spent on sorting and filtering, which ``policy
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ugro.agent.monitoring.service import Watching
+from ugro.agent.monitoring.service import MonitoringService
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
 from ugro.core.support.moment import unix_seconds
@@ -19,13 +20,14 @@ MOST = 50_000  # older ones are still jobs, and have pages of their own
 
 
 class Experiments:
-    def __init__(self, store: Store, watching: Watching) -> None:
+    def __init__(self, store: Store, monitoring: MonitoringService) -> None:
         self._store = store
-        self._watching = watching
+        self._monitoring = monitoring
         self._all: dict[int, Experiment] = {}
         self._seq = 0
         self._grown = -1
         self._looking = asyncio.Lock()
+        monitoring.on_removed.append(self._forget)
 
     async def all(self) -> list[Experiment]:
         """As they are now, in the order of their numbers."""
@@ -33,6 +35,10 @@ class Experiments:
             await self._take_changes()
             await self._take_figures()
             return [self._all[number] for number in sorted(self._all)]
+
+    def _forget(self, jobs: Sequence[int]) -> None:
+        for job in jobs:
+            self._all.pop(job, None)
 
     async def _take_changes(self) -> None:
         changed = await self._store.notes.changed(self._seq, MOST)
@@ -48,8 +54,8 @@ class Experiments:
     async def _take_figures(self) -> None:
         is_first = self._grown < 0
         # Counted before it is read: what grows meanwhile is read again the next time.
-        count, jobs = self._watching.grown_since(self._grown)
-        found = await self._watching.metrics.figures(None if is_first else jobs)
+        count, jobs = self._monitoring.grown_since(self._grown)
+        found = await self._monitoring.metrics.figures(None if is_first else jobs)
         for job in found if is_first else jobs:
             if (known := self._all.get(job)) is not None:
                 self._all[job] = replace(known, figures=found.get(job, {}))

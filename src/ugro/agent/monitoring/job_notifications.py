@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobState
@@ -25,8 +25,8 @@ _LOOK_S = 5.0
 _GATHER_S = 0.25
 
 
-class Herald:
-    def __init__(self, store: Store, cluster: Cluster, notifier: Notifier, moved: Signal) -> None:
+class JobNotifications:
+    def __init__(self, store: Store, cluster: Cluster, notifier: Notifier, moved: ChangeSignal) -> None:
         self._store = store
         self._cluster = cluster
         self._notifier = notifier

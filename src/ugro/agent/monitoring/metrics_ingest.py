@@ -19,7 +19,7 @@ _EVERY_S = 1.0
 _AFTERWARDS_S = (0.0, 5.0, 30.0, 300.0)
 
 
-class Gathering:
+class MetricsIngest:
     def __init__(self, collector: Collector, ends: EndStore, holding: Callable[[], Sequence[Job]]) -> None:
         self._collector = collector
         self._ends = ends

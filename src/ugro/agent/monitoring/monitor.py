@@ -1,7 +1,7 @@
-"""The monitor: what is seen of nodes becomes curves, alerts and words to people.
+"""The monitor turns node reports into metrics, alerts and notifications.
 
-It sets the pace at which nodes are asked, and leaves one alone that fails again and again; ``latest`` does the asking.
-Whatever is wrong here, jobs go on: nothing waits for the monitor.
+It sets the interval at which ``node_reports`` asks each node, and pauses for a node that keeps failing. Jobs never wait
+for it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ugro.agent.support.change_signal import Signal
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.node_reports import LatestReports
+from ugro.agent.tracking.node_reports import NodeReports
 from ugro.config.channels import LOG
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.errors import UgroError
@@ -54,16 +54,16 @@ class Monitor:
     def __init__(
         self,
         cluster: Cluster,
-        latest: LatestReports,
+        node_reports: NodeReports,
         store: AlertStore,
         metrics: MetricStore,
         notifier: Notifier,
         live_jobs: Callable[[], int],
     ) -> None:
-        self.changed = Signal()  # something new is known of some node
+        self.changed = ChangeSignal()  # something new is known of some node
         self.reports: dict[str, NodeReport] = {}  # the newest of each
         self._cluster = cluster
-        self._latest = latest
+        self._node_reports = node_reports
         self._store = store
         self._metrics = metrics
         self._notifier = notifier
@@ -72,12 +72,12 @@ class Monitor:
         self._alerts: dict[Key, Alert] = {}
         self._judged: dict[str, NodeReport] = {}  # the newest of each whose news are on disk
         self._seen: list[tuple[float, NodeReport]] = []
-        self._news = Signal()
+        self._news = ChangeSignal()
         self._worked_at = time.monotonic()
         self._cluster_at = float("-inf")
         self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
-        latest.pace = self._pause_s
-        latest.on_reports = self._note
+        node_reports.pace = self._pause_s
+        node_reports.on_reports = self._note
 
     def alerts(self) -> list[Alert]:
         """Those that are on, the worst first."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ugro.agent.artifacts.job_folder import attempt_folder
 from ugro.agent.monitoring.metrics_tail import read_end
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import Job, JobState
 from ugro.core.profile import JobProfile, TraceFile, TraceRequest
@@ -44,7 +44,7 @@ class Launch:
 
 
 class Profiling:
-    def __init__(self, folder: Path, jobs: JobStore, watch: RunWatch) -> None:
+    def __init__(self, folder: Path, jobs: JobStore, watch: RunTracker) -> None:
         self._folder = folder
         self._jobs = jobs
         self._watch = watch

@@ -25,7 +25,7 @@ _FINAL = frozenset(str(state) for state in FINAL_STATES)
 _MOST_METRICS_OF_A_JOB = 50
 
 
-class Exposition:
+class PrometheusMetrics:
     def __init__(
         self, store: Store, live: LiveJobs, monitor: Monitor, metrics: MetricStore, notifier: Notifier
     ) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.engine.reconciler import Engine
-from ugro.agent.monitoring.job_notifications import Herald
-from ugro.agent.monitoring.metrics_ingest import Gathering
+from ugro.agent.monitoring.job_notifications import JobNotifications
+from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
-from ugro.agent.monitoring.prometheus import Exposition
-from ugro.agent.support.change_signal import Signal, wait_for_any
+from ugro.agent.monitoring.prometheus import PrometheusMetrics
+from ugro.agent.support.aio import keep_running
+from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
-from ugro.agent.tracking.run_tracker import RunWatch
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
 from ugro.core.alert import Tried
@@ -38,20 +39,20 @@ from ugro.telemetry.notify import Notifier
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-_AGAIN_S = 5.0
 _DAY_S = 86400
 _ALIVE = (RunState.STARTING, RunState.RUNNING)
 
 
-class Watching:
+class MonitoringService:
     def __init__(self, home: StateDir, store: Store, cluster: Cluster) -> None:
         self._store = store
         self._cluster = cluster
         self._jobs_folder: Path = home.jobs
         self.metrics = MetricStore(home.metrics)
         self.notifier = Notifier(lambda: cluster.config.channels)
-        self.grown = Signal()  # some job's curves
+        self.grown = ChangeSignal()  # some job's curves
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
+        self.on_removed: list[Callable[[Sequence[int]], None]] = []
         self._parts: _Parts | None = None
         self.is_ending = False
 
@@ -60,24 +61,24 @@ class Watching:
         self.metrics.listen(self._note_grown)
         monitor = Monitor(
             self._cluster,
-            scheduler_input.latest,
+            scheduler_input.reports,
             self._store.alerts,
             self.metrics,
             self.notifier,
             lambda: engine.live.count,
         )
-        herald = Herald(self._store, self._cluster, self.notifier, engine.changed)
-        gathering = Gathering(
+        notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
+        ingest = MetricsIngest(
             Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
         )
-        exposition = Exposition(self._store, engine.live, monitor, self.metrics, self.notifier)
-        self._parts = _Parts(engine, monitor, herald, gathering, exposition)
+        prometheus = PrometheusMetrics(self._store, engine.live, monitor, self.metrics, self.notifier)
+        self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
 
     async def run(self) -> None:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
-            for work in (parts.monitor.run, parts.herald.run, parts.gathering.run, self._note_work):
-                group.create_task(_keep(work), name=f"keep {work.__qualname__}")
+            for work in (parts.monitor.run, parts.notifications.run, parts.ingest.run, self._note_work):
+                group.create_task(keep_running(work), name=f"keep {work.__qualname__}")
 
     async def close(self) -> None:
         await self.notifier.close()
@@ -92,6 +93,13 @@ class Watching:
     @property
     def monitor(self) -> Monitor:
         return self.parts.monitor
+
+    def forget_jobs(self, jobs: Sequence[int]) -> None:
+        """They have been removed."""
+        for job in jobs:
+            self._grown.pop(job, None)
+        for forget in self.on_removed:
+            forget(jobs)
 
     # --- what can be asked -------------------------------------------------------------------------------------
 
@@ -169,9 +177,9 @@ class Watching:
 class _Parts:
     engine: Engine
     monitor: Monitor
-    herald: Herald
-    gathering: Gathering
-    exposition: Exposition
+    notifications: JobNotifications
+    ingest: MetricsIngest
+    prometheus: PrometheusMetrics
 
 
 def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport]) -> dict[str, Any]:
@@ -183,20 +191,7 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
     return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
 
 
-async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A bug of ours in one of them is logged and not the end: jobs must go on, and the others."""
-    while True:
-        task = asyncio.create_task(work(), name=work.__qualname__)
-        try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()
-        if (bug := task.exception()) is not None:
-            log.error("%s ended, and is begun again", work.__qualname__, exc_info=bug)
-        await asyncio.sleep(_AGAIN_S)
-
-
-def ranks_by(engine: Engine, watch: RunWatch, node: str) -> Ranks:
+def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:
     """What the engine's running jobs should have on a node, and what the node says is there."""
     jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
     here = [job for job in jobs if job.placement and node in job.placement.nodes]

@@ -1,6 +1,7 @@
-"""`ugro exec`: one command on several nodes at once, their output interleaved as it comes.
+"""`ugro exec`: runs one command on several nodes at once; their output is interleaved as it comes.
 
-Nothing is kept: it ends with the client that asked for it. Jobs that outlive their terminal are not this.
+The command ends with the client that started it, and nothing is stored. For work that outlives its terminal there are
+jobs.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from ugro.nodes.node import Node
 from ugro.remote import wire
 
 _QUEUED_CHUNKS = 64
-_OVERHEAD = 1024  # what a call says besides the command itself
-_END = 0  # no frame's kind
+_OVERHEAD = 1024  # bytes of a call besides the command itself
+_END = 0  # not the kind of any frame
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a command ended, as its node says: with a code, or by a signal."""
+    """How a command ended, as reported by its node: with an exit code, or by a signal."""
 
     code: int | None = None
     signal: int | None = None
     unkillable: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # Nothing a process can end with is outside of this; a node may say anything.
+        # A process can end in no other way; a node is not trusted.
         is_one_of_them = (self.code is None) != (self.signal is None)
         if not is_one_of_them or not 0 <= (self.code or 0) <= 255 or not 0 <= (self.signal or 0) <= 64:
             raise ValueError(f"code {self.code}, signal {self.signal}")
@@ -59,7 +60,7 @@ class Execution:
     _streams: dict[int, Stream] = field(default_factory=dict)
     _pumps: list[asyncio.Task[None]] = field(default_factory=list)
     _queue: asyncio.Queue[wire.Frame] = field(default_factory=asyncio.Queue)
-    # Bounds the queue: a client that does not read holds the nodes back, and how a command ended still gets in.
+    # Bounds the output in the queue: a client that does not read holds the nodes back. Exit records always get in.
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_QUEUED_CHUNKS))
 
     async def frames(self) -> AsyncGenerator[bytes]:
@@ -82,7 +83,7 @@ class Execution:
                 pump.cancel()
 
     def cancel(self) -> None:
-        """Ends the command everywhere; each node still reports how it ended. Where it has not begun, it never will."""
+        """Ends the command on all nodes; each still reports how it ended. Where it has not started, it will not."""
         for index, pump in enumerate(self._pumps):
             if (stream := self._streams.get(index)) is not None:
                 stream.ask_to_stop()
@@ -104,7 +105,7 @@ class Execution:
             ended = decode(Exit, await stream.result())
             self._queue.put_nowait((wire.RESULT, index, dumps(ended).encode()))
         except DecodeError as error:
-            problem = f"how its command ended makes no sense: {error}"
+            problem = f"invalid exit report from node: {error}"
             self._fail(index, RemoteFailure(problem, subject=node.spec.name))
         except UgroError as error:
             self._fail(index, error)

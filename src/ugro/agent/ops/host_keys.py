@@ -1,4 +1,4 @@
-"""Showing and accepting a node's host key, with OpenSSH's own tools, so that jumps, aliases and ports are its own."""
+"""Shows and accepts a node's host key, using OpenSSH's own tools so that jump hosts, aliases and ports work."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class _Look:
     key: HostKey
-    lines: tuple[str, ...]  # of known_hosts, as ssh would write them for the key
+    lines: tuple[str, ...]  # for known_hosts, as ssh would write them
 
 
 async def look_up(way: Way) -> HostKey:
-    """Asks the node for its key, and known_hosts for what it held. Nothing is changed."""
+    """Asks the node for its key, and known_hosts for the old one. Changes nothing."""
     return (await _look(way)).key
 
 
 async def trust(way: Way, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
-    """Writes the key to known_hosts, if it still is the one that was shown."""
+    """Writes the key to known_hosts if it is still the one that was shown."""
     look = await _look(way)
     key, name = look.key, way.spec.name
     if key.fingerprints != fingerprints:
@@ -56,7 +56,7 @@ async def trust(way: Way, fingerprints: tuple[str, ...], *, replace: bool) -> Ho
     if key.is_changed and file.exists():
         await _run(way, "ssh-keygen", "-R", key.address, "-f", str(file))
     try:
-        # These lines and no fresh ones: the node may show another key now than the one that was compared.
+        # These lines and not new ones: the node may offer another key now than the one that was compared.
         await asyncio.to_thread(_append, file, look.lines)
     except OSError as error:
         raise UgroError(f"{file} cannot be written: {error.strerror}", subject=name) from error
@@ -69,7 +69,8 @@ async def _look(way: Way) -> _Look:
         offered = await _offered(way, settings, Path(folder) / "known_hosts")
         files = _files(settings.get("userknownhostsfile", ""))
         if not files:
-            raise NotAllowed("ssh is told to keep no host keys", subject=way.spec.name, hint="see: UserKnownHostsFile")
+            text = "ssh is configured to store no host keys"
+            raise NotAllowed(text, subject=way.spec.name, hint="see: UserKnownHostsFile")
         address = _address(way.spec, settings)
         everywhere = [*files, *_files(settings.get("globalknownhostsfile", ""))]
         known = [line for file in everywhere for line in await _find(way, address, file)]
@@ -96,7 +97,7 @@ def _append(file: Path, lines: tuple[str, ...]) -> None:
 
 
 async def _offered(way: Way, settings: Mapping[str, str], file: Path) -> list[str]:
-    """The node's key as ssh itself would note it: it connects, notes, and is not allowed to log in."""
+    """The node's key as ssh itself would store it: ssh connects, stores it, and is not allowed to log in."""
     command = ssh_command(
         way.spec,
         way.options,
@@ -111,7 +112,7 @@ async def _offered(way: Way, settings: Mapping[str, str], file: Path) -> list[st
         return lines
     error = diagnosis.from_ssh(way.spec, code, stderr)
     if error.cause.startswith("host-key-"):
-        # Its own key would have been noted: it is the key of a machine on the way.
+        # The node's own key would have been stored: this is about a machine on the way there.
         jump = settings.get("proxyjump") or "the jump host"
         message = f"the host key of {jump}, on the way to it, is not known or has changed"
         raise Unreachable(message, subject=way.spec.name, cause=error.cause, hint=f"try: ssh {jump} true")
@@ -119,7 +120,7 @@ async def _offered(way: Way, settings: Mapping[str, str], file: Path) -> list[st
 
 
 async def ssh_settings(spec: NodeSpec, options: SshOptions) -> dict[str, str]:
-    """What ssh makes of its configuration for this node; keys in lower case."""
+    """The ssh configuration that applies to this node (``ssh -G``); keys in lower case."""
     words = ssh_command(spec, options)
     _, stdout, _ = await _run(Way(spec, options, {}), words[0], "-G", *words[1:])
     pairs = (line.partition(" ") for line in stdout.splitlines())
@@ -127,7 +128,7 @@ async def ssh_settings(spec: NodeSpec, options: SshOptions) -> dict[str, str]:
 
 
 def _files(words: str) -> list[Path]:
-    """ssh prints them without quotes, but each begins at the root: a blank may be part of a name."""
+    """ssh prints paths without quotes; each begins with / or ~, and a space may be part of a name."""
     files = [Path(word).expanduser() for word in re.split(r" (?=[/~])", words) if word not in ("", "none")]
     return [file for file in files if str(file) != os.devnull]
 
@@ -151,7 +152,7 @@ async def _fingerprints(way: Way, lines: list[str], folder: Path) -> tuple[str, 
     file = folder / "keys"
     file.write_text("".join(f"{line}\n" for line in lines))
     _, stdout, _ = await _run(way, "ssh-keygen", "-l", "-f", str(file))
-    # "256 SHA256:… name (ED25519)": what people compare is the hash and the kind.
+    # "256 SHA256:… name (ED25519)": people compare the hash and the type.
     words = [line.split() for line in stdout.splitlines()]
     return tuple(f"{word[1]} {word[-1]}" for word in words if len(word) > 2)
 
@@ -180,7 +181,7 @@ async def _run(way: Way, *argv: str, timeout_s: float = 10.0) -> tuple[int, str,
         raise Unreachable(message, subject=way.spec.name, cause="timed-out") from None
     finally:
         if process.returncode is None:
-            # With what it started to get there: a jump would outlive it, and hold its pipes.
+            # Includes the processes it started, such as a jump, which would outlive it and hold its pipes.
             os.killpg(process.pid, 9)
             await process.wait()
     assert process.returncode is not None

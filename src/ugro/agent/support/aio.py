@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_RESTART_S = 5.0
 
 
 @asynccontextmanager
@@ -24,6 +29,19 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     async with one_error() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
+
+
+async def keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs work again if a bug ends it: the error is logged, and everything else goes on."""
+    while True:
+        task = asyncio.create_task(work(), name=work.__qualname__)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        if (bug := task.exception()) is not None:
+            log.error("%s failed and is started again", work.__qualname__, exc_info=bug)
+        await asyncio.sleep(_RESTART_S)
 
 
 async def to_the_end(work: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 
 
-class Signal:
+class ChangeSignal:
     def __init__(self) -> None:
         self.count = 0
         self.waiters: set[asyncio.Future[None]] = set()
@@ -26,7 +26,7 @@ class Signal:
         return await wait_for_any({self: seen}, timeout_s)
 
 
-async def wait_for_any(seen: Mapping[Signal, int], timeout_s: float) -> bool:
+async def wait_for_any(seen: Mapping[ChangeSignal, int], timeout_s: float) -> bool:
     """Until the count of one of them is another than what was seen of it."""
     if not _has_changed(seen):
         waiter = asyncio.get_running_loop().create_future()
@@ -40,5 +40,5 @@ async def wait_for_any(seen: Mapping[Signal, int], timeout_s: float) -> bool:
     return _has_changed(seen)
 
 
-def _has_changed(seen: Mapping[Signal, int]) -> bool:
+def _has_changed(seen: Mapping[ChangeSignal, int]) -> bool:
     return any(signal.count != count for signal, count in seen.items())

@@ -12,7 +12,7 @@ POINTS = (
     "start.recorded", "start.checked", "start.planned", "start.asked", "start.answered", "running.recorded",
     "cancel.recorded", "stop.recorded", "stop.asked", "stop.answered",
     "conclude.begun", "conclude.logged", "conclude.recorded", "conclude.removed",
-    "many.asked", "many.answered", "many.ended", "many.logged", "many.recorded", "many.removed",
+    "finish.begun", "finish.logged", "finish.recorded",
     "sweep.found", "sweep.stopped", "sweep.brought",
 )  # fmt: skip
 

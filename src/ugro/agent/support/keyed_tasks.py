@@ -13,7 +13,7 @@ Key = tuple[object, ...]
 _LONGEST_REST_S = 60.0
 
 
-class Work:
+class KeyedTasks:
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done
         self._tasks: dict[Key, asyncio.Task[None]] = {}

@@ -41,7 +41,7 @@ Pace = Callable[[Node], float | None]
 _Holders = dict[str, frozenset[str]]  # by node, the ids of jobs
 
 
-class LatestReports:
+class NodeReports:
     def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
         self._jobs = jobs
         self._cluster = cluster

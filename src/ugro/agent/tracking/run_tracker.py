@@ -29,7 +29,7 @@ _SILENT_S = 3.0
 Key = tuple[int, int]  # job and attempt
 
 
-class RunWatch:
+class RunTracker:
     def __init__(self, inventory: Inventory, identity: Identity) -> None:
         self._inventory = inventory
         self._identity = identity

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.node_reports import LatestReports, Seen
+from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
@@ -42,7 +42,7 @@ class SchedulerInput:
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
-        self.latest = LatestReports(jobs, cluster, health)
+        self.reports = NodeReports(jobs, cluster, health)
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
         self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
@@ -51,14 +51,14 @@ class SchedulerInput:
 
     def start(self) -> None:
         """Nodes are asked from now on."""
-        self.latest.start()
+        self.reports.start()
 
     def listen(self, on_news: Callable[[], None]) -> None:
         """``on_news`` is called whenever a report may change what can start."""
-        self.latest.on_news = on_news
+        self.reports.on_news = on_news
 
     async def close(self) -> None:
-        await self.latest.close()
+        await self.reports.close()
 
     async def take(self, live: Live) -> ClusterView:
         """The view for a pass over ``live.queue``, and as new as that queue when this returns."""
@@ -86,21 +86,21 @@ class SchedulerInput:
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Until every node has answered or failed to, but no longer than ``timeout_s``."""
-        await self.latest.first_answers(timeout_s)
+        await self.reports.first_answers(timeout_s)
 
     def _is_known_to_fit(self, resources: Resources, is_single: bool) -> bool:
         """Of a thousand jobs that are submitted together, most are alike."""
-        seen = [self.latest.of(node) for node in self._cluster.inventory]
+        seen = [self.reports.of(node) for node in self._cluster.inventory]
         if seen != self._fitting_on:
             self._fitting_on, self._fitting = seen, set()
         return (resources, is_single) in self._fitting
 
     def facts(self, node: Node) -> Facts | None:
         """What it last told of itself."""
-        return self.latest.of(node).facts
+        return self.reports.of(node).facts
 
     def _nodes(self, holding: Sequence[Holding], drained: Mapping[str, str]) -> tuple[NodeView, ...]:
-        self.latest.start()
+        self.reports.start()
         held: dict[str, dict[int, int]] = {}  # by node and job, in cores
         for holder in holding:
             for share in holder.placement.shares:
@@ -111,8 +111,8 @@ class SchedulerInput:
         )
 
     def _node_view(self, node: Node, drained: str | None, held: dict[int, int]) -> NodeView:
-        seen = self.latest.of(node)
-        is_awaited = self.latest.awaits(node)
+        seen = self.reports.of(node)
+        is_awaited = self.reports.awaits(node)
         key = (seen, node.spec, node.link is None, drained, is_awaited, tuple(held.items()))
         known = self._views.get(node)
         if known is not None and known[0] == key:

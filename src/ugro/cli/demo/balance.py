@@ -1,6 +1,6 @@
-"""The balanced training of ``ugro demo``: the same GPT twice on unequal nodes, by equal and by measured shares.
+"""The balanced training of ``ugro demo``: the same GPT twice on unequal nodes, with equal and with measured shares.
 
-One after the other: at the same time they would take the cores from each other. All figures are the ranks' own.
+The two run one after the other, because they would compete for the cores. All figures are measured by the ranks.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _STEP = re.compile(r"step (\d+) of (\d+): loss ([\d.]+), ([\d.]+) samples/s, wai
 _PLAN = re.compile(r"from step (\d+): (.*)")
 _HALF = "{:>11}  {:>7}  {:>7}"
 _BAR_WIDTH = 26
-_SAME_LOSS = 0.005  # sums in another order differ in their last digits, and a training enlarges that
+_SAME_LOSS = 0.005  # rounding differs with the order of sums, and training amplifies it
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a whole run, as its ranks measured it; lists have an entry for each rank."""
+    """A whole run, as its ranks measured it; lists have one item per rank."""
 
     steps: int
-    measured_steps: int  # the last ones: the first, in which shares are found, do not count
+    measured_steps: int  # the last ones: the first, in which shares are found, are not counted
     samples_per_s: float
     waiting_ratio: float
     final_loss: float
@@ -43,7 +43,7 @@ class Result:
     shares: list[int]
     computing_s: list[float]
     waiting_s: list[float]
-    seen: list[int]  # how often a sample was: least, most
+    seen: list[int]  # how often a sample was seen: least, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Trial:
 
 
 def has_torch() -> bool:
-    """Of this Python, which is also that of the lab's nodes."""
+    """Whether this Python has it; the lab's nodes use the same."""
     return find_spec("torch") is not None
 
 
@@ -63,7 +63,7 @@ class Comparison:
         self._client = client
         self._nodes = nodes
         self._args = [] if epochs is None else ["--epochs", str(epochs)]
-        self._telling = Telling(output)
+        self._progress = Progress(output)
         self.trials: dict[str, Trial] = {}
 
     def run(self) -> dict[str, Trial]:
@@ -77,27 +77,27 @@ class Comparison:
         show_command(self._output, shlex.join([*words, *(["--", *self._args] if self._args else [])]))
         fields = {"script": file, "args": self._args, "nodes": str(self._nodes), "balance": mode}
         job = self._client.jobs.submit(fields=fields)
-        self._output.progress("the ranks start: slow nodes take their time to load PyTorch")
+        self._output.progress("the ranks start: slow nodes take a while to load PyTorch")
         written = b""
         result: Result | None = None
-        for seen in self._client.jobs.attend(job.id):
+        for seen in self._client.jobs.follow(job.id):
             if not isinstance(seen, LogPiece):
                 job = seen
             elif seen.rank == 0:
                 *lines, written = (written + seen.content).split(b"\n")
                 for line in lines:
-                    result = self._telling.read(mode, line.decode(errors="replace")) or result
+                    result = self._progress.read(mode, line.decode(errors="replace")) or result
         if job.state is not JobState.SUCCEEDED or result is None:
-            raise UgroError(sentence(job), hint="try it again; ugro demo --keep leaves the nodes up to look at")
+            raise UgroError(sentence(job), hint="try again; ugro demo --keep keeps the nodes for inspection")
         return Trial(job, result)
 
 
-class Telling:
-    """What rank 0 tells, line by line: for people, the steps of both runs beside each other; at the end, its result."""
+class Progress:
+    """Reads what rank 0 prints: shows the steps of both runs side by side, and returns its result at the end."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._halves: dict[int, str] = {}  # what the first run told, by step
+        self._halves: dict[int, str] = {}  # what the first run reported, by step
 
     def read(self, mode: str, line: str) -> Result | None:
         if found := _STEP.fullmatch(line):
@@ -147,7 +147,7 @@ def document(trials: dict[str, Trial]) -> dict[str, object]:
 def verdict(trials: dict[str, Trial]) -> list[str]:
     equal, balanced = (trials[mode].result for mode in MODES)
     begun = balanced.steps - balanced.measured_steps
-    lines = [f"{gain(trials):.2f} times as many samples per second, measured behind the first {begun} steps."]
+    lines = [f"{gain(trials):.2f} times as many samples per second, measured after the first {begun} steps."]
     if {*equal.seen, *balanced.seen} == {equal.seen[0]}:
         lines.append(f"In both, every sample was seen once per epoch, {equal.seen[0]} times in all.")
     difference = abs(equal.final_loss - balanced.final_loss)

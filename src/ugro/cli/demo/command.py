@@ -41,7 +41,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.option("--accident", is_flag=True, help="Run another demo: a rank is killed, and the job recovers.")
 @click.option("--keep", is_flag=True, help="Keep the simulated nodes in your own UGRO_HOME afterwards.")
-@click.option("--epochs", type=click.IntRange(1), help="Number of epochs of the GPT training.  [default: 3]")
+@click.option("--epochs", type=click.IntRange(1), metavar="N", help="Epochs of the GPT training; default: 3.")
 @click.option("--gentle", is_flag=True, help="Take no priority over other programs on this machine.")
 @json_option
 @pass_session
@@ -56,7 +56,7 @@ def demo(session: Session, accident: bool, keep: bool, epochs: int | None, gentl
     started = time.monotonic()
     output = session.output
     with contextlib.ExitStack() as stack:
-        lab = find_lab(session) if keep else stack.enter_context(_passing_lab(session))
+        lab = find_lab(session) if keep else stack.enter_context(_temporary_lab(session))
         stack.enter_context(_within(_LIMIT_S))
         _make_nodes(output, lab, takes_precedence=not (keep or gentle))
         client = stack.enter_context(lab.client())
@@ -74,14 +74,14 @@ def demo(session: Session, accident: bool, keep: bool, epochs: int | None, gentl
 
 def _make_nodes(output: Output, lab: Lab, *, takes_precedence: bool) -> None:
     gpus = 1 if shutil.which("cc") else 0
-    output.note(f"Three nodes on this machine: a whole core, half of one, a quarter of one{_with_gpus(gpus)}.")
+    output.note(f"Three nodes on this machine: one core, half a core, a quarter of a core{_with_gpus(gpus)}.")
     if takes_precedence:
-        output.note("While this lasts, they go before other programs here, so that those do not blur the comparison.")
+        output.note("They take priority over other programs meanwhile, so that the comparison is fair.")
     lab.up(Wish(len(_SPEEDS), _SPEEDS, gpus, takes_precedence=takes_precedence))
 
 
 def _with_gpus(gpus: int) -> str:
-    return "; each with a pretend GPU" if gpus else ""
+    return "; each with a simulated GPU" if gpus else ""
 
 
 def _show_health(output: Output, client: Client) -> None:
@@ -97,20 +97,20 @@ def _show_health(output: Output, client: Client) -> None:
 def _has_torch(output: Output) -> bool:
     if has_torch():
         return True
-    output.note("\nPyTorch is not installed here: what follows is a training in plain Python, with equal shares.")
-    output.note("For the balanced one: pip install torch; ugro demo")
+    output.note("\nPyTorch is not installed: the training below is plain Python, with equal shares.")
+    output.note("For the balanced training: pip install torch; ugro demo")
     return False
 
 
 def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> dict[str, object]:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
-        output.note(f"\nThis machine is busy (a load of {busy:.0f} on {cores} cores): figures are less steady.")
-    output.note("\nOne command trains a small GPT on all three at once. First each gets as many samples as the others;")
-    output.note("then as many as it can do in the same time, which is measured while it trains.")
+        output.note(f"\nThis machine is busy (load {busy:.0f} on {cores} cores): the figures vary more.")
+    output.note("\nOne command trains a small GPT on all three nodes. First, all nodes get equal shares of each batch;")
+    output.note("then each gets a share that fits its speed, which is measured during the training.")
     trials = Comparison(output, client, len(_SPEEDS), epochs).run()
     if not output.is_json:
-        output.note("\nWhere the time of a step goes, on average: █ computing, ░ waiting for slower nodes.\n")
+        output.note("\nAverage time of a step: █ computing, ░ waiting for slower nodes.\n")
         show_results(output, trials, _speeds(lab))
         output.note("")
         for line in verdict(trials):
@@ -120,8 +120,8 @@ def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> di
 
 def _train(session: Session, lab: Lab, client: Client) -> dict[str, object]:
     output = session.output
-    output.note("\nOne command trains a small neural network on all three at once:")
-    job = Watch(output, lab, client).attend(launch(output, client, nodes=len(_SPEEDS)))
+    output.note("\nOne command trains a small neural network on all three nodes:")
+    job = Watch(output, lab, client).follow(launch(output, client, nodes=len(_SPEEDS)))
     times = step_times(client, job)
     if not output.is_json:
         _show_end(session, lab, times)
@@ -133,25 +133,25 @@ def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
     show_command(output, "ugro status")
     inside = _LabSession(session.cluster, session.log_level, output, lab)
     status.main([], prog_name="ugro status", obj=inside, standalone_mode=False)
-    output.note("\nWhat a step took, on average. Each rank gets as many samples as the others, so the slowest one sets")
-    output.note("the pace; with ugro.train, which needs PyTorch, each gets what it can do in the same time.\n")
+    output.note("\nAverage time of a step. All ranks get equal shares, so the slowest sets the pace. With ugro.train,")
+    output.note("which needs PyTorch, each rank gets a share that fits its speed.\n")
     show_step_times(output, times, _speeds(lab))
 
 
 def _say_goodbye(output: Output, keep: bool, elapsed_s: float) -> None:
     if keep:
-        output.note(f"\nDone in {format_duration(elapsed_s)}. The nodes stay up until: ugro lab down")
+        output.note(f"\nDone in {format_duration(elapsed_s)}. The nodes stay up; remove them: ugro lab down")
         output.note("Try: ugro events last; ugro logs last --attempt all; ugro launch YOURS.py --nodes 3")
         return
-    output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are gone again. To go on by yourself:")
-    output.note("  ugro lab up        nodes like these, to try things on")
-    output.note("  ugro init          a cluster.yaml from your SSH hosts")
-    output.note("  ugro launch        your own training: any script that torchrun would run; balanced, with ugro.train")
+    output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are removed. What to do next:")
+    output.note("  ugro lab up        create nodes like these")
+    output.note("  ugro init          write cluster.yaml from your SSH hosts")
+    output.note("  ugro launch        train your own script: any that torchrun can run; ugro.train balances it")
 
 
 @dataclass(slots=True)
 class _LabSession(Session):
-    """For a command of ours that is to show the lab, whatever cluster the user's own commands talk to."""
+    """Makes a command use the lab, whatever cluster the user has."""
 
     lab: Lab
 
@@ -168,16 +168,16 @@ def _document(details: Details, times: Sequence[StepTime]) -> dict[str, object]:
     return {"job": job_document(details.job, details.attempts), "steps": list(times)}
 
 
-# --- a lab that passes -----------------------------------------------------------------------------------------
+# --- a temporary lab -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _passing_lab(session: Session) -> Iterator[Lab]:
-    """In a state directory of its own, with an agent of its own; both end with it, whatever happens."""
+def _temporary_lab(session: Session) -> Iterator[Lab]:
+    """With its own state directory and agent; both are always removed."""
     before = {number: signal.signal(number, _end) for number in _ENDS}
     home = StateDir(Path(tempfile.mkdtemp(prefix="ugro-demo-")))
     lab = find_lab(session, home)
-    # The agent carries the lab's mark too: it is ended even if it has hardly begun and cannot be asked yet.
+    # The agent carries the lab's mark too, so that it is stopped even if it does not answer yet.
     os.environ[MARK] = str(lab.root / "agent")
     try:
         yield lab
@@ -186,7 +186,7 @@ def _passing_lab(session: Session) -> Iterator[Lab]:
         raise
     finally:
         _ignore_ends()
-        session.output.progress("taking the nodes down")
+        session.output.progress("removing the nodes")
         try:
             lab.down(with_agent=True)
         finally:
@@ -197,9 +197,9 @@ def _passing_lab(session: Session) -> Iterator[Lab]:
 
 
 def _quote_agent(output: Output, home: StateDir) -> None:
-    """Its files are gone by the time anybody could read them."""
+    """Because its files are removed."""
     if home.errors.exists() and (lines := home.errors.read_text(errors="replace").strip().splitlines()):
-        output.note(f"the agent's last words: {lines[-1]}")
+        output.note(f"last line of the agent's errors: {lines[-1]}")
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -214,7 +214,7 @@ def _ignore_ends() -> None:
 
 @contextlib.contextmanager
 def _within(limit_s: float) -> Iterator[None]:
-    """Whatever hangs: somebody who tries UGRO for the first time is not left waiting."""
+    """Ends the demo if something hangs."""
     before = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
@@ -225,4 +225,4 @@ def _within(limit_s: float) -> Iterator[None]:
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
-    raise TimedOut(f"the demo has not ended within {_LIMIT_S} s", hint="is this machine very busy? try it again")
+    raise TimedOut(f"the demo has not ended within {_LIMIT_S} s", hint="is this machine very busy? try again")

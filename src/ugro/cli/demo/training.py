@@ -1,4 +1,4 @@
-"""The training of ``ugro demo --accident``: launched, disturbed on purpose, watched to its end, its ranks compared."""
+"""The training of ``ugro demo --accident``: launches it, kills a rank, follows it to its end, compares the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMES = re.compile(r"of each step ([\d.]+) ms computing, ([\d.]+) ms waiting")
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Where the time of a step went, on average, on one rank."""
+    """The average time of a step on one rank."""
 
     rank: int
     node: str
@@ -43,13 +43,13 @@ class StepTime:
 
 
 def show_command(output: Output, text: str) -> None:
-    """As if the user had typed it."""
+    """Prints a command as if the user had typed it."""
     if not (output.is_quiet or output.is_json):
         output.raw(f"\n{output.styled(f'$ {text}', 'bold', sys.stderr)}\n\n".encode(), to_stderr=True)
 
 
 def script(name: str) -> str:
-    """As a user here would name it: it is a part of the package, wherever that is."""
+    """The path of a script of this package, relative to the current directory if it is below it."""
     path = Path(train.__file__).with_name(name)
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -62,7 +62,7 @@ def launch(output: Output, client: Client, *, nodes: int) -> Job:
 
 
 class Watch:
-    """Attends a job to its end, and kills its last rank when half of the training is done."""
+    """Follows a job to its end, and kills its last rank when half of the training is done."""
 
     def __init__(self, output: Output, lab: Lab, client: Client) -> None:
         self._output = output
@@ -72,8 +72,8 @@ class Watch:
         self._first_rank = b""  # what it wrote in the first attempt
         self._has_killed = False
 
-    def attend(self, job: Job) -> Job:
-        for seen in self._client.jobs.attend(job.id):
+    def follow(self, job: Job) -> Job:
+        for seen in self._client.jobs.follow(job.id):
             if isinstance(seen, LogPiece):
                 self._show(seen)
                 self._disturb_if_half_done(job, seen)
@@ -82,7 +82,7 @@ class Watch:
                 self._say(job)
         self._lines.close()
         if job.state is not JobState.SUCCEEDED:
-            raise UgroError(sentence(job), hint="try it again; ugro demo --keep leaves the nodes up to look at")
+            raise UgroError(sentence(job), hint="try again; ugro demo --keep keeps the nodes for inspection")
         return job
 
     def _show(self, piece: LogPiece) -> None:
@@ -111,12 +111,12 @@ class Watch:
         rank = max(logs)
         node, text = logs[rank]
         found = _PID.search(text)
-        # Only what carries the lab's mark is ours to kill, whatever a log says.
+        # Kills only processes that carry the lab's mark, whatever a log says.
         if found is None or (pid := int(found[1])) not in self._lab.processes():
-            return  # not home yet: after the next line of the first rank we know more
-        self._output.note(f"\nNow an accident, on purpose: rank {rank}, on {node}, is killed.")
+            return  # not collected yet; tried again after the next line of rank 0
+        self._output.note(f"\nNow a simulated accident: rank {rank} on {node} is killed.")
         show_command(self._output, f"kill -9 {pid}")
-        with contextlib.suppress(ProcessLookupError):  # it was quicker
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGKILL)
         self._has_killed = True
 
@@ -125,7 +125,7 @@ class Watch:
 
 
 def written(client: Client, job: Job) -> dict[int, tuple[str, str]]:
-    """rank → its node, and all that it wrote in the newest attempt."""
+    """By rank: its node, and its log of the newest attempt."""
     logs: dict[int, tuple[str, bytes]] = {}
     for piece in client.jobs.logs(job.id, LogChoice()):
         before = logs.get(piece.rank, ("", b""))[1]

@@ -12,7 +12,7 @@ from ugro.core.job import Job, JobState
 _SHOWN_RANK = 0
 
 
-def attend(output: Output, client: Client, job: Job) -> int:
+def attach(output: Output, client: Client, job: Job) -> int:
     """The job's exit code, or 130 if we detached."""
     output.note(f"job {job.id} {job.spec.name}")
     try:
@@ -26,7 +26,7 @@ def attend(output: Output, client: Client, job: Job) -> int:
 
 
 def _follow(output: Output, client: Client, job: Job) -> Job:
-    for seen in client.jobs.attend(job.id, ranks=[_SHOWN_RANK]):
+    for seen in client.jobs.follow(job.id, ranks=[_SHOWN_RANK]):
         if isinstance(seen, LogPiece):
             if seen.dropped_bytes:
                 output.warn(dropped(seen))

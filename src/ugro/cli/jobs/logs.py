@@ -22,7 +22,9 @@ _SINCE = "Show only what is newer than this: 10m (ago), or a time such as 2030-0
 
 @click.command()
 @click.argument("job", default="last", shell_complete=candidates.jobs)
-@click.option("--rank", "-r", type=click.IntRange(0), multiple=True, help="Show only this rank. May be repeated.")
+@click.option(
+    "--rank", "-r", type=click.IntRange(0), metavar="N", multiple=True, help="Show only this rank. May be repeated."
+)
 @click.option(
     "--node",
     "-n",

@@ -25,7 +25,13 @@ _SPARE = ("USER", "TRY", "GPUS")
 @click.command()
 @click.argument("job", required=False, shell_complete=candidates.jobs)
 @click.option(
-    "-n", "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Show the N newest jobs."
+    "--limit",
+    "-n",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Show the N newest jobs.",
 )
 @click.option("--all", "-a", "is_all", is_flag=True, help="Show all jobs.")
 @click.option("--state", type=click.Choice(_STATES), multiple=True, help="Show only this state. May be repeated.")

@@ -10,7 +10,7 @@ import click
 
 from ugro.cli import candidates
 from ugro.cli.jobs.arguments import LaunchCommand, RunCommand
-from ugro.cli.jobs.attach import attend
+from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.jobs.origin import origin_of
@@ -129,7 +129,7 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     if detach:
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")
         return 0
-    return attend(output, client, job)
+    return attach(output, client, job)
 
 
 def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:

@@ -42,9 +42,9 @@ _COLUMNS = ("RANK", "NODE", "SAMPLES", "OWN", "WAITS", "")
 @click.command()
 @click.argument("job", default="last", shell_complete=candidates.jobs)
 @click.option("--watch", "-w", is_flag=True, help="Refresh until the job ends, or Ctrl-C.")
-@click.option("--attempt", type=click.IntRange(1), help="Use this attempt; default: the newest.")
-@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), help="Use the newest N steps.  [default: 50]")
-@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), help="Record the next N steps of each rank.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
+@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), metavar="N", help="Use the newest N steps; default: 50.")
+@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), metavar="N", help="Record N steps of each rank.")
 @json_option
 @pass_session
 def profile(session: Session, /, job: str, attempt: int | None, steps: int | None, **flags: int | bool | None) -> int:

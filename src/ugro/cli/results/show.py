@@ -37,7 +37,7 @@ _STATES = {
 
 @click.command()
 @click.argument("job", default="last", shell_complete=candidates.jobs)
-@click.option("--attempt", type=click.IntRange(1), help="Use this attempt; default: the newest.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
 @click.option("--pull", "target", type=click.Path(path_type=Path), metavar="DIR", help="Copy the results to DIR.")
 @click.option("--force", is_flag=True, help="With --pull: overwrite files that differ.")
 @click.option("--rm", "is_removal", is_flag=True, help="Delete the results here and on the nodes; keep the logs.")

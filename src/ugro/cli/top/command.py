@@ -90,7 +90,7 @@ class _Screen:
                     seen = self._look(seen)
 
     def _look(self, before: Seen) -> Seen:
-        """The agent may be away for a moment: what was seen stays, and it is said."""
+        """Keeps the last state, with a message, while the agent cannot be reached."""
         try:
             seen = look(self._client)
         except Unreachable as error:
@@ -102,24 +102,24 @@ class _Screen:
     def _draw(self, seen: Seen) -> None:
         drawn = lines(self._output, seen, self._sort)
         self._first = max(0, min(self._first, len(drawn) - 1))
-        keys = _KEYS.format(sort=self._sort, pause="goes on" if self._is_paused else "pause")
+        keys = _KEYS.format(sort=self._sort, pause="continue" if self._is_paused else "pause")
         title = f"{headline(seen)}   {time.strftime('%H:%M:%S')}{self._trouble}"
         self._output.redraw([self._output.cut(title), "", *drawn[self._first :]], keys)
 
     def _await_key(self, until: float, has_keys: bool) -> tuple[bool, bool]:
-        """Whether to go on, and whether it is time for another look."""
+        """Whether to continue, and whether it is time to refresh."""
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([sys.stdin] if has_keys else [], [], [], left_s)[0]:
                 break
-            # Nothing: the terminal is gone. Several: they were typed while we drew.
+            # Empty: the terminal is gone. Several keys: typed while the screen was drawn.
             keys = _KEY.findall(os.read(sys.stdin.fileno(), 64).decode(errors="replace")) or ["q"]
             if not {"q", "\x03", "\x1b"}.isdisjoint(keys):
                 return False, False
-            if any([self._obey(key) for key in keys]):
+            if any([self._handled(key) for key in keys]):
                 return True, False
         return True, True
 
-    def _obey(self, key: str) -> bool:
+    def _handled(self, key: str) -> bool:
         if key == "s":
             self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
         elif key == " ":
@@ -135,7 +135,7 @@ class _Screen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[bool]:
-    """Each key as it is pressed, unseen; False where there is no keyboard."""
+    """Reads keys without Enter and without echo; yields False if stdin is not a terminal."""
     import termios
     import tty
 
@@ -144,7 +144,7 @@ def _keys_at_once() -> Iterator[bool]:
         return
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed already counts
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed before
         yield True
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

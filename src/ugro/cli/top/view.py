@@ -1,4 +1,4 @@
-"""What ``ugro top`` draws: the cluster in a line, nodes and GPUs with bars, jobs and alerts. Nothing is asked here."""
+"""Draws ``ugro top``: a headline, nodes and GPUs with bars, jobs and alerts. It makes no requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JOB_SPARE = ("NODES",)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How a training's loss went; None where it was not a number."""
+    """A training's loss over time; None where it was not a number."""
 
     values: Sequence[float | None]
 
@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found."""
+    """The state of the cluster at one moment."""
 
     cluster: str
     nodes: Sequence[NodeReport]
@@ -75,7 +75,7 @@ def lines(output: Output, seen: Seen, sort: str) -> list[str]:
     if seen.jobs:
         drawn += ["", *output.table_lines(_JOB_HEADER, [_job_row(job, seen) for job in seen.jobs], spare=_JOB_SPARE)]
     else:
-        drawn += ["", output.styled("no job runs or waits; start one: ugro launch train.py", "dim")]
+        drawn += ["", output.styled("no running or waiting jobs; start one: ugro launch train.py", "dim")]
     if seen.alerts:
         drawn += ["", *output.table_lines(("", "NODE", "ALERT"), [_alert_row(alert) for alert in seen.alerts])]
     return drawn
@@ -87,7 +87,7 @@ def lines(output: Output, seen: Seen, sort: str) -> list[str]:
 def _node_rows(seen: Seen, sort: str) -> list[list[Cell]]:
     nodes = sorted(seen.nodes, key=lambda report: by_name(report.name))
     if sort != "name":
-        nodes.sort(key=lambda report: -_most(report, sort))  # those that are alike stay by name
+        nodes.sort(key=lambda report: -_most(report, sort))  # equal ones stay sorted by name
     return [row for report in nodes for row in _rows_of(report, _jobs_on(report.name, seen.jobs))]
 
 

@@ -114,7 +114,8 @@ class CheckpointSection(Section):
     dir: str | None = key(
         None,
         _CHECKPOINTS,
-        "Directory of the program's checkpoints. A relative path is inside the job's directory.",
+        "Directory for checkpoints. The program finds it in `$UGRO_CHECKPOINT_DIR`. Null is a folder of UGRO's, which "
+        "is deleted when the job ends. A relative path is below `cwd`, or else below that folder.",
         example="checkpoints",
         option="checkpoint_dir",
     )

@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON values and back, strictly: a missing field, an unknown word or a wrong type is an error.
+"""Converts frozen dataclasses to JSON and back, strictly: a missing field or a wrong type is an error.
 
-Parsing happens at the edge (a node's answer, an API reply); the converters are built once per class because a health
-check of a hundred nodes passes through here twice.
+Used at the edges (a node's answer, an API reply). Converters are built once per class, because a health check of a
+hundred nodes passes through here twice.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class DecodeError(ValueError):
-    """Some JSON is not what the type says; the message names the field."""
+    """The JSON does not match the type; the message names the field."""
 
 
 def dumps(value: Any) -> str:
-    """The JSON text of a dataclass, or of dicts and lists that hold some."""
+    """The JSON text of a dataclass, or of dicts and lists that contain some."""
     return _encoder.encode(value)
 
 
@@ -35,7 +35,7 @@ def _shallow(value: Any) -> Any:
     return {name: getattr(value, name) for name in _names(cls)}
 
 
-# Kept: json.dumps with settings of its own makes a new one on every call.
+# Created once: json.dumps with non-default settings creates a new one on every call.
 _encoder = json.JSONEncoder(default=_shallow, separators=(",", ":"))
 
 
@@ -68,7 +68,7 @@ def _converter(hint: Any) -> Converter:
 
 def _exact(*wanted: type) -> Converter:
     def convert(value: Any) -> Any:
-        # bool is an int to Python, but not to a person.
+        # In Python, bool is a subclass of int.
         if type(value) not in wanted:
             raise DecodeError(f"expected {wanted[0].__name__}, got {value!r:.60}")
         return value
@@ -107,7 +107,7 @@ def _list(value: Any) -> list[Any]:
 def _record(cls: Any) -> Converter:
     @functools.cache
     def fields() -> list[tuple[str, Converter]]:
-        # Not before the first value: a class may hold values of its own kind.
+        # Resolved with the first value, because a class may refer to itself.
         hints = typing.get_type_hints(cls)
         return [(name, _converter(hints[name])) for name in _names(cls)]
 

@@ -1,6 +1,6 @@
-"""A machine as people name it for ssh: NAME, USER@HOST, USER@HOST:PORT; an IPv6 address with a port in brackets.
+"""A destination as people write it for ssh: NAME, USER@HOST, USER@HOST:PORT; brackets around IPv6 with a port.
 
-It splits; whether a name can be one is judged where the names of a cluster file are.
+Only splits it; names are validated with the cluster file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moments: as they are stored, RFC 3339, and as one counts with them, unix seconds."""
+"""Times: stored as RFC 3339, computed with as unix seconds."""
 
 from __future__ import annotations
 

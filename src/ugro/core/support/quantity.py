@@ -1,4 +1,4 @@
-"""Durations and sizes as people write and read them. What is printed can be read back, up to rounding."""
+"""Parses and formats durations and sizes. Formatted values can be parsed again, up to rounding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 DURATION_EXAMPLES = "10, 500ms or 1h30m"
 SIZE_EXAMPLES = "8GB, 512MiB or 1000"
 
-# From the longest to the shortest: the parts of "1h30m" must come in this order.
+# Longest first: the parts of "1h30m" must be in this order.
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _DECIMAL = {unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb", "pb"))}
 _BINARY = {unit: 1024**power for power, unit in enumerate(("b", "kib", "mib", "gib", "tib", "pib"))}
@@ -17,12 +17,12 @@ _BYTES: dict[str, int] = _DECIMAL | _BINARY
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PART = re.compile(rf"\s*({_NUMBER.pattern})\s*([A-Za-zµμ]+)\s*")
 _LONGEST_TEXT = 64
-# Far above any real duration or size, and still a whole number of 64 bits.
+# Far above any real duration or size, and still a 64-bit integer.
 _LARGEST = 10**18
 
 
 def parse_duration(value: str | float) -> float:
-    """Seconds; a bare number is seconds already."""
+    """Returns seconds; a number without a unit means seconds."""
     seconds = _seconds_in(value.strip()) if isinstance(value, str) else _plain(value)
     if seconds is None or not 0 <= seconds <= _LARGEST:
         raise ValueError(f"expected a duration such as {DURATION_EXAMPLES}, got {_shown(value)}")
@@ -30,7 +30,7 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_size(value: str | float) -> int:
-    """Bytes; a bare number is bytes already. GB is 10^9 and GiB is 2^30."""
+    """Returns bytes; a number without a unit means bytes. GB is 10^9 and GiB is 2^30."""
     size = _bytes_in(value.strip()) if isinstance(value, str) else _plain(value)
     if size is None or not 0 <= size <= _LARGEST:
         raise ValueError(f"expected a size such as {SIZE_EXAMPLES}, got {_shown(value)}")
@@ -95,7 +95,7 @@ def _bytes_in(text: str) -> float | None:
 
 
 def _plain(value: float) -> float | None:
-    # A bool is an int to Python; nobody means "true seconds".
+    # In Python, bool is a subclass of int.
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -1,4 +1,4 @@
-"""Which variables look as if their value were nobody's business."""
+"""Which environment variables look like secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals in words."""
+"""Names of signals."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ KNOWN = frozenset(int(one) for one in signal.Signals)
 
 
 def signal_name(number: int) -> str:
-    """Those between the first and the last real-time signal have no name."""
+    """Also for real-time signals between the first and the last, which have no name."""
     return signal.Signals(number).name if number in KNOWN else f"signal {number}"

@@ -1,4 +1,4 @@
-"""Where an agent keeps its things, and where its clients find it: one folder, by default ``~/.ugro``."""
+"""The folder in which an agent keeps its state and where clients find it: by default ``~/.ugro``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StateDir:
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> StateDir:
-        # Not Path.expanduser, which fails for a user nobody knows: such a folder is only not there.
+        # Not Path.expanduser, which fails for an unknown user; here the folder simply does not exist.
         chosen = env.get("UGRO_HOME") or os.path.join(env.get("HOME") or "~", ".ugro")
         return cls(Path(os.path.abspath(os.path.expanduser(chosen))))
 
@@ -43,7 +43,7 @@ class StateDir:
 
     @property
     def errors(self) -> Path:
-        """What an agent said before it had a log."""
+        """What an agent printed before its log was open."""
         return self.path / "agent.err"
 
     @property
@@ -56,7 +56,7 @@ class StateDir:
 
     @property
     def jobs(self) -> Path:
-        """What came home of each job."""
+        """The logs and results of each job."""
         return self.path / "jobs"
 
     @property

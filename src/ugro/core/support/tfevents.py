@@ -1,7 +1,7 @@
-"""What TensorBoard reads: the scalars of an event file, without TensorFlow, TensorBoard or protobuf.
+"""Reads the scalars of TensorBoard event files, without TensorFlow, TensorBoard or protobuf.
 
-A file is a row of records, each with its length and two checksums; a record is an Event message; of those, the ones
-with a Summary hold named values. The file may still be written to: what is not whole yet is left for the next look.
+A file is a sequence of records, each with its length and two checksums. A record is an Event message; those with a
+Summary contain named values. The file may still be written to: an incomplete record is left for the next read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
-_LARGEST_RECORD = 64 << 20  # pictures and graphs are in these files, too
+_LARGEST_RECORD = 64 << 20  # these files also contain images and graphs
 
-# Where things are in the messages (event.proto, summary.proto, tensor.proto, types.proto).
+# Field numbers of the messages (event.proto, summary.proto, tensor.proto, types.proto).
 _EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
 _SUMMARY_VALUE = 1
 _VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
@@ -34,13 +34,13 @@ class Scalar:
 
 
 class Damaged(ValueError):
-    """Bytes that no writer of such files has written; what is behind them cannot be told."""
+    """Not an event file from here on; nothing after it can be read."""
 
 
 def parse(content: bytes) -> tuple[list[Scalar], int]:
-    """The scalars of all whole records, and how many bytes those are.
+    """The scalars of all complete records, and the size of those records in bytes.
 
-    Raises ``Damaged`` when ``content`` begins with something that is no record.
+    Raises ``Damaged`` if ``content`` does not begin with a record.
     """
     found: list[Scalar] = []
     place = 0
@@ -48,9 +48,9 @@ def parse(content: bytes) -> tuple[list[Scalar], int]:
         record = content[place + _HEADER_BYTES : end - _CHECKSUM.size]
         if masked_checksum(record) != _CHECKSUM.unpack_from(content, end - _CHECKSUM.size)[0]:
             if place:
-                break  # the next look begins here, and tells
+                break  # the next read begins here and raises
             raise Damaged("a record does not match its checksum")
-        with contextlib.suppress(Damaged):  # whole, and still nothing that we know
+        with contextlib.suppress(Damaged):  # complete, but of an unknown kind
             found += _of_event(record)
         place = end
     return found, place
@@ -61,12 +61,12 @@ def _end(content: bytes, place: int) -> int:
         return record_end(content, place)
     except Damaged:
         if place:
-            return len(content) + 1  # the next look begins here, and tells
+            return len(content) + 1  # the next read begins here and raises
         raise
 
 
 def record_end(content: bytes, place: int = 0) -> int:
-    """Where the record that begins there ends: behind ``content``, if not all of it is here."""
+    """The end of the record that begins there; beyond ``content`` if the record is incomplete."""
     if place + _HEADER_BYTES > len(content):
         return place + _HEADER_BYTES + _CHECKSUM.size
     head = content[place : place + _LENGTH.size]
@@ -77,7 +77,7 @@ def record_end(content: bytes, place: int = 0) -> int:
 
 
 def masked_checksum(content: bytes) -> int:
-    """CRC-32C, turned and shifted, so that a checksum of checksums does not cancel itself."""
+    """CRC-32C, rotated and shifted so that a checksum of checksums does not cancel out."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -116,7 +116,7 @@ def _of_event(record: bytes) -> Iterator[Scalar]:
 
 
 def _of_value(message: bytes, step: int, time_unix: float) -> Iterator[Scalar]:
-    """Nothing of a picture, a histogram or a text."""
+    """Nothing for an image, a histogram or a text."""
     tag = ""
     number: float | None = None
     for field, value in _fields(message):
@@ -132,12 +132,12 @@ def _of_value(message: bytes, step: int, time_unix: float) -> Iterator[Scalar]:
         yield Scalar(tag, step, time_unix, number)
 
 
-# DataType → how a number of it stands in tensor_content, and the field that holds it otherwise.
+# DataType → its struct format in tensor_content, and the field that holds it otherwise.
 _TYPES = {1: ("<f", 5), 2: ("<d", 6), 3: ("<i", 7), 9: ("<q", 10)}
 
 
 def _of_tensor(message: bytes) -> float | None:
-    """A tensor without dimensions, of floats or whole numbers; None for any other."""
+    """The value of a scalar tensor of floats or integers; None for any other."""
     fields = list(_fields(message))
     kind = next((value for number, value in fields if number == _TENSOR_TYPE), 0)
     shape = next((value for number, value in fields if number == _TENSOR_SHAPE), b"")
@@ -150,11 +150,11 @@ def _of_tensor(message: bytes) -> float | None:
             return float(struct.unpack(layout, value)[0]) if is_one else None
         if number == own_field:
             return _first(value, layout)
-    return 0.0  # a zero is not written
+    return 0.0  # protobuf does not write a zero
 
 
 def _first(value: _Field, layout: str) -> float | None:
-    """Of a repeated field, packed or not."""
+    """The first value of a repeated field, packed or not."""
     if isinstance(value, int):
         return float(_signed(value))
     if layout in ("<i", "<q"):

@@ -1,6 +1,6 @@
-"""Whether all ranks are worth having: what a step would take without one of them, or with the fastest alone.
+"""Whether every rank is worth having: how long a step would take without some of them.
 
-A rank costs as much as the others' waiting for it and one more partner in every exchange of gradients.
+A rank costs the time that others wait for it, and one more partner in every exchange of gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_RANKS_TO_TRY_ALL = 10
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Some of the ranks, and what a step with them should take."""
+    """A set of ranks, and how long a step with them should take."""
 
     ranks: tuple[int, ...]
     seconds: float
@@ -29,13 +29,13 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class Advice:
     all_ranks: Alternative
-    without: tuple[Alternative | None, ...]  # by the rank that is left out; None where the others cannot hold the batch
+    without: tuple[Alternative | None, ...]  # by the rank left out; None if the others cannot hold the batch
     best: Alternative
     words: str
 
     @property
     def gain(self) -> float:
-        """How much faster the best is than all together."""
+        """How many times faster the best set is than all ranks."""
         return self.all_ranks.seconds / self.best.seconds
 
 
@@ -68,12 +68,12 @@ def _alternative(
 
 
 def _exchanged(ranks: int) -> float:
-    """How much of the gradients a rank sends in a ring, for the same links."""
+    """How much of the gradients each rank sends in a ring."""
     return 2 * (ranks - 1) / ranks
 
 
 def _subsets(costs: Sequence[Cost], total: int) -> list[tuple[int, ...]]:
-    """All of them, or of many ranks the fastest one, two, three…"""
+    """All subsets; of many ranks only the fastest one, two, three…"""
     everyone = range(len(costs))
     if len(costs) <= _MOST_RANKS_TO_TRY_ALL:
         return [ranks for count in range(1, len(costs)) for ranks in combinations(everyone, count)]

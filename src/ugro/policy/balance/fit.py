@@ -1,7 +1,7 @@
-"""What a rank's step costs, learned from how long its steps took: a fixed part and a part for each sample.
+"""Learns what a step costs a rank from how long its steps took: a fixed part, and a part for each sample.
 
-The fixed part can be told from the other only when the share has changed. Until then, and after the rank has become
-slower or faster as a whole, what was known of their ratio is kept.
+The two parts can be separated only when the share has changed. Until then, and after the rank has become slower or
+faster as a whole, the last known ratio is kept.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from statistics import median
 
 from ugro.policy.balance.split import Cost
 
-_FADING = 0.7  # the weight of a window against the next newer one
+_FADING = 0.7  # the weight of a window relative to the next newer one
 _MOST_WINDOWS = 12
-_LEAST_SPREAD = 0.1  # of the shares, around their mean: closer ones tell nothing of the slope
+_LEAST_SPREAD = 0.1  # of the shares around their mean: with less, the slope is unknown
 _LARGEST_RATIO = 0.8
 # From a median absolute deviation to the standard error of a median, for noise that is about normal.
 _DEVIATION = 1.4826
@@ -24,11 +24,11 @@ _OF_A_MEDIAN = 1.2533
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps with the same share."""
+    """Consecutive steps with the same share."""
 
     samples: int
     seconds: float  # their median
-    spread: float  # their median absolute deviation, as a part of it
+    spread: float  # their median absolute deviation, relative to the median
     steps: int
     micro_batches: int = 1
 
@@ -41,10 +41,10 @@ class Window:
 
 @dataclass(slots=True)
 class RankFit:
-    """One rank's windows, the newest last, and the cost they tell of."""
+    """One rank's windows, the newest last, and the cost learned from them."""
 
-    fixed_ratio: float = 0.0  # of the time at the newest share, what does not depend on it
-    optimizer_s: float = 0.0  # that part of the fixed one which micro-batches do not repeat
+    fixed_ratio: float = 0.0  # the part of a step's time at the newest share that does not depend on the share
+    optimizer_s: float = 0.0  # the part of the fixed time that micro-batches do not repeat
     windows: list[Window] = field(default_factory=list)
 
     def add(self, window: Window, optimizer_s: float) -> None:
@@ -55,8 +55,8 @@ class RankFit:
         self.windows = [*self.windows, window][-_MOST_WINDOWS:]
         self._learn_ratio()
 
-    def begin_anew(self, window: Window) -> None:
-        """The rank is another one now, as a whole: throttling scales the fixed part like the rest."""
+    def restart(self, window: Window) -> None:
+        """The rank has become slower or faster as a whole: throttling scales the fixed part like the rest."""
         self.windows = [window]
 
     @property
@@ -65,7 +65,7 @@ class RankFit:
 
     @property
     def error(self) -> float:
-        """The standard error of what is told, as a part of it."""
+        """The relative standard error of the cost."""
         weighted = self._weighted()
         steps = math.fsum(weight for weight, _ in weighted)
         spread = math.fsum(weight * window.spread for weight, window in weighted) / steps
@@ -78,14 +78,14 @@ class RankFit:
         return Cost(per_step, fixed - per_step, (seconds - fixed) / samples, cap)
 
     def _anchor(self) -> tuple[float, float]:
-        """Where the line passes through: the newest share, and the faded mean of what all windows say of it."""
+        """A point on the line: the newest share, and the weighted mean of the times that all windows predict for it."""
         share = self.windows[-1].samples
         weighted = self._weighted()
         whole = math.fsum(weight for weight, _ in weighted)
         return share, math.fsum(weight * self._at(share, window) for weight, window in weighted) / whole
 
     def _at(self, share: int, window: Window) -> float:
-        """What a window says of another share; ``fixed_ratio`` is that of the newest one."""
+        """The time at ``share`` that a window predicts; ``fixed_ratio`` is that of the newest share."""
         per_sample = (1 - self.fixed_ratio) / share
         return self._as_one_micro(window) / (self.fixed_ratio + per_sample * window.samples)
 
@@ -106,12 +106,12 @@ class RankFit:
         self.fixed_ratio = min(_LARGEST_RATIO, max(0.0, ratio))
 
     def _as_one_micro(self, window: Window) -> float:
-        """As if the device could hold the share at once."""
+        """The window's time as if the device could hold the share in one micro-batch."""
         more = window.micro_batches - 1
         return (window.seconds + more * self.optimizer_s) / (1 + more * self.fixed_ratio)
 
     def _weighted(self) -> list[tuple[float, Window]]:
-        """Newest first. By multiplication: a power is not rounded alike everywhere."""
+        """Newest first. By multiplication, because powers are not rounded alike on all machines."""
         fade, weighted = 1.0, []
         for window in reversed(self.windows):
             weighted.append((fade * window.steps, window))

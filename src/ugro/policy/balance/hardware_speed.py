@@ -1,6 +1,6 @@
-"""How fast the devices of a job should be, going by what they are: where ``balance: static`` has its shares from.
+"""Estimates how fast a job's devices are from their model names: ``balance: static`` takes its shares from here.
 
-Figures of vendors and not measurements; a training may see other ratios, which ``adaptive`` then finds.
+The figures are the vendors', not measurements; a training may see other ratios, which ``adaptive`` then finds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Dense half precision with sums in single precision, in TFLOPS, as vendors state it; without tensor cores, single.
+# TFLOPS as stated by vendors: dense half precision with single-precision sums; single precision without tensor cores.
 _TFLOPS = {
     **{"h200": 989, "h100": 756, "a100": 312, "l40s": 362, "l40": 181, "l4": 121, "a40": 150, "a10": 125, "t4": 65},
     **{"v100": 112, "p100": 9.5, "rtxa6000": 155, "rtxa5000": 111, "rtxa4000": 77, "rtx6000ada": 364},
@@ -20,7 +20,7 @@ _TFLOPS = {
     **{"rtx3060ti": 32, "rtx3060": 25, "rtx2080ti": 54, "rtx2080super": 45, "rtx2080": 40, "rtx2070super": 36},
     **{"rtx2070": 30, "rtx2060super": 29, "rtx2060": 26, "gtx1080ti": 11.3, "gtx1080": 8.9, "gtx1070": 6.5},
 }
-# The same of laptops, from their cores at a common boost clock: what they reach depends on the power they are allowed.
+# The same for laptops, from their cores at a common boost clock; the real speed depends on their power limit.
 _LAPTOP_TFLOPS = {
     **{"rtx5090": 66, "rtx5080": 46, "rtx5070ti": 40, "rtx5070": 31, "rtx5060": 24},
     **{"rtx4090": 66, "rtx4080": 50, "rtx4070": 38, "rtx4060": 26, "rtx4050": 22},
@@ -31,7 +31,7 @@ _CLOCK = re.compile(r"@ *([\d.]+) *GHz", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Of one rank: a GPU, or the cores of a node that gives none."""
+    """What a rank computes on: a GPU, or the cores of a node without one."""
 
     gpu: str | None
     cores: int = 0
@@ -40,7 +40,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of the ranks, the fastest is 1; empty where nothing can be said, and shares are then equal."""
+    """The speed of each rank relative to the fastest; empty if unknown, which means equal shares."""
 
     values: tuple[float, ...]
     source: str
@@ -58,12 +58,12 @@ def estimate(devices: Sequence[Device]) -> Speeds:
     figures = [_tflops(name) for name in gpus]
     if unknown := sorted({name for name, figure in zip(gpus, figures, strict=True) if figure is None}):
         return Speeds((), f"equal: no figures for {', '.join(unknown)}")
-    return _relative([figure or 0.0 for figure in figures], "what is stated of such GPU models")
+    return _relative([figure or 0.0 for figure in figures], "vendor figures for the GPU models")
 
 
 def _of_cores(devices: Sequence[Device]) -> Speeds:
     if any(device.cores < 1 for device in devices):
-        return Speeds((), "equal: not every node has told its cores")
+        return Speeds((), "equal: the number of cores is not known on every node")
     clocks = [_CLOCK.search(device.cpu_model) for device in devices]
     if not all(clocks):
         return _relative([float(device.cores) for device in devices], "numbers of cores")
@@ -78,10 +78,10 @@ def _relative(figures: Sequence[float], source: str) -> Speeds:
 
 def _tflops(name: str) -> float | None:
     words = re.findall(r"[a-z0-9]+", name.lower())
-    if "max" in words:  # Max-Q: a laptop's of an older kind
+    if "max" in words:  # Max-Q, an older kind of laptop GPU
         return None
     figures = _LAPTOP_TFLOPS if "laptop" in words else _TFLOPS
     spans = ("".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1))
-    # The longest: "rtx4070" is in "rtx4070ti", too.
+    # The longest match: "rtx4070ti" contains "rtx4070".
     found = max((span for span in spans if span in figures), key=len, default=None)
     return None if found is None else figures[found]

@@ -1,4 +1,4 @@
-"""How a training's batches are divided among its ranks."""
+"""The balance modes: how a training's batches are divided among its ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How the global batch is shared among unequal ranks, step by step: what was observed in, a plan with its reason out.
+"""Divides the global batch among unequal ranks, step by step: observations in, a plan with its reason out.
 
-Every rank has one, feeds it the same gathered numbers and gets the same plans; nobody is asked. A plan changes only
-when that is worth more than the noise: after a window of steps, or at once when a rank has become slower or faster.
+Every rank has a planner, feeds it the same gathered numbers and gets the same plans, without any coordination. A plan
+changes only if the gain exceeds the noise: after a window of steps, or at once when a rank has become slower or faster.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.split import Bounds, Cost, in_proportion, slowest_s, split, uniform
 from ugro.policy.balance.watch import RankWatch, Shift
 
-# The first one allocates, compiles and connects; in the second one DDP orders its buckets anew, and all wait for that.
+# The first step allocates, compiles and connects; in the second one DDP rebuilds its buckets, and all ranks wait.
 _WARM_UP_STEPS = 2
 _FIRST_WINDOW, _NEXT_WINDOW, _LONGEST_WINDOW = 2, 4, 32
 _LEAST_GAIN = 0.02
-_LEAST_GAIN_OF_A_SHIFT = 0.05  # two steps are little to go by
+_LEAST_GAIN_OF_A_SHIFT = 0.05  # based on two steps only
 _COMPARED = 2.0
-_LARGEST_ERROR = 0.15  # what two steps tell of their noise is mostly noise
+_LARGEST_ERROR = 0.15  # a noise estimate from two steps is mostly noise itself
 _GAIN_OF_ACCUMULATING = 1.05  # smaller micro-batches are less efficient than they look
 _REMEMBERED_TAILS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is to be shared, and among whom."""
+    """What is divided, and among which ranks."""
 
     total: int
-    names: tuple[str, ...]  # of the ranks, for sentences
+    names: tuple[str, ...]  # of the ranks, for messages
     least: int = 1
     granule: int = 1
 
@@ -47,7 +47,7 @@ class Observation:
     """One step of all ranks."""
 
     shares: tuple[int, ...]
-    seconds: tuple[float, ...]  # each rank's own time, without what it waited for others
+    seconds: tuple[float, ...]  # each rank's own time, without waiting for others
     optimizer_s: tuple[float, ...] = ()
     communication_s: float = 0.0
     micro_batches: tuple[int, ...] = ()
@@ -58,10 +58,10 @@ class Plan:
     shares: tuple[int, ...]
     micro_batches: tuple[int, ...]
     reason: str
-    predicted_s: float | None = None  # for a step; None before anything is known
+    predicted_s: float | None = None  # for a step; None before anything is measured
 
     def share_of(self, total: int) -> tuple[int, ...]:
-        """Of a batch that may be smaller, as the last one of an epoch is."""
+        """The shares of a batch that may be smaller, such as the last one of an epoch."""
         return self.shares if total == sum(self.shares) else in_proportion(total, self.shares)
 
 
@@ -69,7 +69,7 @@ class Plan:
 class Balancer:
     batch: Batch
     mode: Mode = Mode.ADAPTIVE
-    speeds: tuple[float, ...] = ()  # as the hardware report has them; where a rank begins
+    speeds: tuple[float, ...] = ()  # estimated from the hardware; used before anything is measured
     can_accumulate: bool = False
     plan: Plan = field(init=False)
     caps: list[int | None] = field(init=False)
@@ -90,26 +90,26 @@ class Balancer:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def observe(self, observation: Observation) -> Plan | None:
-        """The new plan, when this step gave reason for one."""
-        if sum(observation.shares) != self.batch.total:  # the last one of an epoch
+        """Returns a new plan if this step gives reason for one."""
+        if sum(observation.shares) != self.batch.total:  # the last batch of an epoch
             return None
         if self._warm_up > 0:
             self._warm_up -= 1
             return None
         self._tails = [*self._tails, observation.communication_s][-_REMEMBERED_TAILS:]
         shifts = self._watch(observation)
-        # Steps of an earlier plan may still come: loaders prepare some ahead.
+        # Steps of an earlier plan may still follow: loaders prepare some ahead.
         if observation.shares == self.plan.shares:
             self._window.append(observation)
         if shifts:
             return self._follow_shifts(observation, shifts)
-        # What a strange step means is known after the next one.
-        if len(self._window) < self._window_steps or any(watch.is_wondering for watch in self._watches):
+        # An unusual step is judged after the next one.
+        if len(self._window) < self._window_steps or any(watch.is_undecided for watch in self._watches):
             return None
         return self._close_window()
 
     def limit(self, caps: Sequence[int | None]) -> Plan | None:
-        """What each rank can hold at once; the plan is changed at once if it asks for more, whatever the mode."""
+        """Sets what each rank can hold at once; in every mode, a plan that exceeds it is replaced immediately."""
         if list(caps) == self.caps:
             return None
         self.caps = list(caps)
@@ -142,7 +142,7 @@ class Balancer:
         return self._costs_by_speed()
 
     def state(self) -> dict[str, Any]:
-        """All that the next attempt of the same ranks can begin with."""
+        """What the next attempt of the same ranks can resume from."""
         return {
             "names": list(self.batch.names),
             "total": self.batch.total,
@@ -152,7 +152,7 @@ class Balancer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """False when it is about other ranks or another batch: what they learned does not hold for these."""
+        """Returns False for the state of other ranks or another batch, which does not apply here."""
         if tuple(state["names"]) != self.batch.names or state["total"] != self.batch.total:
             return False
         self.caps = list(state["caps"])
@@ -169,10 +169,10 @@ class Balancer:
             raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: one above 0 is needed for each")
         if self.mode is Mode.OFF or not self.speeds:
             if batch.total < batch.least * batch.ranks:
-                self._best_shares()  # says what is wrong
-            reason = "balancing is off" if self.mode is Mode.OFF else "nothing is known of the ranks yet"
+                self._best_shares()  # raises an error that says what is wrong
+            reason = "balancing is off" if self.mode is Mode.OFF else "the speeds of the ranks are not known yet"
             return self._planned(uniform(batch.total, batch.ranks), f"equal shares: {reason}")
-        return self._planned(self._best_shares(), "in proportion to the speeds of the hardware report")
+        return self._planned(self._best_shares(), "in proportion to the speeds of the hardware")
 
     def _watch(self, observation: Observation) -> dict[int, Shift]:
         seen = zip(self._watches, observation.shares, observation.seconds, strict=True)
@@ -182,7 +182,7 @@ class Balancer:
     def _follow_shifts(self, observation: Observation, shifts: Mapping[int, Shift]) -> Plan | None:
         for rank, shift in shifts.items():
             micro = observation.micro_batches[rank] if observation.micro_batches else 1
-            self._fits[rank].begin_anew(Window.of(observation.shares[rank], shift.seconds, micro))
+            self._fits[rank].restart(Window.of(observation.shares[rank], shift.seconds, micro))
         self._window, self._window_steps = [], _NEXT_WINDOW
         words = "; ".join(_shifted(self.batch.names[rank], shift) for rank, shift in shifts.items())
         return self._replan(words, _LEAST_GAIN_OF_A_SHIFT)
@@ -199,7 +199,7 @@ class Balancer:
         return plan
 
     def _error_of_a_gain(self) -> float:
-        """Two times are compared, each the largest of several: the least sure rank may be the one that decides."""
+        """Compares two times, each the largest of several ranks: the least certain rank may decide."""
         return min(_LARGEST_ERROR, _COMPARED * max(fit.error for fit in self._fits))
 
     def _replan(self, why: str, least_gain: float) -> Plan | None:

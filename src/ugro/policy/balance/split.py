@@ -1,7 +1,7 @@
-"""How a batch is split over unequal ranks so that the last one is done as early as can be.
+"""Splits a batch over unequal ranks so that the last rank finishes as early as possible.
 
-Exact for whatever takes longer with more samples. Every rank computes it from the same numbers and must get the same
-answer, so it uses nothing but comparisons and + - × ÷, which every machine rounds alike.
+Exact for every cost that grows with the number of samples. Every rank computes it from the same numbers and must get
+the same result, so it only uses comparisons and + - × ÷, which all machines round alike.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _MOST_HALVINGS = 60
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step costs a rank: once, for each micro-batch, and for each sample."""
+    """The seconds that a step costs a rank: once, for each micro-batch, and for each sample."""
 
     per_step_s: float = 0.0
     per_micro_s: float = 0.0
     per_sample_s: float = 1.0
-    cap: int | None = None  # samples that it can hold at once
+    cap: int | None = None  # how many samples it can hold at once
 
     def seconds(self, samples: int) -> float:
         return self.per_step_s + self.micro_batches(samples) * self.per_micro_s + samples * self.per_sample_s
@@ -40,9 +40,9 @@ class Bounds:
 
 
 def split(costs: Sequence[Cost], total: int, bounds: Sequence[Bounds], granule: int = 1) -> tuple[int, ...]:
-    """Shares that add up to ``total``, multiples of ``granule`` as far as total and bounds allow."""
+    """Returns shares that add up to ``total``: multiples of ``granule`` as far as total and bounds allow."""
     least, most = _limits(total, bounds)
-    # Whatever is done by this time belongs to the answer; then piece by piece to whoever is done with it first.
+    # All samples done by this time belong to the result; the rest goes piece by piece to the rank that finishes first.
     shares = _done_by(_level(costs, total, least, most, granule), costs, least, most, granule)
     remaining = total - sum(shares)
     queue = [(_after_next(costs[rank], shares[rank], granule, most[rank]), rank) for rank in range(len(costs))]
@@ -63,7 +63,7 @@ def uniform(total: int, ranks: int) -> tuple[int, ...]:
 
 
 def in_proportion(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """By the largest remainder; a rank may get nothing."""
+    """By the largest-remainder method; a rank may get nothing."""
     whole = sum(weights)
     if whole <= 0:
         return uniform(total, len(weights))
@@ -97,7 +97,7 @@ def _limits(total: int, bounds: Sequence[Bounds]) -> tuple[list[int], list[int]]
 
 
 def _level(costs: Sequence[Cost], total: int, least: list[int], most: list[int], granule: int) -> float:
-    """A time by which nearly, and at most, all of ``total`` can be done."""
+    """A time within which nearly all of ``total``, and not more, can be done."""
     low, high = 0.0, slowest_s(costs, most)
     for _ in range(_MOST_HALVINGS):
         middle = (low + high) / 2
@@ -108,7 +108,7 @@ def _level(costs: Sequence[Cost], total: int, least: list[int], most: list[int],
             low = middle
             if done + granule * len(costs) >= total:
                 break
-    # What even the least shares exceed needs no level.
+    # If even the least shares exceed the total, any level will do.
     return low
 
 
@@ -119,10 +119,10 @@ def _done_by(limit_s: float, costs: Sequence[Cost], least: list[int], most: list
 
 
 def _samples_within(limit_s: float, cost: Cost, least: int, most: int, granule: int) -> int:
-    """The most whole granules that are done by then, but not less than ``least``."""
+    """The largest number of whole granules done within the limit, and at least ``least``."""
     if cost.seconds(most) <= limit_s:
         return most
-    low, high = least, most  # `low` is given anyway; `high` takes too long
+    low, high = least, most  # `low` is always allowed; `high` takes too long
     while high - low > 1:
         middle = (low + high) // 2
         if cost.seconds(middle) <= limit_s:
@@ -133,7 +133,7 @@ def _samples_within(limit_s: float, cost: Cost, least: int, most: int, granule: 
 
 
 def _piece(share: int, granule: int, most: int) -> int:
-    """Up to the next multiple of the granule."""
+    """The samples up to the next multiple of the granule."""
     return min(granule - share % granule, most - share)
 
 

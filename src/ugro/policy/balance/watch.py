@@ -1,7 +1,7 @@
-"""Whether a rank has become slower or faster: two steps in a row far from what the same share took before.
+"""Detects that a rank has become slower or faster: two steps in a row far from what the same share took before.
 
-Hardly ever against a prediction: right after a new plan that is least sure, and would cry wolf. Only for a share that
-is nearly the same as before, what it took is taken along.
+Steps are compared with earlier ones of the same share and not with predictions, which are least certain right after a
+new plan. Only if the new share is nearly the same, earlier times are scaled to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Shift:
 @dataclass(slots=True)
 class RankWatch:
     samples: int = 0
-    smoothed_s: float = 0.0  # for whoever looks on; it decides nothing
+    smoothed_s: float = 0.0  # for display only
     _usual: list[float] = field(default_factory=list)
     _strange: list[float] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ class RankWatch:
         return len(self._usual) >= _BASELINE_STEPS
 
     @property
-    def is_wondering(self) -> bool:
+    def is_undecided(self) -> bool:
         return bool(self._strange)
 
     def see(self, samples: int, seconds: float) -> Shift | None:
@@ -49,7 +49,7 @@ class RankWatch:
             self._usual = [*self._usual, seconds][-_MOST_REMEMBERED:]
             self._strange = []
             return None
-        return self._wonder(seconds)
+        return self._unusual(seconds)
 
     def _move_to(self, samples: int) -> None:
         is_near = abs(samples - self.samples) <= _NEARLY_THE_SAME * self.samples
@@ -58,9 +58,9 @@ class RankWatch:
         self._strange = [scale * one for one in self._strange] if is_near else []
         self.samples = samples
 
-    def _wonder(self, seconds: float) -> Shift | None:
+    def _unusual(self, seconds: float) -> Shift | None:
         usual = median(self._usual)
-        # A slow step and then a quick one is noise.
+        # A slow step followed by a quick one is noise.
         same_side = [one for one in self._strange if (one > usual) == (seconds > usual)]
         self._strange = [*same_side, seconds]
         if len(self._strange) < _IN_A_ROW:

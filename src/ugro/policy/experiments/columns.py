@@ -1,6 +1,6 @@
-"""What can be said of an experiment in one cell: a fact, a parameter, or what a metric came to. Pure.
+"""The columns of the experiments table: a fact, a parameter, or the value of a metric. Pure.
 
-A column is written ``name``, ``param:lr``, ``best:val/loss``; so it stands in an address.
+A column is written ``name``, ``param:lr`` or ``best:val/loss``, in addresses too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Value = float | str | None
 PARAMETER = "param"
 METRICS = ("last", "best", "min", "max")
 _MOST_PARAMETERS_AT_FIRST = 4
-_MOST_TOLD = 200
+_MAX_LISTED = 200
 _LARGER = re.compile(
     r"acc|auc|f1|bleu|rouge|score|reward|return|precision|recall|iou|map$|throughput|per_s(ec(ond)?)?$|use$|util",
     re.IGNORECASE,
@@ -53,7 +53,7 @@ class Column:
         if kind in (PARAMETER, *METRICS) and key:
             return cls(kind, key)
         known = f"{', '.join(FACTS)}, param:NAME, best:METRIC, last:METRIC"
-        raise UsageError(f"there is no column {text!r:.80}", hint=f"there are {known}")
+        raise UsageError(f"unknown column {text!r:.80}", hint=f"columns: {known}")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.key}" if self.key else self.kind
@@ -80,20 +80,20 @@ def is_larger_better(key: str) -> bool:
 
 
 def known_columns(experiments: Iterable[Experiment]) -> list[Column]:
-    """All there are: facts, then parameters and metrics, the most frequent first."""
+    """All columns: facts, then parameters and metrics, the most frequent first."""
     parameters: Counter[str] = Counter()
     metrics: Counter[str] = Counter()
     for one in experiments:
         parameters.update(one.parameters.keys())
         metrics.update(one.figures.keys())
-    names = [name for name, _ in parameters.most_common(_MOST_TOLD)]
-    keys = [key for key, _ in metrics.most_common(_MOST_TOLD)]
+    names = [name for name, _ in parameters.most_common(_MAX_LISTED)]
+    keys = [key for key, _ in metrics.most_common(_MAX_LISTED)]
     measured = [Column(kind, key) for key in sorted(keys, key=metric_order) for kind in METRICS]
     return [*map(Column, FACTS), *(Column(PARAMETER, name) for name in names), *measured]
 
 
 def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
-    """What most want to see: who and when, the parameters that differ, how the most telling metric did."""
+    """The default columns: state and times, the parameters that differ, and the most important metric."""
     values: dict[str, set[str]] = {}
     metrics: Counter[str] = Counter()
     for one in experiments:
@@ -101,7 +101,7 @@ def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
         for name, text in one.parameters.items():
             values.setdefault(name, set()).add(text)
     differing = [name for name, found in values.items() if len(found) > 1]
-    # A seed says little about how a run was meant; it comes last of all.
+    # A seed is the least interesting parameter; it comes last.
     differing.sort(key=lambda name: (is_seed(name), name.startswith("env."), len(values[name])))
     keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *metric_order(key)))[:1]
     measured = [Column(kind, key) for key in keys for kind in ("best", "last")]

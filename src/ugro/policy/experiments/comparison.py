@@ -1,4 +1,4 @@
-"""What differs between jobs: what they ran, what they ran with, and what came of it. Pure: facts in, rows out."""
+"""What differs between jobs: their commands, their environments and their results. Pure: facts in, rows out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ugro.core.job import Job, JobSpec, Resources
 from ugro.core.metrics import MetricsSummary
 from ugro.core.support.secret import looks_secret
 
-_APART = frozenset({"name", "env", "resources", "argv", "snapshot"})  # said in words of their own
+_APART = frozenset({"name", "env", "resources", "argv", "snapshot"})  # shown in rows of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """All that is known of one job."""
+    """Everything known about one job."""
 
     job: Job
     environments: Mapping[str, Environment]  # by node, of the newest attempt
@@ -28,7 +28,7 @@ class Side:
 @dataclass(frozen=True, slots=True)
 class Row:
     key: str
-    values: tuple[str | None, ...]  # one for each job, in order; None: it has none
+    values: tuple[str | None, ...]  # one for each job, in order; None: the job has no such value
 
     @property
     def is_same(self) -> bool:
@@ -36,7 +36,7 @@ class Row:
 
 
 def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
-    """Every fact that any of them has, whether it differs or not."""
+    """Every fact that any job has, whether it differs or not."""
     facts = [dict(_facts(side)) for side in sides]
     hidden = _hidden(sides)
     keys = dict.fromkeys(key for one in facts for key in one)
@@ -44,7 +44,7 @@ def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
 
 
 def _hidden(sides: Sequence[Side]) -> dict[str, Row]:
-    """Variables that look secret: whether they differ is said, and not how."""
+    """Variables that look secret: shows whether they differ, but not their values."""
     found: dict[str, Row] = {}
     envs = [dict(side.job.spec.env) for side in sides]
     for name in dict.fromkeys(name for env in envs for name in env):
@@ -60,7 +60,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     yield "name", spec.name
     yield "state", job.state
     yield "command", shlex.join(spec.argv)
-    yield "code", spec.snapshot or "not sent along"
+    yield "code", spec.snapshot or "not sent"
     if job.origin is not None:
         yield "git", (job.origin.commit or "nothing committed") + (" and changes" if job.origin.is_dirty else "")
         yield "git branch", job.origin.branch or "none"
@@ -73,7 +73,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
 
 
 def _given(prefix: str, value: object, default: object, apart: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """What is not as it is when nobody says anything."""
+    """The fields that differ from their default."""
     for field in fields(value):  # type: ignore[arg-type]  # a dataclass, as both callers give
         found = getattr(value, field.name)
         if field.name not in apart and found != getattr(default, field.name):
@@ -81,7 +81,7 @@ def _given(prefix: str, value: object, default: object, apart: frozenset[str]) -
 
 
 def _installed(environments: Mapping[str, Environment]) -> Iterator[tuple[str, str]]:
-    """Nodes that agree are told once."""
+    """A value that several nodes share is shown once."""
     gathered: dict[str, dict[str, None]] = {}
     for environment in environments.values():
         facts = {
@@ -114,7 +114,7 @@ def _outcome(side: Side) -> Iterator[tuple[str, str]]:
             "final loss": metrics.final_loss,
             "best loss": metrics.best_loss,
             "last step": metrics.last_step,
-            "loss is no number from step": metrics.lost_at_step,
+            "loss is not a number from step": metrics.lost_at_step,
             f"throughput ({metrics.throughput_name})": metrics.throughput,
             f"device use ({metrics.device_use_name})": metrics.device_use,
             "imbalance": metrics.imbalance,

@@ -1,6 +1,6 @@
-"""Which experiments are meant: words, ``tag:base``, ``state:failed``, ``lr>1e-4``, ``best:val/loss<0.5``. Pure.
+"""Filters experiments by words, ``tag:base``, ``state:failed``, ``lr>1e-4`` or ``best:val/loss<0.5``. Pure.
 
-All of them must hold; one with a minus before it must not.
+An experiment must match all terms; a term with a leading minus must not match.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _terms(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"the filter cannot be read: {str(error).lower()}", hint=_HINT) from None
+        raise UsageError(f"invalid filter: {str(error).lower()}", hint=_HINT) from None
 
 
 def _test(term: str, now: float) -> Test:
@@ -88,7 +88,7 @@ def _comparison(name: str, sign: str, wanted: str, now: float) -> Test:
 
 
 def _value(name: str, one: Experiment, now: float) -> Value:
-    """Of a column as it is written; else of the parameter, the metric at its best, or the fact of that name."""
+    """The value of the column; otherwise of the parameter, the metric (its best) or the fact with that name."""
     kind = name.partition(":")[0]
     if ":" in name and kind in (PARAMETER, *METRICS):
         return Column.parse(name).value(one, now)

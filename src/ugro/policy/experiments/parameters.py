@@ -1,4 +1,4 @@
-"""What a training was told: the parameters in its command line, its variables and its seed. Pure.
+"""The parameters of a training: from its command line, its environment variables and its seed. Pure.
 
 ``train.py --lr 1e-3 --epochs=3 --amp model.depth=12`` has lr, epochs, amp and model.depth.
 """
@@ -21,7 +21,7 @@ YES = "yes"
 
 
 def parameters(spec: JobSpec) -> dict[str, str]:
-    """By name, without what looks secret."""
+    """By name; those that look secret are left out."""
     found = dict(_given(_after_script(spec.argv)))
     found |= {f"env.{name}": value for name, value in spec.env}
     if spec.seed is not None and not any(map(is_seed, found)):
@@ -35,7 +35,7 @@ def is_seed(name: str) -> bool:
 
 
 def configuration(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """All but the seed: jobs that agree in it are the same experiment."""
+    """All parameters but the seed: jobs with the same ones are the same experiment."""
     return tuple(sorted((name, value) for name, value in given.items() if not is_seed(name)))
 
 
@@ -44,7 +44,7 @@ def number(text: str) -> float | None:
 
 
 def _after_script(argv: Sequence[str]) -> Sequence[str]:
-    """Without the program: its own flags, such as python's -m, tell nothing about the training."""
+    """The arguments of the script, without those of the program that runs it, such as python's -m."""
     for place, word in enumerate(argv):
         if word == "-m" and place > 0:
             return argv[place + 2 :]

@@ -1,6 +1,6 @@
-"""Experiments as lines of a table: one for each, or one for all that belong together; in order, page by page. Pure.
+"""The experiments table: one line for each experiment or group, sorted, page by page. Pure.
 
-A page begins after a line that is named by its value and its number, not by a count: what comes meanwhile moves none.
+A page's cursor names a line by its value and id, not by its position, so new experiments do not shift pages.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ugro.policy.experiments.parameters import configuration, is_seed
 _LONGEST_LABEL = 160
 BY_CONFIGURATION = "config"
 BY_NAME = "name"
-_OF_THE_NEWEST = frozenset({"id", "submitted"})  # of which a mean says nothing
+_OF_THE_NEWEST = frozenset({"id", "submitted"})  # a mean of these is meaningless
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a group: the mean of those that have a number, and their standard deviation."""
+    """The mean and standard deviation of a group's members that have a number."""
 
     mean: float
-    deviation: float | None  # None: of one there is none
+    deviation: float | None  # None for a single number
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     members: tuple[Experiment, ...]
-    label: str = ""  # of a group
+    label: str = ""  # of a group; empty for a single experiment
 
     @property
     def id(self) -> int:
-        """Of its newest."""
+        """The id of its newest member."""
         return self.members[0].id
 
     def cell(self, column: Column, now: float) -> Value | Spread:
@@ -47,19 +47,19 @@ class Line:
         if len(set(values)) == 1:
             return values[0]
         numbers = [float(value) for value in values if isinstance(value, float | int)]
-        if numbers and column.kind != PARAMETER:  # the mean of what was chosen says nothing
+        if numbers and column.kind != PARAMETER:  # a mean of parameters is meaningless
             return spread(numbers)
         texts = dict.fromkeys(str(value) for value in values if value is not None)
         return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different" if texts else None
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     column: Column = field(default_factory=lambda: Column("id"))
     is_falling: bool = True
 
     @classmethod
-    def parse(cls, text: str) -> Order:
+    def parse(cls, text: str) -> SortOrder:
         return cls(Column.parse(text.removeprefix("-")), text.startswith("-"))
 
     def __str__(self) -> str:
@@ -70,8 +70,8 @@ class Order:
 class Page:
     lines: tuple[Line, ...]
     total: int
-    first: int  # the place of its first line among all, from 1
-    before: str | None  # cursors of the pages beside it
+    first: int  # the number of its first line among all, from 1
+    before: str | None  # the cursors of the previous and next page
     after: str | None
 
 
@@ -84,7 +84,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 
 def lines(experiments: Iterable[Experiment], group: str) -> list[Line]:
-    """``group``: nothing, ``config`` (all but the seed), ``name``, or a parameter's name. The newest first."""
+    """Newest first. ``group``: empty, ``config`` (all parameters but the seed), ``name``, or a parameter's name."""
     newest = sorted(experiments, key=lambda one: -one.id)
     if not group:
         return [Line((one,)) for one in newest]
@@ -96,7 +96,7 @@ def lines(experiments: Iterable[Experiment], group: str) -> list[Line]:
 
 
 def groups_of(experiments: Sequence[Experiment], group: str) -> dict[int, str]:
-    """By experiment, what its group is called."""
+    """The label of each experiment's group, by experiment."""
     return {one.id: line.label for line in lines(experiments, group) for one in line.members}
 
 
@@ -110,22 +110,22 @@ def label_of(one: Experiment, group: str, shown: frozenset[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a page is: behind a cursor, before one, or at the beginning."""
+class Position:
+    """Where a page is: after a cursor, before one, or at the beginning."""
 
     after: str = ""
     before: str = ""
     size: int = 100
 
 
-def page(all_lines: Sequence[Line], order: Order, now: float, place: Place) -> Page:
-    size = place.size
+def page(all_lines: Sequence[Line], order: SortOrder, now: float, position: Position) -> Page:
+    size = position.size
     rows = sorted(((_key(line, order, now), line) for line in all_lines), key=lambda row: row[0])
     begin = 0
-    if place.after:
-        begin = _place(rows, _cursor(place.after, order), is_after=True)
-    elif place.before:
-        begin = max(0, _place(rows, _cursor(place.before, order), is_after=False) - size)
+    if position.after:
+        begin = _index(rows, _cursor(position.after, order), is_after=True)
+    elif position.before:
+        begin = max(0, _index(rows, _cursor(position.before, order), is_after=False) - size)
     chosen = rows[begin : begin + size]
     return Page(
         tuple(line for _, line in chosen),
@@ -139,17 +139,17 @@ def page(all_lines: Sequence[Line], order: Order, now: float, place: Place) -> P
 _Key = tuple[int, float, str, int]
 
 
-def _key(line: Line, order: Order, now: float) -> _Key:
+def _key(line: Line, order: SortOrder, now: float) -> _Key:
     return _key_of(_plain(line, order, now), line.id, order)
 
 
-def _plain(line: Line, order: Order, now: float) -> Value:
+def _plain(line: Line, order: SortOrder, now: float) -> Value:
     value = line.cell(order.column, now)
     return value.mean if isinstance(value, Spread) else value
 
 
-def _key_of(value: Value, number: int, order: Order) -> _Key:
-    """Numbers, then words, then those without any: these are last whichever way one looks."""
+def _key_of(value: Value, number: int, order: SortOrder) -> _Key:
+    """Numbers, then texts, then missing values, which are last in either direction."""
     if isinstance(value, float | int) and math.isfinite(value):
         return (0, -value if order.is_falling else value, "", -number)
     if isinstance(value, str):
@@ -158,15 +158,15 @@ def _key_of(value: Value, number: int, order: Order) -> _Key:
 
 
 def _reversed(text: str) -> str:
-    """Such that a larger text comes before a smaller one; one that goes on comes before its beginning."""
+    """A key that sorts texts in reverse; a longer text comes before its own prefix."""
     return "".join(chr(0x10FFFF - ord(letter)) for letter in text) + "\U0010ffff"
 
 
-def _written(line: Line, order: Order, now: float) -> str:
+def _written(line: Line, order: SortOrder, now: float) -> str:
     return json.dumps([_plain(line, order, now), line.id], separators=(",", ":"))
 
 
-def _cursor(text: str, order: Order) -> _Key:
+def _cursor(text: str, order: SortOrder) -> _Key:
     try:
         value, number = json.loads(text)
         if isinstance(value, float | int | str | None) and type(number) is int:
@@ -176,7 +176,7 @@ def _cursor(text: str, order: Order) -> _Key:
     raise UsageError(f"there is no page {text!r:.60}", hint="begin at the first one")
 
 
-def _place(rows: Sequence[tuple[_Key, Line]], cursor: _Key, *, is_after: bool) -> int:
+def _index(rows: Sequence[tuple[_Key, Line]], cursor: _Key, *, is_after: bool) -> int:
     return sum(key <= cursor if is_after else key < cursor for key, _ in rows)
 
 
@@ -189,7 +189,7 @@ def _group_key(one: Experiment, group: str) -> object:
 
 
 def _differing(experiments: Sequence[Experiment]) -> frozenset[str]:
-    """Parameters that tell experiments apart; a seed is none."""
+    """The parameters in which experiments differ, without seeds."""
     first: dict[str, str | None] = {}
     found: set[str] = set()
     names = {name for one in experiments for name in one.parameters if not is_seed(name)}

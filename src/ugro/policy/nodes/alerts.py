@@ -1,7 +1,8 @@
-"""Alerts: what is wrong with the nodes (``findings``), and who has to be told of it now (``review``).
+"""Alerts: what is wrong with the nodes (``findings``), and which notices to send about it (``review``).
 
-An alert starts once, when it was seen twice in a row; it is told again at most hourly, and at once when it gets worse;
-it clears when it was not seen twice in a row. One look that differs is no news: links break and values swing.
+An alert starts when a problem was seen in two checks in a row, and clears when two checks in a row did not see it: one
+check that differs means little, since links break and values swing. A notice is repeated at most hourly, and sent at
+once when the alert gets worse.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Each is crossed when a value is beyond it."""
+    """A threshold is crossed when a value is beyond it."""
 
     score_warning: float = 70.0
     score_critical: float = 50.0
@@ -47,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that somebody has to be told."""
+    """A message to send about an alert or a change of status."""
 
     kind: str  # started, worse, repeated, cleared or changed
     severity: Severity
@@ -59,7 +60,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    alerts: tuple[Alert, ...]  # as they are to be remembered
+    alerts: tuple[Alert, ...]  # to be stored
     notices: tuple[Notice, ...]
 
 
@@ -67,7 +68,7 @@ class Review:
 
 
 def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: frozenset[str]) -> list[Finding]:
-    """Of the nodes that were looked at, and of all of them if CLUSTER is among those."""
+    """For the nodes that were checked, and for the whole cluster if CLUSTER is among them."""
     found = [finding for report in reports if report.name in looked_at for finding in _of_node(report, limits)]
     return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
 
@@ -125,13 +126,13 @@ def _below(
         yield Finding(rule, report.name, Severity.CRITICAL if value < critical else Severity.WARNING, text)
 
 
-# --- who has to be told ----------------------------------------------------------------------------------------------
+# --- which notices to send ------------------------------------------------------------------------------------------
 
 
 def review(
     known: Mapping[Key, Alert], found: Iterable[Finding], looked_at: frozenset[str], now: float, repeat_s: float
 ) -> Review:
-    """``looked_at``: the nodes that this look was at, CLUSTER among them; nothing is said of others."""
+    """``looked_at``: the nodes that were checked, and CLUSTER; alerts about others stay as they are."""
     alerts: dict[Key, Alert] = {}
     notices: list[Notice] = []
     new = {finding.key: finding for finding in found}
@@ -148,7 +149,7 @@ def review(
 
 
 def forget_nodes(known: Iterable[Alert], members: frozenset[str], now: float) -> tuple[Notice, ...]:
-    """A node that left the cluster is no longer wrong."""
+    """Clears the alerts of nodes that left the cluster."""
     return tuple(
         _notice("cleared", Severity.INFO, alert, f"{alert.node} is no longer in the cluster: {alert.text}", now)
         for alert in known
@@ -157,13 +158,13 @@ def forget_nodes(known: Iterable[Alert], members: frozenset[str], now: float) ->
 
 
 def is_wanted(notice: Notice, before: Alert | None, least: Severity) -> bool:
-    """Whether it is worth telling people; whoever heard of an alert at its worst hears of its end, too."""
+    """Whether to send it. The end of an alert is sent if its worst severity was."""
     weight = before.worst if before is not None and notice.kind == "cleared" else notice.severity
     return _RANK[weight] >= _RANK[least]
 
 
 def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """Those that are on; of equally bad ones the oldest first."""
+    """Active alerts, by severity, then by age."""
     found = [alert for alert in alerts if alert.started_at is not None]
     return sorted(found, key=lambda alert: (-_RANK[alert.severity], alert.started_at))
 

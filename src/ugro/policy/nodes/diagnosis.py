@@ -1,6 +1,6 @@
-"""What ``ugro doctor`` concludes about one node: what was found in, findings with remedies out.
+"""What ``ugro doctor`` concludes about one node: an examination in, findings with remedies out.
 
-It judges whether work could run there, not how a node does right now; that is ``policy.health``.
+It judges whether jobs could run there, not how the node is doing right now; that is ``policy.nodes.health``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLOCK_WARNING_S = 1.0
 CLOCK_FAILED_S = 30.0
 NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
 
-# What one judge says: how bad, what was found, and what to do about it.
+# How bad it is, what was found, and what to do about it.
 Verdict = tuple[Grade, str, str | None]
 
 
@@ -64,7 +64,7 @@ def _python(node: Examination, machine: Machine) -> Iterator[Verdict]:
 
 
 def _packages(node: Examination, packages: Packages) -> Iterator[Verdict]:
-    # Whether it should be there is judged between the nodes.
+    # Whether torch should be installed is judged by comparing nodes.
     if packages.torch:
         named = {"torch": packages.torch, "CUDA": packages.cuda, "NCCL": packages.nccl}
         yield Grade.OK, ", ".join(f"{name} {version}" for name, version in named.items() if version), None
@@ -93,7 +93,7 @@ def _clock(node: Examination, quality: LinkQuality) -> Iterator[Verdict]:
         return
     off_s = abs(quality.clock_offset_s)
     if off_s <= CLOCK_WARNING_S:
-        # As sure as can be: an answer that took so long may have been given at any moment of it.
+        # The offset is uncertain by half a round trip: the node may have answered at any moment of it.
         known_s = off_s + (quality.rtt_s or 0) / 2
         yield Grade.OK, f"within {format_duration(known_s)} of this machine's", None
     else:
@@ -127,7 +127,7 @@ def _gpu(node: Examination, facts: Facts) -> Iterator[Verdict]:
     tool = "rocm-smi" if facts.gpu_source in ("amd-smi", "rocm-smi") else "nvidia-smi"
     look = f"ugro exec {node.name} -- {tool}"
     if facts.gpu_error is not None:
-        yield Grade.WARNING, f"GPUs cannot be read: {facts.gpu_error}", f"see what it says: {look}"
+        yield Grade.WARNING, f"GPUs cannot be read: {facts.gpu_error}", f"run: {look}"
     troubles = [verdict for gpu in facts.gpus for verdict in _one_gpu(gpu, look)]
     yield from troubles
     if facts.gpu_error is None and not troubles:
@@ -157,7 +157,7 @@ def _logout(node: Examination, survival: Survival) -> Iterator[Verdict]:
         yield Grade.WARNING, text, f"on {node.name}: sudo loginctl enable-linger {survival.user}"
 
 
-# The checks in the order in which they are told: where each finds what it judges, and who judges it.
+# The checks in the order in which they are reported: what each looks at, and what judges it.
 _JUDGES: dict[str, tuple[Callable[[Examination], Any], Callable[..., Iterator[Verdict]]]] = {
     "reach": (lambda node: node.quality, _reach),
     "host key": (lambda node: node.ssh, _host_key),

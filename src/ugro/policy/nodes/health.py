@@ -1,6 +1,6 @@
-"""The health score: how many of a node's 100 points are left, and in words what took the others.
+"""The health score: how many of 100 points a node has left, and the reasons for those it lost.
 
-It judges one probe of a node that answered. Whether a node can be reached at all is not decided here.
+It judges one probe of a node that answered. Whether a node is reachable is not decided here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEARLY_FULL, FULL = 0.90, 0.95  # of memory and disks: above the first points ar
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reasons' points add up to ``100 - score``, worst first; one that found its part lost took 0."""
+    """The reasons' points add up to ``100 - score``, worst first; a reason has 0 if its part had no points left."""
 
     score: int
     status: Status
@@ -26,10 +26,10 @@ class Verdict:
 
 
 def assess(facts: Facts, link: LinkQuality, *, ranks_expected: int = 0) -> Verdict:
-    """``ranks_expected`` is how many rank processes our jobs should have on this node now."""
+    """``ranks_expected``: how many rank processes jobs should have on this node now."""
     seen = _Seen(facts, link, ranks_expected)
     claims = [claim for rule in _RULES if (claim := rule.claim(seen))]
-    # The worst takes its points first; the sort is stable, so equals stay in the order of the rules.
+    # The worst takes its points first; the sort is stable, so equal ones stay in the order of the rules.
     claims.sort(key=_points, reverse=True)
     left = dict(PART_POINTS)
     reasons = [_take(claim, left) for claim in claims]
@@ -62,7 +62,7 @@ class _Rule:
     readings: Callable[[_Seen], Iterator[_Reading]]
 
     def claim(self, seen: _Seen) -> Reason | None:
-        """Only the worst reading counts, however many GPUs or disks share its fate."""
+        """Only the worst reading counts, however many GPUs or disks are above the limit."""
         lowest = self.steps[-1][0]
         over = [reading for reading in self.readings(seen) if reading[0] > lowest]
         if not over:
@@ -142,7 +142,7 @@ def _percent(ratio: float) -> str:
 
 
 def _figure(value: float) -> str:
-    # One decimal where it says something: 90.4 % is over a limit of 90, "90 %" would look like a mistake.
+    # One decimal where it matters: 90.4 % is over a limit of 90, and "90 %" would look like a mistake.
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a training goes, from the records of its steps. Pure: records in, numbers and a verdict out."""
+"""Where a training spends its time, from the records of its steps. Pure: records in, numbers and a verdict out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ugro.policy.balance.split import Cost
 from ugro.policy.training.verdict import Facts, findings
 
 WINDOW = 50
-LEAST_STEPS = 3  # fewer tell nothing
-_SETTLED = 8  # steps of the newest plan, from which on older ones do not count
-_DISTURBED = 3.0  # times as long as usual, without the waiting for data: a checkpoint, an evaluation
-_LEAST_OF_A_SHARE = 3  # steps with the same share, before they tell what it costs
+LEAST_STEPS = 3  # too few to judge below this
+_SETTLED = 8  # with so many steps of the newest plan, older ones do not count
+_DISTURBED = 3.0  # times the usual duration, without waiting for data: a checkpoint, an evaluation
+_LEAST_OF_A_SHARE = 3  # so many steps with the same share are needed to learn its cost
 
 
 def profile(training: Training, attempt: int, steps: int | None = None) -> JobProfile | None:
-    """Of the newest ``steps``; without a number of those of the newest plan. None when there are none."""
+    """The profile of the newest ``steps``; by default, of those of the newest plan. None if there are no steps."""
     window = _window(training, steps)
     if not window:
         return None
@@ -63,7 +63,7 @@ def _judged(found: JobProfile, training: Training) -> JobProfile:
     costs = _costs(training.steps, len(found.ranks))
     advice = training.advice
     if advice is None or (training.plan is not None and training.plan.holds_from > advice.step):
-        advice = _advice(found, costs) or advice  # the training's own is of shares that it no longer has
+        advice = _advice(found, costs) or advice  # the training's own advice is about shares it no longer has
     facts = Facts(found, training.plan, training.model, advice, _fixed_shares(costs, found.ranks))
     return replace(found, findings=findings(facts))
 
@@ -73,7 +73,7 @@ def _judged(found: JobProfile, training: Training) -> JobProfile:
 
 def _window(training: Training, steps: int | None) -> list[StepRecord]:
     window = training.steps[-(steps or WINDOW) :]
-    if window:  # after a restart with other ranks, only the newest can be compared
+    if window:  # after a restart with other ranks, only the newest steps can be compared
         window = [step for step in window if len(step.shares) == len(window[-1].shares)]
     plan = training.plan
     if steps is None and plan is not None:
@@ -84,7 +84,7 @@ def _window(training: Training, steps: int | None) -> list[StepRecord]:
 
 
 def _undisturbed(window: Sequence[StepRecord]) -> list[StepRecord]:
-    """Whole batches, without those that a checkpoint or the like made longer. Waiting for data is no disturbance."""
+    """Full batches, without those that a checkpoint or the like made longer. Waiting for data is not left out."""
     whole = max(multimode(step.samples for step in window))
     full = [step for step in window if step.samples == whole]
     usual_s = median(_busy_s(step) for step in full)
@@ -99,14 +99,14 @@ def _busy_s(step: StepRecord) -> float:
 
 
 def _rank(steps: Sequence[StepRecord], rank: int, name: str) -> RankProfile:
-    """Means, not medians: a loader with four workers makes one step in four wait, and parts must add up."""
+    """Means, not medians: with four loader workers one step in four waits, and the parts must add up."""
     own, data, forward, backward, optimizer, waiting, communication = (
         fmean(getattr(step, part)[rank] for step in steps)
         for part in ("own_s", "data_s", "forward_s", "backward_s", "optimizer_s", "waiting_s", "communication_s")
     )
     forward, backward, optimizer = _within(own, forward, backward, optimizer)
     left = max(0.0, own - forward - backward - optimizer)
-    # Of a GPU, data may be fetched while it computes: only what it stood still for counts.
+    # A GPU may compute while data is fetched: only the time in which it stood still counts.
     data = min(data, left)
     samples = fmean(step.shares[rank] for step in steps)
     parts = (own, data, forward, backward, optimizer, max(0.0, left - data), waiting, communication)
@@ -114,7 +114,7 @@ def _rank(steps: Sequence[StepRecord], rank: int, name: str) -> RankProfile:
 
 
 def _within(own: float, *parts: float) -> tuple[float, ...]:
-    """Told by other clocks, parts can be longer than the whole."""
+    """Parts are measured with other clocks and can add up to more than the whole; scales them down."""
     whole = math.fsum(parts)
     return parts if whole <= own else tuple(part * own / whole for part in parts)
 
@@ -134,13 +134,13 @@ class _Learned:
 
 
 def _costs(steps: Sequence[StepRecord], ranks: int) -> list[_Learned] | None:
-    """What a step costs each rank, from all shares it has had; None while that cannot be told."""
+    """What a step costs each rank, from all shares it has had; None if not known yet."""
     usable = [step for step in steps if len(step.shares) == ranks]
     learned = []
     for rank in range(ranks):
         by_share: dict[int, list[StepRecord]] = {}
         for step in usable:
-            # The last seen last: they count most.
+            # Shares seen last come last: they count most.
             same = by_share.pop(step.shares[rank], [])
             same.append(step)
             by_share[step.shares[rank]] = same
@@ -157,20 +157,21 @@ def _costs(steps: Sequence[StepRecord], ranks: int) -> list[_Learned] | None:
 
 
 def _advice(found: JobProfile, learned: Sequence[_Learned] | None) -> AdviceRecord | None:
-    """As the training itself gives it every now and then."""
+    """The same advice that the training itself gives from time to time."""
     total = round(math.fsum(rank.samples for rank in found.ranks))
     if learned is None or len(learned) < 2 or total < len(learned):
         return None
     communication_s = min(rank.communication_s for rank in found.ranks)
     try:
-        told = advise([one.cost for one in learned], total, communication_s, [rank.node for rank in found.ranks])
+        advice = advise([one.cost for one in learned], total, communication_s, [rank.node for rank in found.ranks])
     except Unsatisfiable:
         return None
-    return AdviceRecord(found.last_step, told.words, told.all_ranks.seconds, told.best.seconds, told.best.ranks)
+    best = advice.best
+    return AdviceRecord(found.last_step, advice.words, advice.all_ranks.seconds, best.seconds, best.ranks)
 
 
 def _fixed_shares(learned: Sequence[_Learned] | None, ranks: Sequence[RankProfile]) -> tuple[float, ...]:
-    """Of each rank's own time, what does not depend on its share; empty where that cannot be told apart."""
+    """The part of each rank's own time that does not depend on its share; empty if not known."""
     if learned is None or not all(one.has_seen_other_shares for one in learned):
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""What holds a training back, in words, and what to do about it. Pure: its profile in, findings out."""
+"""What slows a training down, and what to do about it. Pure: a profile in, findings out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ugro.core.support.quantity import format_duration, format_size
 from ugro.core.training import AdviceRecord, ModelRecord, PlanRecord
 from ugro.policy.wording import in_words, names
 
-# Shares of the devices' time from which on something is worth a word.
+# The share of the devices' time from which a finding is reported.
 _WAITING = 0.05
 _NETWORK = 0.2
 _INPUT = 0.1
 _SCRIPT = 0.15
 _FIXED = 0.5
 _FEWER = 0.03
-_SMALL_GRADIENTS = 1 << 20  # bytes: below, it is the number of exchanges that costs, not their size
+_SMALL_GRADIENTS = 1 << 20  # bytes; below, the number of exchanges matters, not their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Facts:
     plan: PlanRecord | None = None
     model: ModelRecord | None = None
     advice: AdviceRecord | None = None
-    fixed: tuple[float, ...] = ()  # by rank: of its own time, what does not depend on its share
+    fixed: tuple[float, ...] = ()  # by rank: the part of its own time that does not depend on its share
 
     def of_all(self, part: Callable[[RankProfile], float]) -> float:
         """The mean over the ranks, as a share of a step."""
@@ -36,10 +36,10 @@ class Facts:
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
-    """What costs most first; and never none."""
+    """The most expensive first; at least one."""
     judges = (_fewer_ranks, _slow_rank, _network, _input, _script, _fixed_cost)
     found = [one for judge in judges if (one := judge(facts)) is not None]
-    # Leaving somebody out is the one thing that makes all the others moot.
+    # Leaving a rank out makes all the others moot.
     found.sort(key=lambda one: (one.kind is not FindingKind.FEWER_RANKS, -one.share))
     return tuple(found) or (_balanced(facts),)
 
@@ -55,7 +55,7 @@ def node_of(rank_name: str) -> str:
 
 
 def before_launch(profile: JobProfile, job: int) -> str | None:
-    """What whoever launches the same again should know; None when all of its nodes are worth having."""
+    """A note for launching the same again; None if all nodes are worth having."""
     fewer = next((one for one in profile.findings if one.kind is FindingKind.FEWER_RANKS), None)
     if fewer is None:
         return None
@@ -107,21 +107,21 @@ def _slow_rank(facts: Facts) -> Finding | None:
 def _remedy_of_slow(facts: Facts, slowest: RankProfile) -> str:
     plan = facts.plan
     if plan is None:
-        return "take the batches from run.loader, so that shares can follow the speeds"
+        return "take the batches from run.loader, so that shares can adapt to the speeds"
     if facts.profile.mode in ("off", "static"):
-        return "let the shares follow the speeds: UGRO_BALANCE=adaptive"
+        return "let the shares adapt to the speeds: UGRO_BALANCE=adaptive"
     if slowest.samples <= 1:
         return f"it has the least share already: launch it without {node_of(slowest.node)}"
     caps = [cap for rank, cap in enumerate(plan.caps) if rank != slowest.rank and cap is not None]
     if caps and len(caps) == len(facts.profile.ranks) - 1:
         return "the others' memory is full: run.step(loss_fn, batch) lets them take more, in parts"
     look = f"ugro health {node_of(slowest.node)}"
-    return f"shares follow within some steps; if it stays so, see what else runs there: {look}"
+    return f"shares adapt within some steps; if it stays slow, check what else runs there: {look}"
 
 
 def _unsteady(profile: JobProfile) -> Finding:
-    words = f"another rank is the slowest in every step: together they wait {_percent(profile.lost_share)} of the time"
-    remedy = "see what else runs on the nodes (ugro health); a larger global batch evens it out"
+    words = f"a different rank is slowest in each step: together they wait {_percent(profile.lost_share)} of the time"
+    remedy = "check what else runs on the nodes (ugro health); a larger global batch evens it out"
     return Finding(FindingKind.UNSTEADY, words, remedy, profile.lost_share)
 
 
@@ -131,7 +131,7 @@ def _network(facts: Facts) -> Finding | None:
     if len(profile.ranks) < 2 or share < _NETWORK:
         return None
     seconds = fmean(rank.communication_s for rank in profile.ranks)
-    words = f"the network holds it back: exchanging gradients takes {_part(seconds, profile.step_s)}"
+    words = f"the network slows it down: exchanging gradients takes {_part(seconds, profile.step_s)}"
     remedies = []
     model = facts.model
     if model is not None and model.gradient_bytes:
@@ -166,9 +166,9 @@ def _script(facts: Facts) -> Finding | None:
     seconds = fmean(rank.other_s for rank in facts.profile.ranks)
     words = (
         f"{_part(seconds, facts.profile.step_s)} is neither data, forward, backward nor optimizer: "
-        "it is what the script does between them"
+        "the script spends it between them"
     )
-    remedy = "do less of it: copies to the device, .item(), printing; ugro profile JOB --trace 5 shows what it is"
+    remedy = "avoid copies to the device, .item() and printing; ugro profile JOB --trace 5 shows what it is"
     return Finding(FindingKind.SCRIPT, words, remedy, share)
 
 
@@ -190,13 +190,13 @@ def _fixed_cost(facts: Facts) -> Finding | None:
 def _balanced(facts: Facts) -> Finding:
     profile = facts.profile
     if len(profile.ranks) == 1:
-        return Finding(FindingKind.BALANCED, f"nothing holds it back: it computes {_percent(profile.use)} of the time")
+        return Finding(FindingKind.BALANCED, f"no bottleneck: it computes {_percent(profile.use)} of the time")
     waits = max(rank.waiting_s for rank in profile.ranks) / max(1e-12, profile.step_s)
     words = f"balanced: none of the {len(profile.ranks)} ranks waits more than {_percent(waits)} of a step"
     return Finding(FindingKind.BALANCED, words)
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------
 
 
 def _waiting_of(ranks: Sequence[RankProfile], profile: JobProfile) -> float:

@@ -86,9 +86,10 @@ def newest(call: Call, params: Dict[str, Any]) -> None:
 
 
 def receive(call: Call, params: Dict[str, Any]) -> None:
-    resume = Resume(CheckpointDir(_agent(call, params), params), name_in(params), fingerprint_in(params))
+    folder = CheckpointDir(_agent(call, params), params)
+    resume = Resume(folder, name_in(params), fingerprint_in(params))
     size = int(params["bytes"])
-    worker.receive(call, lambda out, took: {"resume": resume.receive(size, out, took)})
+    worker.receive(call, lambda out, took: {"dir": folder.path, "resume": resume.receive(size, out, took)})
 
 
 def drop_checkpoints(call: Call, params: Dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the sampler says of a GPU and of a process on it, in the very fields of ``core.node``.
+"""What the sampler reports about a GPU and its processes, in the fields of ``core.node``.
 
 Every source (``nvml``, ``gpu_tools``) fills these in; ``None`` means "not known", never zero.
 """
@@ -39,11 +39,11 @@ class Reading(NamedTuple):
 
 
 class SourceError(Exception):
-    """This source can say nothing now; another one may."""
+    """This source cannot answer now; another one may."""
 
 
 class SourceAbsentError(SourceError):
-    """Not installed here, which is no fault."""
+    """Not installed here, which is not an error."""
 
 
 def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[str] = None) -> Gpu:
@@ -64,7 +64,7 @@ def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[
 
 
 def gpu_process(pid: int, memory_bytes: Optional[int], name: str = UNKNOWN) -> GpuProcess:
-    """``name`` is what the source says; the kernel's own word wins."""
+    """``name`` comes from the source; the kernel's name for the process takes precedence."""
     marks = _environment_marks(pid)
     return {
         "pid": pid,

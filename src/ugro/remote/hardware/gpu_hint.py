@@ -1,4 +1,4 @@
-"""Whether it is worth looking for GPUs at all. Cheap: it is asked while a link opens."""
+"""Whether the node may have GPUs at all. Must be cheap: it is asked while a link opens."""
 
 from __future__ import annotations
 

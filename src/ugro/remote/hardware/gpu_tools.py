@@ -1,6 +1,6 @@
-"""GPUs as the vendors' command-line tools print them: nvidia-smi, amd-smi and rocm-smi.
+"""Reads GPUs through the vendors' command-line tools: nvidia-smi, amd-smi and rocm-smi.
 
-Used where the library cannot be. Their output differs between versions; what is not understood is ``None``.
+Used where the library cannot be loaded. The output differs between versions; what is not understood is ``None``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ugro.remote.process import process_tree
 TIMEOUT_S = 3.0
 _MIB = 1024**2
 
-# A login over ssh without a terminal often has a PATH without these.
+# The PATH of an ssh login without a terminal often lacks these.
 _TOOL_FOLDERS = ("/usr/lib/wsl/lib", "/opt/rocm/bin")
 
 _NVIDIA_FIELDS = (
@@ -52,7 +52,7 @@ _NVIDIA_ERRORS = {
     "[gpu requires reset]": "the GPU needs a reset before it can be used again",
     "[unknown error]": "unknown driver error",
 }
-# Versions say "GPU 0000:02:00.0: GPU is lost.", "GPU0000:02:00.0: …", "GPU1: 0000:34:00.0: …" or "GPU1: …".
+# Versions print "GPU 0000:02:00.0: GPU is lost.", "GPU0000:02:00.0: …", "GPU1: 0000:34:00.0: …" or "GPU1: …".
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for GPU ?(?:(?P<index>\d{1,3}):(?= ))? ?"
     r"(?:(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]):)? *(?P<reason>.*)",
@@ -94,7 +94,7 @@ class NvidiaSmi:
         return gpu
 
     def _without_handle(self, text: str, taken: set[int]) -> Iterator[Gpu]:
-        """GPUs that nvidia-smi could not even open: one line of prose each, among the rows."""
+        """GPUs that nvidia-smi could not open: one line of text each, among the rows."""
         for line in text.splitlines():
             match = _NO_HANDLE.match(line.strip())
             if not match:
@@ -142,7 +142,7 @@ class AmdSmi:
         return Reading(gpus, next(filter(None, versions), None))
 
     def _read_static(self) -> Dict[int, Dict[str, Any]]:
-        """Each call of amd-smi takes about half a second, and this part hardly changes."""
+        """Cached, because each call of amd-smi takes about half a second and this part hardly changes."""
         if time.monotonic() >= self._static_until:
             self._static = _by_gpu(_run_json("amd-smi", "static", "--json"))
             self._static_until = time.monotonic() + self._STATIC_S
@@ -154,7 +154,7 @@ class AmdSmi:
         except SourceError:  # the GPUs themselves were read
             return {}
         found = [(index, *process) for index, entry in entries.items() for process in _amd_processes(entry)]
-        # amd-smi lists a process at every GPU; where it has memory on some of them, it is on those.
+        # amd-smi lists a process at every GPU; if it has memory on some of them, it runs on those.
         placed = {pid for _, pid, _, memory in found if memory}
         processes: Dict[int, List[GpuProcess]] = {}
         for index, pid, name, memory in found:
@@ -199,9 +199,9 @@ class _Output:
 
     @property
     def complaint(self) -> str:
-        """What the tool said was wrong: its last line of prose."""
+        """The tool's error message: its last line of text."""
         lines = [line.strip() for line in (self.text + "\n" + self._errors).splitlines() if line.strip()]
-        silence = "%s ended with code %d and said nothing" % (self._tool, self._code)
+        silence = "%s ended with code %d and no message" % (self._tool, self._code)
         return lines[-1][:300] if lines else silence
 
 
@@ -233,7 +233,7 @@ def _run(tool: str, *arguments: str) -> _Output:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # Inside a hung driver even SIGKILL has to wait; we do not.
+    # Inside a hung driver even SIGKILL takes effect late; we do not wait.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=0.5)
 
@@ -241,7 +241,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _run_json(tool: str, *arguments: str) -> Any:
     output = _run(tool, *arguments)
     for at in (match.start() for match in re.finditer(r"^[ \t]*[\[{]", output.text, re.MULTILINE)):
-        # Warnings may stand before and after the document, and begin with a bracket too.
+        # Warnings may come before and after the document, and may begin with a bracket too.
         with contextlib.suppress(ValueError):
             return json.JSONDecoder().raw_decode(output.text[at:].lstrip())[0]
     if "no amd gpus" in output.complaint.lower():
@@ -259,7 +259,7 @@ def _nvidia_error(row: List[str]) -> Optional[str]:
 
 
 def _bus_key(bus: str) -> str:
-    """The domain is printed with four digits in messages and with eight in rows."""
+    """The PCI domain has four digits in messages and eight in rows."""
     return bus.lower()[-12:]
 
 
@@ -301,7 +301,7 @@ def _amd_power_limit(limit: Dict[str, Any]) -> Optional[float]:
     newest = _part(limit, "ppt0")
     values = (newest.get("socket_power_limit"), limit.get("socket_power"), limit.get("power_limit"))
     highest = (newest.get("max_power_limit"), limit.get("max_power"))
-    # Some versions say 0 where the limit is the maximum.
+    # Some versions print 0 if the limit is the maximum.
     return next((watts for watts in map(_number, (*values, *highest)) if watts), None)
 
 
@@ -331,7 +331,7 @@ def _rocm_gpu(index: int, card: Dict[str, Any]) -> Gpu:
 
 
 def _amd_uuid(serial: Any, bus: Any) -> str:
-    """The form that ROCR_VISIBLE_DEVICES takes. Consumer parts may have no serial; every part has a place."""
+    """The form that ROCR_VISIBLE_DEVICES takes. Consumer GPUs may have no serial; all have a bus address."""
     digits = str(serial or "").lower()
     digits = digits[2:] if digits.startswith("0x") else digits
     if re.fullmatch(r"[0-9a-f]+", digits) and digits.strip("0"):
@@ -347,7 +347,7 @@ def _with_silence_as_error(gpu: Gpu) -> Gpu:
 
 
 def _part(entry: Dict[str, Any], *names: str) -> Dict[str, Any]:
-    """The first of these that is there; a part that cannot be read is the text N/A."""
+    """The first of these keys that exists; a part that cannot be read is the text N/A."""
     return next((entry[name] for name in names if isinstance(entry.get(name), dict)), {})
 
 
@@ -361,7 +361,7 @@ def _lower(entry: Any) -> Dict[str, Any]:
 
 
 def _text(value: Any) -> Optional[str]:
-    """None for each way to say "not available": N/A, [N/A], [Not Supported], N/A (Secondary die), nothing."""
+    """None for each way to print "not available": N/A, [N/A], [Not Supported], N/A (Secondary die), nothing."""
     if isinstance(value, dict):
         value = value.get("value")
     text = "" if value is None else str(value).strip()

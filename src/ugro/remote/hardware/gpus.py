@@ -1,7 +1,7 @@
-"""The GPU sampler: a process of its own that answers each line on one pipe with one line of JSON on another.
+"""The GPU sampler: a process that answers each line on one pipe with one line of JSON on another.
 
-The node program never touches a GPU driver: whatever a driver does, the worst it sees is no answer or the end
-of the pipe. Nothing here starts that process; ``remote.sampler`` does.
+The node program never touches a GPU driver: if a driver hangs or crashes, it gets no answer or the end of the pipe.
+``remote.hardware.sampler`` starts this process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serve(stdin_fd: int, stdout_fd: int) -> None:
 
 
 class Sources:
-    """Keeps to the first source that works, and looks again from the first one when it fails."""
+    """Uses the first source that works; when it fails, tries all of them again."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -58,7 +58,7 @@ class Sources:
         return self._search()
 
     def _search(self) -> Answer:
-        """The first source that sees a GPU; else the first that works and sees none."""
+        """The first source that finds a GPU; otherwise the first that works and finds none."""
         faults: List[str] = []
         empty: Optional[Tuple[Source, Reading]] = None
         for source in self._sources:
@@ -76,7 +76,7 @@ class Sources:
         return self._nothing_found(empty, faults)
 
     def _nothing_found(self, empty: Optional[Tuple[Source, Reading]], faults: List[str]) -> Answer:
-        """A source that works and sees no GPU is believed only where no other source is broken."""
+        """"No GPU" is believed only if no other source is broken."""
         if empty is not None and not faults:
             self._kept = empty[0]
             return _answer(*empty)
@@ -89,7 +89,7 @@ def _answer(source: Source, reading: Reading) -> Answer:
 
 
 def _write(fd: int, line: bytes) -> bool:
-    """False when nobody reads any more."""
+    """False if the pipe is closed."""
     while line:
         try:
             line = line[os.write(fd, line) :]

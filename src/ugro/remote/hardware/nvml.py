@@ -1,7 +1,7 @@
-"""NVIDIA's management library through ctypes: every GPU, each with what its driver can say.
+"""Reads GPUs through NVIDIA's management library (NVML) with ctypes.
 
-A GPU that cannot be read stays in the list with its error and takes nothing from the others. The calls here
-can hang or crash with the driver: only the sampler's own process makes them.
+A GPU that cannot be read stays in the list with its error and does not affect the others. Calls can hang or crash
+with the driver, so only the sampler's own process makes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION_MISMATCH, _NO_DATA, _GPU_NOT_FOUND, _UNKNOWN_ERROR = 18, 21, 28, 999
 
 _UNSUPPORTED = (_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _NO_DATA)
 _BROKEN = (_UNINITIALIZED, _DRIVER_NOT_LOADED, _VERSION_MISMATCH)
-# Each further read of such a GPU may take seconds and can only fail.
+# Every further read of such a GPU may take seconds and will fail.
 _GONE = (_GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND)
 
 _WORDS = {
@@ -53,12 +53,12 @@ _WORDS = {
     _UNKNOWN_ERROR: "unknown driver error",
 }
 
-# Idleness, set clocks and GPUs that wait for each other are reasons to NVML, but nothing that anybody has to mend.
+# Not included: idle, fixed clocks and GPUs that wait for each other, which are no problems to fix.
 _THROTTLE = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
 _TEXT_BYTES = 96
 _MEMORY_NOT_AVAILABLE = 2**64 - 1
 _UNTOUCHED = b"\xaa"
-_SLOT_BYTES = 32  # the widest entry any driver has written
+_SLOT_BYTES = 32  # the largest entry that any driver writes
 _MAX_PROCESSES = 1 << 16
 
 
@@ -77,7 +77,7 @@ class _Utilization(ctypes.Structure):
 
 
 class _ProcessHead(ctypes.Structure):
-    """What all versions of a process entry begin with."""
+    """The fields that all versions of a process entry begin with."""
 
     _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong)]
 
@@ -88,7 +88,7 @@ class _Identity(NamedTuple):
 
 
 class Nvml:
-    """One per sampler: opens the library at the first read and remembers which GPUs it has seen."""
+    """Opens the library at the first read and remembers the GPUs it has seen."""
 
     name = "nvml"
 
@@ -124,7 +124,7 @@ class Nvml:
 
     def _read_gpu(self, library: _Library, index: int) -> Gpu:
         device = _Device(library, index)
-        # First, because a driver may know who a GPU was when it can no longer read it.
+        # First, because a driver may still know the identity of a GPU that it can no longer read.
         uuid = device.attempt("UUID", library.uuid)
         name = device.attempt("name", library.model)
         memory = device.attempt("memory", library.memory)
@@ -147,7 +147,7 @@ class Nvml:
         }
 
     def _name_unread(self, gpus: List[Gpu]) -> None:
-        # After a driver was reloaded the others may have moved up: a name that is taken is not given twice.
+        # After a driver reload the other GPUs may have moved up: an identity in use is not given twice.
         taken = {gpu["uuid"] for gpu in gpus}
         for gpu in gpus:
             identity = self._seen.get(gpu["index"])
@@ -156,7 +156,7 @@ class Nvml:
 
 
 class _Device:
-    """Reads one GPU value by value and keeps the first error that is more than "not supported"."""
+    """Reads one GPU value by value and keeps the first error other than "not supported"."""
 
     def __init__(self, library: _Library, index: int) -> None:
         self.error: Optional[str] = None
@@ -190,7 +190,7 @@ class _Library:
         self._call("nvmlInit_v2")
 
     def restart(self) -> None:
-        with contextlib.suppress(NvmlError):  # it is broken: only what init says matters
+        with contextlib.suppress(NvmlError):  # the library is broken: only the error of init matters
             self._call("nvmlShutdown")
         self._call("nvmlInit_v2")
 
@@ -212,7 +212,7 @@ class _Library:
         return self._text("nvmlDeviceGetName", handle)
 
     def memory(self, handle: ctypes.c_void_p) -> Tuple[int, int]:
-        """Total and used."""
+        """Total and used bytes."""
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return int(memory.total), int(memory.used)
@@ -238,7 +238,7 @@ class _Library:
         return [word for word, bits in _THROTTLE.items() if reasons.value & bits]
 
     def processes(self, kind: str, handle: ctypes.c_void_p) -> List[Tuple[int, Optional[int]]]:
-        """Pid and GPU memory of each. Drivers before 510 lack v3, those before 460 also v2."""
+        """Pid and GPU memory of each process. Drivers before 510 lack v3, those before 460 also v2."""
         for version, entry_bytes in (("_v3", 24), ("_v2", 24), ("", 16)):
             try:
                 function = "nvmlDeviceGet%sRunningProcesses%s" % (kind, version)
@@ -261,7 +261,7 @@ class _Library:
             except NvmlError as error:
                 if error.code != _INSUFFICIENT_SIZE:
                     raise
-                room = max(count.value, room) * 2  # more may start before we ask again
+                room = max(count.value, room) * 2  # more processes may start before the next call
                 continue
             return _entries(buffer.raw, count.value, entry_bytes)
         raise NvmlError(_INSUFFICIENT_SIZE)
@@ -300,7 +300,7 @@ def _open() -> _Library:
 
 
 def _entries(raw: bytes, count: int, entry_bytes: int) -> List[Tuple[int, Optional[int]]]:
-    # Some 535 drivers write entries of 32 bytes where their own header says 24: believe what was written.
+    # Some 535 drivers write entries of 32 bytes although their header declares 24: use what was written.
     written = len(raw.rstrip(_UNTOUCHED))
     if count * entry_bytes < written <= count * _SLOT_BYTES:
         entry_bytes = _SLOT_BYTES
@@ -312,7 +312,7 @@ def _entries(raw: bytes, count: int, entry_bytes: int) -> List[Tuple[int, Option
 
 
 def _merged(*lists: List[Tuple[int, Optional[int]]]) -> List[GpuProcess]:
-    """A process that computes and draws is in both lists, each time with all its memory."""
+    """A process that computes and renders is in both lists, each time with all its memory."""
     memory: Dict[int, Optional[int]] = {}
     for pid, used in (entry for entries in lists for entry in entries):
         known = memory.get(pid)

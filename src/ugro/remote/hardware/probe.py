@@ -1,6 +1,6 @@
-"""What this machine is (``machine``) and how it does right now (``Prober``), from /proc and the GPU sampler.
+"""What this machine is (``machine``) and its current load (``Prober``), from /proc.
 
-A probe is on the hot path: files stay open, nothing forks, nothing is imported.
+Probes are frequent: files stay open, nothing forks, nothing is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def machine(root: str) -> Dict[str, Any]:
         "arch": names.machine,
         "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
         "user": _user(),
-        "root": os.path.realpath(root),  # however it is spelled: by it a job knows where it is
+        "root": os.path.realpath(root),  # resolved: a start names the folder that it was planned for
         "python": "%d.%d.%d" % sys.version_info[:3],
         "python_path": sys.executable,
         "cores": len(os.sched_getaffinity(0)),
@@ -89,7 +89,7 @@ class Prober:
             if usage.f_fsid in seen:
                 continue
             seen.add(usage.f_fsid)
-            # What a user may fill, as df counts it: blocks kept for root are neither free nor total.
+            # What a user may fill, as df counts it: blocks reserved for root count neither as free nor in the total.
             used = usage.f_blocks - usage.f_bfree
             total = (used + usage.f_bavail) * usage.f_frsize
             disks.append({"mount": mount, "total_bytes": total, "free_bytes": usage.f_bavail * usage.f_frsize})

@@ -1,5 +1,5 @@
-"""The node program's side of the GPU sampler: a process of its own, so that a driver that hangs or crashes cannot
-take the node program with it.
+"""Starts the GPU sampler and asks it. It is a process of its own, so that a driver that hangs or crashes does not
+affect the node program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ugro.remote.program import Program
 
-# The names are those of the facts a probe returns.
+# Named as in the facts that a probe returns.
 NO_GPUS: Dict[str, Any] = {"gpus": [], "gpu_source": None, "gpu_driver": None, "gpu_error": None}
 Answer = Callable[[Dict[str, Any]], None]
 
@@ -30,7 +30,7 @@ class Sampler:
         self._pid = 0
 
     def read(self, answer: Answer, timeout_s: float) -> None:
-        """Calls ``answer`` once: with a fresh reading, or with the last one and what is wrong."""
+        """Calls ``answer`` once: with a new reading, or with the last one and an error."""
         if self._waiting:
             self._waiting.append(answer)
             return
@@ -43,11 +43,11 @@ class Sampler:
         self._ask()
 
     def _ask(self) -> None:
-        """A reader that hangs is not asked again: it would have to work off all that when it comes back."""
+        """A reader that hangs is not asked again: it would have to answer everything when it recovers."""
         if not self._is_asked:
             self._is_asked = True
             assert self._requests is not None
-            with contextlib.suppress(OSError):  # its end is seen on the answer pipe
+            with contextlib.suppress(OSError):  # its end is noticed on the answer pipe
                 os.write(self._requests, b"?\n")
 
     def _start(self) -> None:

@@ -26,8 +26,8 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
     @app.get("/")
     async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
         rows = await overview.rows()
-        live = site.agent.watching.parts.engine.live
-        waiting, running, alerts = live.waiting(), live.holding(), site.agent.watching.monitor.alerts()
+        live = site.agent.monitoring.parts.engine.live
+        waiting, running, alerts = live.waiting(), live.holding(), site.agent.monitoring.monitor.alerts()
         return await site.render(
             request,
             "cluster.html",
@@ -50,7 +50,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
     async def node(request: Request, name: str, hours: Annotated[int, Query(ge=1, le=24)] = 1) -> Response:
         site.agent.cluster.inventory.get(name)
         row = next(row for row in await overview.rows() if row.name == name)
-        monitor = site.agent.watching.monitor
+        monitor = site.agent.monitoring.monitor
         return await site.render(
             request,
             "node.html",
@@ -66,4 +66,4 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
 
 
 def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
-    return [job for job in agent.watching.parts.engine.live.holding() if job.id in row.jobs]
+    return [job for job in agent.monitoring.parts.engine.live.holding() if job.id in row.jobs]

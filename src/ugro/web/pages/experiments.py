@@ -33,7 +33,7 @@ class CompareQuery(BaseModel):
 
 
 def add_experiment_pages(app: FastAPI, site: Site) -> None:
-    experiments = Experiments(site.agent.store, site.agent.watching)
+    experiments = Experiments(site.agent.store, site.agent.monitoring)
     _add_table(app, site, experiments)
     _add_compare(app, site, experiments)
 

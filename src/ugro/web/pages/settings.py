@@ -10,7 +10,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from fastapi import FastAPI, Request, Response
 
 from ugro.config.channels import LOG
-from ugro.config.reference import sections
 from ugro.config.schema import Config
 from ugro.config.section import Section
 from ugro.config.yamltext import flow
@@ -81,7 +80,7 @@ def add_settings_pages(app: FastAPI, site: Site) -> None:
 
 def groups(config: Config) -> Iterator[Group]:
     yield Group("", "", [_setting(config, "remote_root")])
-    for name, section in sections().items():
+    for name, section in config.sections().items():
         own: Section = getattr(config, name)
         yield Group(name, section.__doc__ or "", [_setting(own, key) for key in section.known_keys()])
 

@@ -21,7 +21,7 @@ _METRIC = "metric "
 _CODE = frozenset({"code", "git", "git branch"})
 _OUTCOME = (
     "state", "took", "exit code", "attempts", "cached from", "result files", "final loss", "best loss", "last step",
-    "loss is no number", "throughput", "device use", "imbalance", "checkpoint of step",
+    "loss is not a number", "throughput", "device use", "imbalance", "checkpoint of step",
 )  # fmt: skip
 _ENVIRONMENT = ("python", "machine", "CUDA of torch", "GPU driver", "package ", "nodes")
 

@@ -14,7 +14,7 @@ from ugro.core.errors import UgroError
 from ugro.core.experiment import Experiment
 from ugro.policy.experiments.columns import FACTS, METRICS, PARAMETER, Column, columns_at_first, known_columns
 from ugro.policy.experiments.filter import matching
-from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Order, Page, Place, lines, page
+from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, Line, Page, Position, SortOrder, lines, page
 
 SIZE = 100
 MOST_COMPARED = 1000
@@ -54,7 +54,7 @@ class Head:
 class Table:
     heads: tuple[Head, ...]
     page: Page
-    order: Order
+    order: SortOrder
     found: int  # experiments that match
     known: int  # all experiments
     problem: UgroError | None
@@ -71,12 +71,12 @@ def table(wanted: TableQuery, everything: Sequence[Experiment], now: float) -> T
     problem: UgroError | None = None
     try:
         found = matching(candidates, wanted.q, now)
-        order = Order.parse(wanted.sort) if wanted.sort else Order()
+        order = SortOrder.parse(wanted.sort) if wanted.sort else SortOrder()
         columns = [Column.parse(text) for text in wanted.column] or columns_at_first(found)
-        shown = page(lines(found, wanted.group), order, now, Place(wanted.after, wanted.before, SIZE))
+        shown = page(lines(found, wanted.group), order, now, Position(wanted.after, wanted.before, SIZE))
     except UgroError as error:
-        problem, found, order, columns = error, [], Order(), [Column("state")]
-        shown = page([], order, now, Place())
+        problem, found, order, columns = error, [], SortOrder(), [Column("state")]
+        shown = page([], order, now, Position())
     heads = [_head(wanted, column, order, shown, now) for column in columns if column.kind not in _IN_FRONT]
     known = known_columns(candidates)
     return Table(tuple(heads), shown, order, len(found), len(candidates), problem, _choices(known), _groups(known))
@@ -100,7 +100,7 @@ def jobs_of(line: Line) -> str:
     return ",".join(str(one.id) for one in line.members[:MOST_COMPARED])
 
 
-def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
+def sort_link(wanted: TableQuery, kind: str, order: SortOrder) -> str:
     """The link that sorts by a column. A second click reverses the order; numbers start with the largest."""
     is_here = str(order.column) == kind
     is_falling = not order.is_falling if is_here else kind.partition(":")[0] not in (*_RISING, PARAMETER)
@@ -110,7 +110,7 @@ def sort_link(wanted: TableQuery, kind: str, order: Order) -> str:
 _RISING = ("name", "state", "user", "tags", "note", "min", "best")
 
 
-def _head(wanted: TableQuery, column: Column, order: Order, shown: Page, now: float) -> Head:
+def _head(wanted: TableQuery, column: Column, order: SortOrder, shown: Page, now: float) -> Head:
     name = str(column)
     direction = "none"
     if str(order.column) == name:

@@ -84,8 +84,8 @@ async def load(agent: Agent, word: str) -> JobPage:
 
 async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
     """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
-    told = agent.watching.parts.engine.told(job) if job.state in HOLDING_STATES else {}
-    summaries = await agent.watching.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
+    told = agent.monitoring.parts.engine.told(job) if job.state in HOLDING_STATES else {}
+    summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
     return Known(told, failure, last_steps(summaries))
 
 

@@ -102,16 +102,16 @@ class Overview:
         """Sorted by name, gpu2 before gpu10."""
         specs = [node.spec for node in self._agent.cluster.inventory]
         drained = await self._agent.store.drained()
-        watched = {one.name: one for one in self._agent.watching.monitor.watched()}
+        watched = {one.name: one for one in self._agent.monitoring.monitor.watched()}
         sparks = await self._refreshed([spec.name for spec in specs])
-        jobs = jobs_by_node(self._agent.watching.parts.engine.live.holding())
+        jobs = jobs_by_node(self._agent.monitoring.parts.engine.live.holding())
         rows = [self._row(spec, drained, watched, jobs) for spec in specs]
         return [_with_spark(row, sparks) for row in sorted(rows, key=lambda row: by_name(row.name))]
 
     def _row(
         self, spec: NodeSpec, drained: Mapping[str, str], watched: Mapping[str, Watched], jobs: Mapping[str, list[int]]
     ) -> NodeRow:
-        report = self._agent.watching.monitor.reports.get(spec.name)
+        report = self._agent.monitoring.monitor.reports.get(spec.name)
         late = report is not None and is_late(report, watched.get(spec.name))
         return NodeRow(spec.name, report, drained.get(spec.name), tuple(jobs.get(spec.name, ())), late, None, "")
 
@@ -122,7 +122,7 @@ class Overview:
             keys = ("cpu/use_ratio", *(f"gpu/{index}/use_ratio" for index in range(_MOST_GPUS)))
             owners = tuple(node_owner(name) for name in names)
             wanted = Wanted(owners, keys, first_step=now - _SPARK_S, last_step=now, bins=_SPARK_BINS)
-            curves = await self._agent.watching.metrics.curves(wanted)
+            curves = await self._agent.monitoring.metrics.curves(wanted)
             self._sparks = {name: _spark(name, curves, now - _SPARK_S) for name in names}
         return self._sparks
 

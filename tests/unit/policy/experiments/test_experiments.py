@@ -16,7 +16,7 @@ from ugro.core.job import JobSpec, JobState
 from ugro.policy.experiments.columns import Column, columns_at_first, is_larger_better, known_columns
 from ugro.policy.experiments.filter import matching
 from ugro.policy.experiments.parameters import configuration, parameters
-from ugro.policy.experiments.table import Line, Order, Place, Spread, groups_of, lines, page
+from ugro.policy.experiments.table import Line, Position, SortOrder, Spread, groups_of, lines, page
 
 NOW = 2e9
 
@@ -125,10 +125,10 @@ def test_pages_one_after_the_other_are_the_whole_table_and_lead_back(
     values: list[str | None], sort: str, size: int
 ) -> None:
     every = [with_value(at + 1, value) for at, value in enumerate(values)]
-    rows, order = lines(every, ""), Order.parse(sort)
-    whole = [line.id for line in page(rows, order, NOW, Place(size=1000)).lines]
+    rows, order = lines(every, ""), SortOrder.parse(sort)
+    whole = [line.id for line in page(rows, order, NOW, Position(size=1000)).lines]
     seen: list[int] = []
-    here = page(rows, order, NOW, Place(size=size))
+    here = page(rows, order, NOW, Position(size=size))
     starts = []
     while here.lines:
         assert here.first == len(seen) + 1
@@ -136,11 +136,11 @@ def test_pages_one_after_the_other_are_the_whole_table_and_lead_back(
         seen += starts[-1]
         if here.after is None:
             break
-        here = page(rows, order, NOW, Place(after=here.after, size=size))
+        here = page(rows, order, NOW, Position(after=here.after, size=size))
     assert seen == whole
     for before in reversed(starts[:-1]):
         assert here.before is not None
-        here = page(rows, order, NOW, Place(before=here.before, size=size))
+        here = page(rows, order, NOW, Position(before=here.before, size=size))
         assert [line.id for line in here.lines] == before
     missing = [number for number in whole if every[number - 1].parameters.get("x") is None]
     if "param:x" in sort:
@@ -149,10 +149,10 @@ def test_pages_one_after_the_other_are_the_whole_table_and_lead_back(
 
 def test_what_comes_meanwhile_neither_repeats_nor_hides_a_line() -> None:
     every = [experiment(number, random.Random(number).random()) for number in range(1, 51)]
-    order = Order.parse("best:loss")
-    first = page(lines(every, ""), order, NOW, Place(size=20))
+    order = SortOrder.parse("best:loss")
+    first = page(lines(every, ""), order, NOW, Position(size=20))
     more = [*every, experiment(60, 0.0), experiment(61, 0.999)]
-    second = page(lines(more, ""), order, NOW, Place(after=first.after or "", size=20))
+    second = page(lines(more, ""), order, NOW, Position(after=first.after or "", size=20))
     both = [line.id for line in (*first.lines, *second.lines)]
     assert both == [one.id for one in sorted(every, key=lambda one: one.figures["loss"].least or 0)][:40]
 
@@ -160,7 +160,7 @@ def test_what_comes_meanwhile_neither_repeats_nor_hides_a_line() -> None:
 @pytest.mark.parametrize("cursor", ["x", "[]", "[1]", '{"a":1}', '[[1],2]', '[1,"2"]', "[1,2,3]"])
 def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
     with pytest.raises(UsageError):
-        page(lines([experiment(1)], ""), Order(), NOW, Place(after=cursor))
+        page(lines([experiment(1)], ""), SortOrder(), NOW, Position(after=cursor))
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_mean_and_deviation() -> None:

@@ -228,7 +228,7 @@ def test_a_gpu_that_cannot_be_read_has_failed() -> None:
 def test_gpus_that_cannot_be_asked_for_are_a_warning() -> None:
     finding = only(node(facts=replace(FACTS, gpu_error="the GPU driver does not answer")), "gpu")
     assert finding.grade is Grade.WARNING
-    assert finding.remedy == "see what it says: ugro exec gpu1 -- nvidia-smi"
+    assert finding.remedy == "run: ugro exec gpu1 -- nvidia-smi"
 
 
 def test_gpus_in_use_by_others_are_a_warning_with_names_and_our_own_are_not() -> None:

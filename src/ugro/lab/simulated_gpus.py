@@ -27,7 +27,7 @@ _STUB_SOURCE = Path(__file__).with_name("nvml_stub.c")
 
 
 @dataclass(frozen=True, slots=True)
-class PretendGpu:
+class SimulatedGpu:
     """``None`` means not supported by the driver. Without a ``uuid``, one is derived from file and line."""
 
     name: str = "NVIDIA GeForce RTX 4070"
@@ -43,11 +43,11 @@ class PretendGpu:
     throttle: int | None = None  # NVML's bit mask
 
 
-def _model(name: str, memory_gib: int, power_limit_w: float) -> PretendGpu:
-    return PretendGpu(name, memory_total_bytes=memory_gib * _GIB, power_limit_w=power_limit_w)
+def _model(name: str, memory_gib: int, power_limit_w: float) -> SimulatedGpu:
+    return SimulatedGpu(name, memory_total_bytes=memory_gib * _GIB, power_limit_w=power_limit_w)
 
 
-PRETEND_MODELS = {
+SIMULATED_MODELS = {
     "rtx-5070-ti": _model("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12, 140.0),
     "rtx-4070": _model("NVIDIA GeForce RTX 4070 Laptop GPU", 8, 115.0),
     "rtx-3070-ti": _model("NVIDIA GeForce RTX 3070 Ti", 8, 290.0),
@@ -55,7 +55,7 @@ PRETEND_MODELS = {
 }
 
 
-def write_gpus(path: Path, gpus: Sequence[PretendGpu]) -> None:
+def write_gpus(path: Path, gpus: Sequence[SimulatedGpu]) -> None:
     """Writes atomically: a reader sees the old GPUs or the new ones."""
     text = "".join(_line(gpu, f"{path.absolute()}#{index}") for index, gpu in enumerate(gpus))
     _replace(path, text, mode=0o644)
@@ -85,7 +85,7 @@ def write_nvidia_smi(directory: Path, gpus_file: Path) -> Path:
     return program
 
 
-def _line(gpu: PretendGpu, place: str) -> str:
+def _line(gpu: SimulatedGpu, place: str) -> str:
     values = (
         gpu.memory_total_bytes,
         gpu.memory_used_bytes,

@@ -1,0 +1,99 @@
+"""The plan of an attempt: what has to be found out about its nodes, and the exact processes that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ugro.agent.artifacts.environments import ExtraEnv
+from ugro.agent.engine.preflight import Preflight
+from ugro.agent.support.aio import one_error, together
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.job import Job, Placement, Share
+from ugro.core.node import Facts
+from ugro.core.plan import Plan, Rendezvous
+from ugro.nodes.node import Node
+from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
+from ugro.policy.balance.mode import Mode
+from ugro.workloads.planning import Surroundings, follows_from_spec, needs_rendezvous, plan
+
+# What is known of a node's devices, if anything is.
+KnownFacts = Callable[[Node], Facts | None]
+
+
+class Planner:
+    def __init__(self, cluster: Cluster, watch: RunTracker, extra_env: ExtraEnv, facts: KnownFacts) -> None:
+        self._cluster = cluster
+        self._extra_env = extra_env
+        self._facts = facts
+        self.preflight = Preflight(cluster, watch)
+
+    def known(self, job: Job) -> Plan | None:
+        """The plan of a job about whose nodes nothing has to be found out: there is no need to record it."""
+        if job.placement is None or not follows_from_spec(job.spec):
+            return None
+        return plan(job, job.attempt, job.placement, self._surroundings(job.placement, None, {}))
+
+    async def make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
+        """With notes for the user. Raises ``LaunchRefused`` when the attempt must not start."""
+        assert job.placement is not None
+        placement = job.placement
+        await self.preflight.set_up(job, placement)
+        async with one_error() as group:
+            rendezvous = group.create_task(self._rendezvous(job, placement))
+            notes = group.create_task(self.preflight.agree(job, placement))
+            extra = group.create_task(together(self._extra(job, node) for node in placement.nodes))
+        extra_env = dict(zip(placement.nodes, extra.result(), strict=True))
+        surroundings = self._surroundings(placement, rendezvous.result(), extra_env, self._speeds(job, placement))
+        return plan(job, job.attempt, placement, surroundings), notes.result()
+
+    def preview(self, job: Job, placement: Placement) -> Plan:
+        """What ``make`` would make, as far as that can be said without asking or changing anything."""
+        rendezvous = self.preflight.guess(placement) if needs_rendezvous(job) else None
+        surroundings = self._surroundings(placement, rendezvous, {}, self._speeds(job, placement))
+        return plan(job, max(1, job.attempt), placement, surroundings)
+
+    def forget(self, job: Job) -> None:
+        """Its attempt failed: what was found out about its nodes is found out again before the next."""
+        self.preflight.forget(job.placement.nodes if job.placement else ())
+
+    async def _extra(self, job: Job, node: str) -> Mapping[str, str]:
+        return await self._extra_env(job, node)
+
+    async def _rendezvous(self, job: Job, placement: Placement) -> Rendezvous | None:
+        return await self.preflight.rendezvous(job, placement) if needs_rendezvous(job) else None
+
+    def _speeds(self, job: Job, placement: Placement) -> Speeds | None:
+        if job.spec.balance != Mode.STATIC:
+            return None
+        return estimate([device for share in placement.shares for device in self._devices(share)])
+
+    def _devices(self, share: Share) -> list[Device]:
+        node = self._cluster.inventory.get(share.node)
+        facts = self._facts(node)
+        names = {gpu.index: gpu.name for gpu in facts.gpus} if facts else {}
+        if share.gpus:
+            return [Device(names.get(index, node.spec.gpu or "an unknown GPU")) for index in share.gpus]
+        machine = node.machine
+        return [Device(None, machine.cores, machine.cpu_model) if machine else Device(None)]
+
+    def _surroundings(
+        self,
+        placement: Placement,
+        rendezvous: Rendezvous | None,
+        extra_env: Mapping[str, Mapping[str, str]],
+        speeds: Speeds | None = None,
+    ) -> Surroundings:
+        nodes = [self._cluster.inventory.get(name) for name in placement.nodes]
+        return Surroundings(
+            rendezvous,
+            {node.spec.name: _python(node) for node in nodes},
+            {node.spec.name: dict(node.spec.env) for node in nodes},
+            extra_env,
+            speeds,
+        )
+
+
+def _python(node: Node) -> str:
+    """The one that runs the node program: its whole path, and the one whose packages were compared."""
+    return node.machine.python_path if node.machine else node.spec.python or "python3"

@@ -1,0 +1,211 @@
+"""Removes ended jobs and their results as ``retention`` in the cluster file says, announced first and in small steps.
+
+It runs beside everything else and nothing waits for it. ``policy/lifecycle/retention`` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from ugro.agent.artifacts.job_folder import has_results
+from ugro.agent.support.aio import to_the_end
+from ugro.config.schema import Retention as RetentionSettings
+from ugro.core.errors import UgroError
+from ugro.core.job import Job
+from ugro.core.support.moment import unix_seconds
+from ugro.policy.lifecycle.retention import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
+from ugro.policy.wording import count_of
+from ugro.store.database import Store
+from ugro.store.retention import Due, Ended
+from ugro.telemetry.metricstore import MetricStore
+
+log = logging.getLogger(__name__)
+
+_FIRST_S = 300.0  # after the agent has started: others are in more of a hurry
+_EVERY_S = 3600.0
+_ANNOUNCED_AT_ONCE = 500
+_REMOVED_AT_ONCE = 20
+_EVENTS_AT_ONCE = 500
+_PAUSE_S = 0.5  # between two steps
+_AGAIN_S = 3600.0  # for results on a node that cannot be reached
+
+
+class ResultRemover(Protocol):
+    async def remove(self, job: Job, reason: str) -> tuple[str, ...]:
+        """Returns what could not be done, in sentences."""
+        ...
+
+
+class Retention:
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        metrics: MetricStore,
+        results: ResultRemover,
+        settings: Callable[[], RetentionSettings],
+    ) -> None:
+        self._folder = folder
+        self._store = store
+        self._settings = settings
+        self._results = results
+        self._metrics = metrics
+        self.pause_s = _PAUSE_S
+        self.on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
+
+    async def run(self) -> None:
+        pause_s = _FIRST_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _EVERY_S
+            try:
+                await self.look(time.time())
+            except (UgroError, OSError) as error:
+                log.error("old jobs cannot be removed now: %s", error)
+
+    async def look(self, now_s: float) -> None:
+        """Announces what may go, and removes what was announced long enough ago."""
+        rule = self._rule
+        first_kept = await self._store.retention.first_kept(rule.keep)
+        await self._announce(rule, first_kept, now_s)
+        await self._remove_due(rule, first_kept, now_s)
+        if rule.jobs_s is not None:
+            await self._remove_events(_iso(now_s - rule.jobs_s))
+
+    @property
+    def _rule(self) -> Rule:
+        settings = self._settings()
+        return Rule(settings.jobs, settings.keep, settings.results)
+
+    async def _remove_events(self, before: str) -> None:
+        """Those that belong to no job, such as alerts."""
+        count = _EVENTS_AT_ONCE
+        while count == _EVENTS_AT_ONCE:
+            count = await self._store.retention.remove_events(before, _EVENTS_AT_ONCE)
+            await asyncio.sleep(self.pause_s)
+
+    # --- announcing --------------------------------------------------------------------------------------------
+
+    async def _announce(self, rule: Rule, first_kept: int, now_s: float) -> None:
+        age_s = least_age_s(rule)
+        if age_s is None:
+            return
+        last, before, due_at = 0, _iso(now_s - age_s), now_s + self._settings().notice
+        while found := await self._store.retention.ended(before, last, _ANNOUNCED_AT_ONCE):
+            last = found[-1].id
+            wanted: dict[tuple[What, str], list[int]] = {}
+            for job, decision in await self._decided(found, rule, first_kept, now_s):
+                if isinstance(decision, Remove):
+                    wanted.setdefault((decision.what, decision.reason), []).append(job)
+            for (what, reason), jobs in wanted.items():
+                text = _announcement(what, jobs, reason, due_at)
+                due = [Due(job, what) for job in jobs]
+                await self._store.retention.announce(due, due_at, _iso(now_s), text)
+                log.info("%s", text)
+            await asyncio.sleep(self.pause_s)
+
+    async def _decided(
+        self, found: Sequence[Ended], rule: Rule, first_kept: int, now_s: float
+    ) -> list[tuple[int, Remove | Keep]]:
+        followed = await self._store.retention.followed()
+        with_results = await asyncio.to_thread(self._with_results, found)
+        return [
+            (one.id, decide(_view(one, first_kept, one.id in followed, one.id in with_results), rule, now_s))
+            for one in found
+        ]
+
+    def _with_results(self, found: Iterable[Ended]) -> set[int]:
+        some = (one.id for one in found if not one.are_results_removed)
+        return {number for number in some if has_results(self._folder / str(number))}
+
+    # --- removing ----------------------------------------------------------------------------------------------
+
+    async def _remove_due(self, rule: Rule, first_kept: int, now_s: float) -> None:
+        while due := await self._store.retention.due(now_s, _REMOVED_AT_ONCE):
+            announced = {one.job: one.what for one in due}
+            found = await self._store.retention.of(list(announced))
+            await self._remove_files(sorted(announced.keys() - {one.id for one in found}))  # a crash came between
+            begun = {one.id for one in found if one.are_results_removed and announced[one.id] == What.RESULTS}
+            going = {
+                (job, decision.what)
+                for job, decision in await self._decided(found, rule, first_kept, now_s)
+                if isinstance(decision, Remove) and decision.what == announced[job]
+            }
+            for job in sorted(begun | {job for job, what in going if what is What.RESULTS}):
+                await self._remove_results(job, now_s)
+            await self._remove_jobs(sorted(job for job, what in going if what is What.JOB), now_s)
+            await self._store.retention.withdraw(announced.keys() - begun - {job for job, _ in going})
+            await asyncio.sleep(self.pause_s)
+
+    async def _remove_results(self, number: int, now_s: float) -> None:
+        job = await self._store.jobs.get(number)
+        problems = await self._results.remove(job, "removed as announced (retention.results)")
+        for problem in problems:
+            log.warning("%s; tried again in an hour", problem, extra={"job": number})
+        if problems:
+            await self._store.retention.postpone(number, now_s + _AGAIN_S)
+        else:
+            await self._store.retention.withdraw([number])
+            log.info("its results are removed as announced", extra={"job": number})
+
+    async def _remove_jobs(self, jobs: Sequence[int], now_s: float) -> None:
+        if not jobs:
+            return
+        gone = await self._store.retention.remove(jobs, _iso(now_s), _removed)
+        if gone:
+            log.info("%s", _removed(gone))
+        await self._remove_files(gone)
+        await self._store.retention.withdraw(set(jobs) - set(gone))
+
+    async def _remove_files(self, jobs: Sequence[int]) -> None:
+        for job in jobs:
+            await to_the_end(partial(shutil.rmtree, self._folder / str(job), ignore_errors=True))
+        await self._metrics.forget_jobs(jobs)
+        self.on_removed(jobs)
+        await self._store.retention.withdraw(jobs)
+
+
+def _view(one: Ended, first_kept: int, is_followed: bool, has_results: bool) -> EndedJob:
+    return EndedJob(
+        one.id, one.state, unix_seconds(one.ended_at), one.id >= first_kept, has_results, one.has_note, is_followed,
+        one.is_source, one.is_pending,
+    )  # fmt: skip
+
+
+def _announcement(what: What, jobs: Sequence[int], reason: str, due_at: float) -> str:
+    verb = "is" if len(jobs) == 1 and what is What.JOB else "are"
+    when = datetime.fromtimestamp(due_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{_named(what, jobs)} {verb} removed after {when}: {reason}; to keep one: ugro note JOB TEXT"
+
+
+def _removed(jobs: Sequence[int]) -> str:
+    return f"removed as announced: {_named(What.JOB, jobs)}"
+
+
+def _named(what: What, jobs: Sequence[int]) -> str:
+    """``3 jobs (1-2, 7)``."""
+    count = count_of(len(jobs), "job")
+    words = f"the results of {count}" if what is What.RESULTS else count
+    return f"{words} ({', '.join(_ranges(sorted(jobs)))})"
+
+
+def _ranges(numbers: Sequence[int]) -> Iterable[str]:
+    first = last = numbers[0]
+    for number in (*numbers[1:], -1):
+        if number == last + 1:
+            last = number
+            continue
+        yield str(first) if first == last else f"{first}-{last}"
+        first = last = number
+
+
+def _iso(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

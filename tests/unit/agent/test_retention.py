@@ -1,0 +1,306 @@
+"""Retention on a real database and real folders: what is announced, when it goes, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from ugro.agent.artifacts.job_folder import delete_results
+from ugro.agent.jobs.retention import Retention
+from ugro.config.schema import Retention as Settings
+from ugro.core.errors import NotFound
+from ugro.core.job import After, Job, JobSpec, JobState
+from ugro.store.database import Store
+from ugro.telemetry.metricstore import MetricStore
+
+DAY_S = 86400.0
+
+
+@dataclass
+class Remover:
+    """Removes results at home; a node that is away makes it fail."""
+
+    folder: Path
+    store: Store
+    problems: tuple[str, ...] = ()
+    removed: list[int] = field(default_factory=list)
+
+    async def remove(self, job: Job, reason: str) -> tuple[str, ...]:
+        await self.store.jobs.note_results_removed(job, reason)
+        delete_results(self.folder / str(job.id))
+        self.removed.append(job.id)
+        return self.problems
+
+
+@dataclass
+class World:
+    folder: Path
+    store: Store
+    remover: Remover
+    retention: Retention
+    settings: Settings = field(default_factory=lambda: Settings(jobs=90 * DAY_S, keep=0, notice=DAY_S))
+    now_s: float = field(default_factory=time.time)
+
+    async def ended(self, count: int, state: JobState = JobState.CANCELLED) -> list[int]:
+        return [(await self.job(state)).id for _ in range(count)]
+
+    async def job(self, state: JobState | None, **spec: object) -> Job:
+        made = replace(JobSpec("job", ("true",)), **spec)  # type: ignore[arg-type]
+        newest = await self.store.jobs.newest(1)
+        job = (await self.store.jobs.submit(made, "ann", f"key {newest[0].id if newest else 0}")).job
+        return job if state is None else await self.store.jobs.move(job, state, "test")
+
+    async def after(self, days: float) -> None:
+        await self.retention.look(self.now_s + days * DAY_S)
+
+    async def there(self) -> list[int]:
+        return sorted(job.id for job in await self.store.jobs.newest(1000))
+
+    async def announced(self) -> list[str]:
+        newest = await self.store.jobs.newest_events(200)
+        return [event.text for event in reversed(newest) if event.kind == "retention"]
+
+    def results_of(self, job: int) -> Path:
+        path = self.folder / str(job) / "attempt_1" / "output" / "model.pt"
+        path.parent.mkdir(parents=True)
+        path.write_text("weights")
+        return path
+
+
+def run(tmp_path: Path, work: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        store, metrics = Store(tmp_path / "state.db"), MetricStore(tmp_path / "metrics.db")
+        await store.open()
+        await metrics.open()
+        folder = tmp_path / "jobs"
+        remover = Remover(folder, store)
+        retention = Retention(folder, store, metrics, remover, lambda: world.settings)
+        retention.pause_s = 0.0
+        world = World(folder, store, remover, retention)
+        try:
+            await work(world)
+        finally:
+            await metrics.close()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_goes_is_announced_first_with_its_names_and_its_time(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        jobs = await world.ended(3)
+        await world.after(89)
+        assert await world.announced() == []
+        await world.after(91)
+        [text] = await world.announced()
+        assert text.startswith("3 jobs (1-3) are removed after 20")
+        assert text.endswith("UTC: ended more than 90d ago (retention.jobs); to keep one: ugro note JOB TEXT")
+        assert await world.there() == jobs, "announced, and still there"
+        await world.after(91.9)
+        assert await world.there() == jobs
+        await world.after(92.1)
+        assert await world.there() == []
+        assert (await world.announced())[-1] == "removed as announced: 3 jobs (1-3)"
+
+    run(tmp_path, work)
+
+
+def test_a_removed_job_leaves_nothing_behind_and_its_number_is_not_used_again(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        [job] = await world.ended(1)
+        folder = world.folder / str(job)
+        (folder / "attempt_1" / "logs").mkdir(parents=True)
+        gone: list[int] = []
+        world.retention.on_removed = gone.extend
+        await world.after(91)
+        await world.after(93)
+        assert gone == [job]
+        assert not folder.exists()
+        with pytest.raises(NotFound):
+            await world.store.jobs.get(job)
+        assert [event for event in await world.store.jobs.events() if event.job == job] == []
+        assert (await world.job(None)).id == job + 1
+
+    run(tmp_path, work)
+
+
+def test_jobs_that_have_not_ended_stay_and_so_does_what_they_run_after(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        first, second = await world.ended(2, JobState.SUCCEEDED)
+        waits = await world.job(None, after=After(ok=(first,)))
+        await world.after(91)
+        await world.after(200)
+        assert await world.there() == [first, waits.id]
+        await world.store.jobs.move(waits, JobState.CANCELLED, "test")
+        await world.after(300)
+        await world.after(302)
+        assert await world.there() == []
+        assert second not in await world.there()
+
+    run(tmp_path, work)
+
+
+def test_a_note_that_is_written_after_the_announcement_keeps_the_job(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        jobs = await world.ended(3)
+        await world.after(91)
+        await world.store.notes.change(jobs[0], lambda note: replace(note, text="the baseline"))
+        await world.store.notes.change(jobs[1], lambda note: replace(note, tags=("paper",)))
+        await world.after(93)
+        assert await world.there() == jobs[:2]
+        await world.store.notes.change(jobs[0], lambda note: replace(note, text=""))
+        await world.after(94)
+        assert await world.there() == jobs[:2], "announced again before it goes"
+        await world.after(96)
+        assert await world.there() == [jobs[1]]
+
+    run(tmp_path, work)
+
+
+def test_the_newest_stay_and_jobs_that_have_not_ended_do_not_count_among_them(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        world.settings = replace(world.settings, keep=2)
+        jobs = await world.ended(4)
+        waits = await world.job(None)
+        await world.after(91)
+        await world.after(93)
+        assert await world.there() == [*jobs[2:], waits.id]
+
+    run(tmp_path, work)
+
+
+def test_results_and_the_jobs_that_made_them_stay_by_default(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        world.settings = replace(Settings(), keep=0)
+        made, plain = await world.ended(2, JobState.SUCCEEDED)
+        path = world.results_of(made)
+        await world.after(1000)
+        await world.after(2000)
+        assert await world.there() == [made]
+        assert path.read_text() == "weights"
+        assert plain not in await world.there()
+
+    run(tmp_path, work)
+
+
+def test_results_go_by_their_own_rule_then_the_job_by_its(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        world.settings = replace(world.settings, results=30 * DAY_S)
+        [made] = await world.ended(1, JobState.SUCCEEDED)
+        path = world.results_of(made)
+        await world.after(31)
+        assert (await world.announced())[-1].startswith("the results of 1 job (1) are removed after ")
+        assert path.exists()
+        await world.after(33)
+        assert not path.exists()
+        assert (await world.store.jobs.get(made)).results_removed_at is not None
+        await world.after(91)
+        await world.after(93)
+        assert await world.there() == []
+
+    run(tmp_path, work)
+
+
+def test_results_on_a_node_that_is_away_are_tried_again(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        world.settings = replace(world.settings, results=30 * DAY_S)
+        world.remover.problems = ("what stayed on gpu1 is still there: unreachable",)
+        [made] = await world.ended(1, JobState.SUCCEEDED)
+        world.results_of(made)
+        await world.after(31)
+        await world.after(33)
+        assert world.remover.removed == [made]
+        world.remover.problems = ()
+        world.results_of(made)
+        await world.after(33.1)
+        assert world.remover.removed == [made, made]
+        await world.after(34)
+        assert world.remover.removed == [made, made]
+
+    run(tmp_path, work)
+
+
+def test_with_jobs_null_nothing_goes(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        world.settings = replace(world.settings, jobs=None)
+        jobs = await world.ended(2)
+        await world.after(10_000)
+        await world.after(20_000)
+        assert await world.there() == jobs
+        assert await world.announced() == []
+
+    run(tmp_path, work)
+
+
+def test_a_rule_that_is_taken_back_after_the_announcement_keeps_all(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        jobs = await world.ended(2)
+        await world.after(91)
+        world.settings = replace(world.settings, jobs=None)
+        await world.after(93)
+        assert await world.there() == jobs
+
+    run(tmp_path, work)
+
+
+def test_a_job_that_was_submitted_to_run_after_a_due_one_keeps_it(tmp_path: Path) -> None:
+    """Asked of the database at the removal itself: nothing can come between."""
+
+    async def work(world: World) -> None:
+        first, second = await world.ended(2, JobState.SUCCEEDED)
+        await world.job(None, after=After(any=(first,)))
+        at = "2026-01-01T00:00:00.000+00:00"
+        assert await world.store.retention.remove([first, second], at, lambda jobs: f"removed {jobs}") == [second]
+        assert (await world.announced())[-1] == f"removed [{second}]", "only what is gone is named"
+        with pytest.raises(NotFound, match=f"there is no job {second} to run after"):
+            await world.job(None, after=After(ok=(second,)))
+
+    run(tmp_path, work)
+
+
+def test_a_crash_between_record_and_folder_leaves_no_folder(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        [job] = await world.ended(1)
+        (world.folder / str(job) / "attempt_1" / "logs").mkdir(parents=True)
+        await world.after(91)
+        await world.store.retention.remove([job], "2026-01-01T00:00:00.000+00:00", str)
+        assert (world.folder / str(job)).exists()
+        await world.after(93)
+        assert not (world.folder / str(job)).exists()
+
+    run(tmp_path, work)
+
+
+def test_old_events_without_a_job_go_too(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await world.store.jobs.note("alert-started", "gpu1 is hot", node="gpu1")
+        await world.after(89)
+        assert [event.kind for event in await world.store.jobs.events()] == ["alert-started"]
+        await world.after(91)
+        assert await world.store.jobs.events() == []
+
+    run(tmp_path, work)
+
+
+def test_thousands_are_removed_in_small_steps(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        waiting = [(JobSpec("job", ("true",)), "ann", str(number)) for number in range(1200)]
+        for submission in await submitted(world.store, waiting):
+            await world.store.jobs.move(submission, JobState.CANCELLED, "test")
+        steps: list[int] = []
+        world.retention.on_removed = lambda jobs: steps.append(len(jobs))
+        await world.after(91)
+        assert len(await world.announced()) == 3
+        await world.after(93)
+        assert (sum(steps), max(steps)) == (1200, 20)
+
+    run(tmp_path, work)
+
+
+async def submitted(store: Store, wanted: Iterable[tuple[JobSpec, str, str]]) -> list[Job]:
+    return [(await store.jobs.submit(spec, user, key)).job for spec, user, key in wanted]
