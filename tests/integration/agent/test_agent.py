@@ -219,6 +219,7 @@ def test_nobody_else_may_open_what_belongs_to_an_agent(ugro: Ugro) -> None:
     assert {name: mode for name, mode in modes.items() if mode & 0o177} == {}
 
 
+@pytest.mark.proof
 def test_the_home_may_have_a_path_that_no_socket_address_holds(ugro: Ugro) -> None:
     ugro.home = ugro.home / ("a long name " * 12) / "ü"
     (ugro.home / "cwd").mkdir(parents=True)
@@ -425,6 +426,7 @@ except ZeroDivisionError:
     assert "ZeroDivisionError" in next(line for line in lines if line["message"] == "oops")["traceback"]
 
 
+@pytest.mark.proof
 def test_an_install_without_the_pages_dependencies_runs_jobs_all_the_same(ugro: Ugro, tmp_path: Path) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
     hidden = {"PYTHONPATH": str(tmp_path)}
