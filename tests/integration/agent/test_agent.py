@@ -119,18 +119,17 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
 ) -> None:
     for name, value in ugro.environment().items():
         monkeypatch.setenv(name, value)
-    find = Client.agent
     generations: list[int] = []
 
-    def agent(self: Client) -> AgentStatus:
-        found = find(self)
-        generations.append(found.generation)
-        if len(generations) % 2:
-            assert ugro("agent", "stop").returncode == 0
-        return found
+    class Unlucky(Client):
+        def agent(self) -> AgentStatus:
+            found = super().agent()
+            generations.append(found.generation)
+            if len(generations) % 2:
+                assert ugro("agent", "stop").returncode == 0
+            return found
 
-    monkeypatch.setattr(Client, "agent", agent)
-    with Client(home=ugro.home) as client:
+    with Unlucky(home=ugro.home) as client:
         assert len(client.health()) == 1
         client.close()
         assert client.jobs.newest() == []

@@ -288,6 +288,14 @@ def test_a_job_is_run_again_with_the_same_settings(ugro: Ugro) -> None:
     assert any(f"job {first['id']}" in one["event"]["text"] for one in events)
 
 
+def test_a_note_and_tags_are_written_and_shown(ugro: Ugro) -> None:
+    job = str(submitted(ugro, "run", "-d", "--", "true"))
+    assert ugro("note", job, "larger batch", "--tag", "baseline").returncode == 0
+    shown = ugro("note", job).stdout
+    assert "larger batch" in shown
+    assert "baseline" in shown
+
+
 def test_events_tell_all_of_a_job_in_order(ugro: Ugro) -> None:
     before = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
     ugro("run", "true")
