@@ -150,8 +150,8 @@ MUTANTS = (
         NODE,
     ),
     Mutant(
-        "no space is kept for the last word",
-        (Edit(_RUNDIR, 'durable.take_space(self.file("exit.reserve"), EXIT_BYTES)', "pass"),),
+        "no space is kept for the exit record",
+        (Edit("src/ugro/remote/runs/dir_pool.py", "    if not has_space:\n", "    if False:\n"),),
         FILES,
     ),
     Mutant(

@@ -25,7 +25,6 @@ NOT_YET = (
     "src/ugro/remote",
     "src/ugro/store",
     "src/ugro/telemetry",
-    "src/ugro/web/views/job_page.py",  # calls Engine.told
     "docs/cli.md",  # made from the help texts
 )
 LOOKED_AT = ("src", "docs", "examples", "deploy", "bench", "README.md", "ARCHITECTURE.md", "CHANGELOG.md")
