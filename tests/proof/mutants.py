@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "no space is kept for the exit record",
-        (Edit("src/ugro/remote/runs/dir_pool.py", "    if not has_space:\n", "    if False:\n"),),
+        (Edit(_CLAIM, "dir_pool.reserve_exit(path, LEAST_EXIT_BYTES if wanted.spec.is_shared else EXIT_BYTES)", "pass"),),
         FILES,
     ),
     Mutant(
