@@ -44,7 +44,6 @@ from ugro.remote import wire
 P = ParamSpec("P")
 FarmT = TypeVar("FarmT", bound=Farm[Any])
 Completed = subprocess.CompletedProcess[str]
-_STOP_TIMEOUT_S = 30
 _END_TIMEOUT_S = 20
 
 
@@ -177,7 +176,7 @@ def ugro(ugro_home: Path, farm_of: Farms) -> Iterator[Ugro]:
     command = Ugro(ugro_home)
     yield command
     try:
-        stopped = command("agent", "stop", timeout=_STOP_TIMEOUT_S)
+        stopped = InProcess(command.home)("agent", "stop")
         if (log := ugro_home / "agent.log").exists():
             sys.stdout.write(log.read_text()[-10_000:])  # shown by pytest when the test failed
         assert stopped.returncode == 0, stopped.stderr

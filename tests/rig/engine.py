@@ -25,6 +25,7 @@ from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
+from ugro.remote.durable import Numbers
 from ugro.store.database import Store
 
 _LIMIT_S = 60
@@ -132,6 +133,11 @@ class EngineRig:
     def end(self) -> None:
         signal_all(signal.SIGKILL, self.processes())
 
+    def lease_from_s(self, node: str) -> float:
+        """The instant, by the node's own clock, that the leases of its runs count from."""
+        (file,) = self.folder.glob(f"{node}/.ugro/agents/*/lease")
+        return Numbers(str(file), 2).read()[1] / 1000
+
     def run_folders(self, node: str) -> list[str]:
         return [path.name for path in self.folder.glob(f"{node}/.ugro/agents/*/runs/*")]
 
@@ -188,6 +194,12 @@ async def running(store: Store, job: Job) -> tuple[Job, str]:
 
 async def seen_soon(predicate: Callable[[], object], what: str) -> None:
     await asyncio.to_thread(wait_until, predicate, SOON_S, what)
+
+
+async def renewed(rig: EngineRig, node: str, lease_s: float) -> None:
+    """Returns when leases were renewed for so long that without renewals they would be over."""
+    begun_s = rig.lease_from_s(node)
+    await seen_soon(lambda: rig.lease_from_s(node) > begun_s + 2 * lease_s, f"the leases on {node} to be renewed")
 
 
 async def asked_to_end(store: Store, engine: Engine, job: Job, ending: Ending = Ending.CANCELLED) -> None:

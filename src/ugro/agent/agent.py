@@ -1,4 +1,4 @@
-"""The agent: the one process that knows the cluster and decides. Everything a client may ask for is a method here."""
+"""The agent: the process that knows the cluster and decides. Every request of a client is a method here."""
 
 from __future__ import annotations
 
@@ -163,13 +163,13 @@ class Agent:
         )
 
     def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
-        """``pid`` is the agent that is meant: another may have taken its place meanwhile."""
+        """``pid``: the agent that the client means, because another may have replaced it."""
         if pid not in (None, os.getpid()):
             raise NotFound(f"agent {pid} has ended; this is {os.getpid()}")
         if only_if_idle and self._executions:
             raise NotAllowed(
                 f"the agent is busy with {len(self._executions)} running command(s)",
-                hint="wait for them, or end them and it: ugro agent stop",
+                hint="wait for them, or stop them and the agent: ugro agent stop",
             )
         self.stopping.set()
 
@@ -216,7 +216,7 @@ class Agent:
 
     async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncGenerator[bytes]:
         nodes = self.cluster.inventory.select(words)
-        # A node that is being dialled for the first time gets the time a connection may take.
+        # A node that is connecting for the first time gets the time a connection may take.
         timeout_s = 2 * self.cluster.config.ssh.connect_timeout
         execution = self._executions[key] = Execution(nodes, command, timeout_s)
         try:
@@ -247,13 +247,13 @@ class Agent:
             yield [finding]
 
     async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncGenerator[list[NodeReport]]:
-        """Tries hosts that are not (yet) part of the cluster."""
+        """Probes hosts that are not (yet) part of the cluster."""
         dialling = self.cluster.inventory.dialling(self.cluster.config)
         if ssh_config:
             dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
         nodes = [Node(spec, dialling) for spec in specs]
         try:
-            # Dialled for the first time, which may take longer than a probe over an open link.
+            # A first connection may take longer than a probe over an open link.
             timeout_s = 2 * self.cluster.config.ssh.connect_timeout + self.cluster.config.health_check.timeout
             async with contextlib.aclosing(self.health.reports(nodes, timeout_s=timeout_s)) as batches:
                 async for reports in batches:
@@ -273,7 +273,7 @@ class Agent:
         return path
 
     async def _edit(self, path: Path, text: str, before: str) -> None:
-        """Writes the file and takes it up; what does not load is taken back."""
+        """Writes the file and applies it; restores it if it does not load."""
         write_atomically(path, text)
         await self.cluster.look_again()
         if (error := self.cluster.error) is not None:

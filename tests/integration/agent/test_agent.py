@@ -119,18 +119,17 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
 ) -> None:
     for name, value in ugro.environment().items():
         monkeypatch.setenv(name, value)
-    find = Client.agent
     generations: list[int] = []
 
-    def agent(self: Client) -> AgentStatus:
-        found = find(self)
-        generations.append(found.generation)
-        if len(generations) % 2:
-            assert ugro("agent", "stop").returncode == 0
-        return found
+    class Unlucky(Client):
+        def agent(self) -> AgentStatus:
+            found = super().agent()
+            generations.append(found.generation)
+            if len(generations) % 2:
+                assert ugro("agent", "stop").returncode == 0
+            return found
 
-    monkeypatch.setattr(Client, "agent", agent)
-    with Client(home=ugro.home) as client:
+    with Unlucky(home=ugro.home) as client:
         assert len(client.health()) == 1
         client.close()
         assert client.jobs.newest() == []
@@ -219,6 +218,7 @@ def test_nobody_else_may_open_what_belongs_to_an_agent(ugro: Ugro) -> None:
     assert {name: mode for name, mode in modes.items() if mode & 0o177} == {}
 
 
+@pytest.mark.proof
 def test_the_home_may_have_a_path_that_no_socket_address_holds(ugro: Ugro) -> None:
     ugro.home = ugro.home / ("a long name " * 12) / "ü"
     (ugro.home / "cwd").mkdir(parents=True)
@@ -425,6 +425,7 @@ except ZeroDivisionError:
     assert "ZeroDivisionError" in next(line for line in lines if line["message"] == "oops")["traceback"]
 
 
+@pytest.mark.proof
 def test_an_install_without_the_pages_dependencies_runs_jobs_all_the_same(ugro: Ugro, tmp_path: Path) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
     hidden = {"PYTHONPATH": str(tmp_path)}

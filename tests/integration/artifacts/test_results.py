@@ -22,8 +22,8 @@ from tests.rig import disk
 from tests.rig.checkpoints import LONG_AGO, contents
 from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
-from ugro.agent.artifacts import file_store, output_store
-from ugro.agent.artifacts.file_store import DiskFull
+from ugro.agent.artifacts import output_store
+from ugro.agent.artifacts.file_store import SPARE_BYTES, DiskFull
 from ugro.agent.artifacts.file_sync import FileTransfer
 from ugro.agent.artifacts.output_store import OutputStore
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
@@ -337,10 +337,9 @@ async def test_results_of_an_older_attempt_that_come_late_do_not_take_the_newest
 @pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))
 @in_loop
 async def test_while_the_disk_here_is_full_it_waits_on_the_node_and_goes_on_when_there_is_room(
-    rig: ResultRig, monkeypatch: pytest.MonkeyPatch
+    rig: ResultRig,
 ) -> None:
-    monkeypatch.setattr(file_store, "SPARE_BYTES", 4 * MIB)
-    small = SmallDisk(rig.home, 16 * MIB)
+    small = SmallDisk(rig.home, SPARE_BYTES + 16 * MIB)
     small.mount()
     try:
         (rig.output("n1") / "weights").write_bytes(os.urandom(8 * MIB))

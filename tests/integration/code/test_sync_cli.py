@@ -58,7 +58,7 @@ def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: P
     (here / "sub" / "train.py").write_text("print('trained')\n")
     (here / ".ugroignore").write_text("/sub/train.py\n")
     refused = ugro("launch", "sub/train.py")
-    assert (refused.returncode, "sub/train.py does not go along" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.returncode, "sub/train.py is not sent" in refused.stderr) == (2, True), refused.stderr
     (here / ".ugroignore").unlink()
     done = ugro("launch", "sub/train.py", "--nodes", "1")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr

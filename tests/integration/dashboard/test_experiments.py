@@ -86,6 +86,7 @@ def test_sorting_filtering_and_columns_stand_in_the_address(dashboard: Dashboard
     expect(page.get_by_role("searchbox")).to_have_value("lr=1e-3 vit")
 
 
+@pytest.mark.proof
 def test_a_filter_that_means_nothing_is_said_and_what_finds_nothing_too(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/experiments")
     page.get_by_role("searchbox").fill("lr>fast")
@@ -96,6 +97,7 @@ def test_a_filter_that_means_nothing_is_said_and_what_finds_nothing_too(dashboar
     expect(page.get_by_role("alert").filter(has_text="nonsense")).to_contain_text("no column")
 
 
+@pytest.mark.proof
 def test_runs_that_differ_in_their_seed_alone_become_one_line_with_mean_and_deviation(
     dashboard: Dashboard, page: Page
 ) -> None:
@@ -218,6 +220,7 @@ def _is_drawn_in(page: Page, colour: str, colours: str) -> bool:
     return colour in page.evaluate(colours)
 
 
+@pytest.mark.proof
 def test_curves_have_the_colours_of_the_theme_and_change_with_it(dashboard: Dashboard, page: Page) -> None:
     page.goto(dashboard.url + "/compare?jobs=491,484&key=loss")
     drawn(page, least=2)

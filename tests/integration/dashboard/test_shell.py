@@ -67,6 +67,7 @@ def test_a_node_is_drained_and_resumed_by_buttons(dashboard: Dashboard, page: Pa
     expect(page.locator(".head")).not_to_contain_text("drained")
 
 
+@pytest.mark.proof
 def test_an_action_that_is_refused_says_so(dashboard: Dashboard, page: Page) -> None:
     button = "Object.assign(document.createElement('button'), {textContent: 'Cancel it'})"
     page.evaluate(f"document.body.append({button}); document.body.lastChild.dataset.post = '/v1/jobs/4711/cancel'")
@@ -144,6 +145,7 @@ def test_the_theme_is_kept(dashboard: Dashboard, page: Page) -> None:
     expect(root).not_to_have_attribute("data-theme", re.compile("."))
 
 
+@pytest.mark.proof
 def test_a_command_is_copied(dashboard: Dashboard, page: Page, context: BrowserContext) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy: ugro health").click()
@@ -193,6 +195,7 @@ def test_twelve_tabs_live_on_one_stream(dashboard: Dashboard, context: BrowserCo
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
 
 
+@pytest.mark.proof
 def test_what_happens_before_a_page_listens_is_not_missed(dashboard: Dashboard, context: BrowserContext) -> None:
     first = dashboard.sign_in(context)
     is_live(first)
@@ -252,6 +255,7 @@ def test_a_worker_that_never_answers_is_replaced(dashboard: Dashboard, browser: 
         expect(page.locator("[data-part=events]")).to_contain_text(f"job {job}")
 
 
+@pytest.mark.proof
 def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashboard, browser: Browser) -> None:
     with contexts(browser) as context:
         context.add_init_script("delete window.SharedWorker")
@@ -281,6 +285,7 @@ def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser
         expect(page.locator("#offline")).to_be_hidden()
 
 
+@pytest.mark.proof
 def test_the_stream_goes_on_where_it_was_cut_and_loses_nothing(dashboard: Dashboard, page: Page) -> None:
     read = """async (after) => {
         const answer = await fetch('/live', {headers: after === null ? {} : {'last-event-id': String(after)}});

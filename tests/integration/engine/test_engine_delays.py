@@ -16,6 +16,7 @@ from tests.rig.engine import (
     in_loop,
     is_final,
     leased,
+    renewed,
     running,
     seen_soon,
     soon,
@@ -110,12 +111,12 @@ def test_a_lease_is_kept_while_the_database_hangs(place: EngineRig, monkeypatch:
 
     async def work() -> None:
         async with place.agent() as (store, engine):
-            job, _ = await running(store, await submitted(store, engine, leased(4.0, "sleep", "7792")))
+            job, node = await running(store, await submitted(store, engine, leased(4.0, "sleep", "7792")))
             goes_on.clear()
-            await asyncio.sleep(8)  # longer than the lease
+            await renewed(place, node, 4.0)
             goes_on.set()
-            engine.wake()
-            await asyncio.sleep(1)
+            later = await submitted(store, engine, command("true"), "later")
+            await soon(store, later, is_final)
             job = await store.jobs.get(job.id)
             assert (job.state, job.attempt) == (JobState.RUNNING, 1), job.reason
             assert place.processes()
@@ -141,7 +142,8 @@ def test_a_job_goes_on_where_it_is_when_its_nodes_name_leads_elsewhere(place: En
             assert (await soon(store, other, is_final)).state is JobState.SUCCEEDED
             assert (await store.jobs.get(job.id)).state is JobState.UNREACHABLE
         async with place.agent() as (store, engine):  # one that never knew the old folder
-            await asyncio.sleep(1.5)
+            later = await submitted(store, engine, command("true"), "later")
+            await soon(store, later, is_final)
             assert (await store.jobs.get(job.id)).state is JobState.UNREACHABLE
             assert place.processes(1)
             await place.lead_to("n1", "n1")

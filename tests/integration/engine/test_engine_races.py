@@ -23,6 +23,7 @@ from tests.rig.engine import (
     in_loop,
     is_final,
     leased,
+    renewed,
     running,
     seen_soon,
     soon,
@@ -121,9 +122,12 @@ def test_a_folder_on_a_node_whose_number_no_job_can_have_stops_nothing(place: En
             runs = next(place.folder.glob("*/.ugro/agents/*/runs"))
             (runs / f"{_HUGE}.1").mkdir()
             node = runs.relative_to(place.folder).parts[0]
+            assert place.cluster is not None
+            known = place.cluster.inventory.get(node)
+            before = known.link
             place.cut(node)  # so that it is told with the first picture
             place.heal(node)
-            await asyncio.sleep(2)
+            await seen_soon(lambda: known.link is not None and known.link is not before, "the node to be back")
             second = await submitted(store, engine, command("true"), "k2")
             assert (await soon(store, second, is_final)).state is JobState.SUCCEEDED
 
@@ -149,11 +153,11 @@ def test_what_cannot_be_written_of_one_job_costs_no_other_its_lease(place: Engin
     async def work() -> None:
         async with place.agent() as (store, engine):
             ends, _ = await running(store, await submitted(store, engine, command("sh", "-c", gated(gate)), "k1"))
-            stays, _ = await running(store, await submitted(store, engine, leased(2.0, "sleep", "7783"), "k2"))
+            stays, node = await running(store, await submitted(store, engine, leased(2.0, "sleep", "7783"), "k2"))
             forbid(place, JobState.SUCCEEDED, ends.id)
             gate.touch()
             await seen_soon(lambda: has_ended_on_its_node(place, ends), "the first job to end")
-            await asyncio.sleep(5)  # longer than the lease
+            await renewed(place, node, 2.0)
             stays = await store.jobs.get(stays.id)
             assert (stays.state, stays.attempt) == (JobState.RUNNING, 1)
             assert not has_ended_on_its_node(place, stays), "its lease was not renewed"

@@ -141,7 +141,7 @@ def test_a_node_that_has_done_its_part_of_a_job_lacks_nothing(ugro: Ugro, tmp_pa
         (["run", "--time-limit", "soon", "true"], 2, "--time-limit: expected a duration"),
         (["run", "--after", "nobody", "true"], 2, "there is no job 'nobody'"),
         (["run", "--after", "999999", "true"], 2, "there is no job 999999"),
-        (["cancel"], 2, "say which jobs"),
+        (["cancel"], 2, "name the jobs"),
         (["events", "--since", "now-ish"], 2, "such as 10m"),
     ],
 )
@@ -286,6 +286,14 @@ def test_a_job_is_run_again_with_the_same_settings(ugro: Ugro) -> None:
     assert second["spec"] == first["spec"]
     events = documents(ugro("events", str(second["id"]), "--json").stdout)
     assert any(f"job {first['id']}" in one["event"]["text"] for one in events)
+
+
+def test_a_note_and_tags_are_written_and_shown(ugro: Ugro) -> None:
+    job = str(submitted(ugro, "run", "-d", "--", "true"))
+    assert ugro("note", job, "larger batch", "--tag", "baseline").returncode == 0
+    shown = ugro("note", job).stdout
+    assert "larger batch" in shown
+    assert "baseline" in shown
 
 
 def test_events_tell_all_of_a_job_in_order(ugro: Ugro) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Ugro
+from tests.integration.conftest import InProcess, Ugro
 from tests.rig.pace import measure
 from tests.rig.waiting import is_alive, wait_until
 from ugro.client.client import Client
@@ -121,26 +121,27 @@ def test_a_lab_that_is_up_stays_as_it_is_until_other_numbers_are_asked_for(ugro:
     assert not any(is_alive(pid) for node in before["lab"]["nodes"] for pid in node["pids"])
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--nodes 0", "1 to 64 nodes, not 0"),
-        ("--nodes 65", "1 to 64 nodes, not 65"),
-        ("--nodes many", "'many' is not a valid integer"),
-        ("--nodes 1 --speeds 1,0.5", "2 speeds for 1 node"),
-        ("--speeds 1,0", "'0' is not a speed"),
-        ("--speeds 2", "'2' is not a speed"),
-        ("--speeds fast", "'fast' is not a speed"),
-        ("--gpus 99", "0 to 16 simulated GPUs"),
-    ],
-)
-def test_wrong_numbers_get_one_clear_error_and_make_nothing(ugro: Ugro, lab: Lab, words: str, said: str) -> None:
-    done = ugro("lab", "up", *words.split())
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not lab.home.lab.exists()
+WRONG = {
+    "--nodes 0": "1 to 64 nodes, not 0",
+    "--nodes 65": "1 to 64 nodes, not 65",
+    "--nodes many": "'many' is not a valid integer",
+    "--nodes 1 --speeds 1,0.5": "2 speeds for 1 node",
+    "--speeds 1,0": "'0' is not a speed",
+    "--speeds 2": "'2' is not a speed",
+    "--speeds fast": "'fast' is not a speed",
+    "--gpus 99": "0 to 16 simulated GPUs",
+}
+
+
+def test_wrong_numbers_get_one_clear_error_and_make_nothing(ugro: Ugro, lab: Lab) -> None:
+    inside = InProcess(ugro.home)
+    for words, said in WRONG.items():
+        done = inside("lab", "up", *words.split())
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not lab.home.lab.exists()
     assert ugro("agent", "status").returncode == 5
 
 

@@ -216,7 +216,6 @@ def test_an_alert_that_cannot_be_recorded_is_told_when_it_can(watch: Watch, ugro
     assert sorted(kinds) == ["alert-started", "node-changed"]
 
 
-@pytest.mark.proof
 def test_alerts_are_told_while_curves_cannot_be_written(watch: Watch, ugro: Ugro) -> None:
     watched = watch(1)
     [node] = watched.farm.nodes
@@ -224,6 +223,9 @@ def test_alerts_are_told_while_curves_cannot_be_written(watch: Watch, ugro: Ugro
     with refused(ugro.home / "metrics.db", "INSERT ON chunk"):
         node.stop()
         watched.wait(lambda: watched.told("unreachable", node.name), "an alert")
+    listed = ugro("alerts", "ls")
+    assert listed.returncode == 1
+    assert node.name in listed.stdout
 
 
 @pytest.mark.proof

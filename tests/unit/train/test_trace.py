@@ -11,7 +11,6 @@ import pytest
 
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.agent.monitoring import metrics_tail
 from ugro.agent.monitoring.metrics_tail import read_end
 from ugro.train.trace import Tracer
 
@@ -92,23 +91,20 @@ def test_some_steps_are_recorded_and_what_fails_is_told_where_the_trace_would_be
     assert {path.name for path in tmp_path.iterdir()} == {"output"}
 
 
-def test_the_end_of_a_large_file_is_read_with_its_beginning_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_large_file_is_read_with_its_beginning_and_no_more(tmp_path: Path) -> None:
     lines = Pretend([0.001, 0.001], names=("a", "b")).run(3000)
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b"".join(lines) + b'{"kind":"prof')
     whole = read_end(file, 10_000)
     assert (len(whole.steps), whole.steps[-1].step) == (3000, 2999)
-    monkeypatch.setattr(metrics_tail, "_BLOCK", 10_000)
-    some = read_end(file, 20)
+    some = read_end(file, 20, block=10_000)
     assert 20 <= len(some.steps) < 100
     assert some.steps[-1].step == 2999
     assert [step.step for step in some.steps] == list(range(some.steps[0].step, 3000)), "without a gap"
     assert some.names(2) == ("a", "b"), "which is said at the beginning only"
     assert some.plan is not None
-    monkeypatch.setattr(metrics_tail, "_MOST_BYTES", 30_000)
-    assert len(read_end(file, 10_000).steps) < 100, "whatever is asked for"
+    capped = read_end(file, 10_000, block=10_000, most_bytes=30_000)
+    assert len(capped.steps) < 100, "whatever is asked for"
 
 
 def test_a_file_without_lines_or_of_one_long_line_is_no_training(tmp_path: Path) -> None:

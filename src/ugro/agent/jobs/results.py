@@ -1,4 +1,4 @@
-"""A job's results as a client sees them: what is here, what is on its way, what stayed; and their removal."""
+"""A job's results for clients: what has arrived, what is being transferred, what stayed on nodes; and their removal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
-_TIMES = ".times"  # beside a log: when its lines came
+_TIMES = ".times"  # beside a log: the times of its lines
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
@@ -65,15 +65,16 @@ class ResultService:
         return compare(sides)
 
     async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:
-        """Outputs and checkpoints, here and on the nodes; logs stay. Returns what could not be done, in sentences."""
+        """Removes outputs and checkpoints, here and on the nodes; logs stay. Returns what failed, in sentences."""
         if not job.is_final:
-            raise NotAllowed(f"job {job.id} is {job.state}: its results come yet", hint=f"ugro cancel {job.id}")
+            problem = f"job {job.id} is {job.state}: its results are not complete yet"
+            raise NotAllowed(problem, hint=f"ugro cancel {job.id}")
         if job.cached_from is not None:
             raise NotAllowed(
                 f"job {job.id} has none of its own: they are job {job.cached_from}'s",
                 hint=f"ugro results {job.cached_from} --rm",
             )
-        # Recorded first: what is found on a node later is not brought any more.
+        # Recorded first: outputs found on a node later are not collected any more.
         await self._jobs.note_results_removed(job, reason)
         await to_the_end(partial(delete_results, self._folder / str(job.id)))
         nodes = {node: None for one in await self._jobs.attempts(job.id) for node in one.placement.nodes}
@@ -86,7 +87,7 @@ class ResultService:
         except NotFound:
             return None
         except UgroError as error:
-            return f"what stayed on {node} is still there: {error}"
+            return f"results on {node} could not be removed: {error}"
         return None
 
     # --- looking -----------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class ResultService:
         )
 
     def _metrics(self, path: Path) -> MetricsSummary | None:
-        """Read once for each content: who waits for results asks again and again."""
+        """Cached by size and time of the file: clients that wait for results ask again and again."""
         with contextlib.suppress(OSError), path.open("rb") as lines:
             about = os.fstat(lines.fileno())
             key = (str(path), about.st_size, about.st_mtime_ns)
@@ -156,8 +157,8 @@ class ResultService:
 
 def _arrived(node: str, arrived: Arrived) -> NodeResults:
     has_some = arrived.files or arrived.left_count or arrived.same
-    told = NodeResults(node, ResultState.HOME if has_some else ResultState.NONE, arrived.files, arrived.bytes)
-    return replace(told, left=arrived.left, left_count=arrived.left_count, unsendable=arrived.unsendable)
+    found = NodeResults(node, ResultState.HOME if has_some else ResultState.NONE, arrived.files, arrived.bytes)
+    return replace(found, left=arrived.left, left_count=arrived.left_count, unsendable=arrived.unsendable)
 
 
 def _together(job: Job, nodes: Sequence[NodeResults]) -> ResultState:

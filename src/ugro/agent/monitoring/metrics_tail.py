@@ -1,4 +1,4 @@
-"""The newest records of a training's file, which may be of any size: its end is read, and a little of its beginning."""
+"""Reads the newest records of a training's metrics file of any size: its end, and a little of its beginning."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ _STEP = b'"profile"'
 _OF_THE_BEGINNING = ("run", "model", "plan")
 
 
+<<<<<<< HEAD
 def read_end(path: Path, steps: int) -> Training:
+    """With that many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
+=======
+def read_end(path: Path, steps: int, *, block: int = _BLOCK, most_bytes: int = _MOST_BYTES) -> Training:
     """With as many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
+>>>>>>> refs/heads/tests
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         end = os.fstat(fd).st_size
-        begin, tail = _tail(fd, end, steps)
+        begin, tail = _tail(fd, end, steps, block, most_bytes)
         head = os.pread(fd, min(_HEAD_BYTES, begin), 0)
     finally:
         os.close(fd)
@@ -28,11 +33,11 @@ def read_end(path: Path, steps: int) -> Training:
     return read([*_beginning(head), *(lines[1:] if begin else lines)])
 
 
-def _tail(fd: int, end: int, steps: int) -> tuple[int, bytes]:
+def _tail(fd: int, end: int, steps: int, block: int, most_bytes: int) -> tuple[int, bytes]:
     blocks: list[bytes] = []
     begin, found = end, 0
-    while begin > 0 and found <= steps and end - begin < _MOST_BYTES:
-        size = min(_BLOCK, begin)
+    while begin > 0 and found <= steps and end - begin < most_bytes:
+        size = min(block, begin)
         begin -= size
         blocks.append(os.pread(fd, size, begin))
         found += blocks[-1].count(_STEP)
@@ -40,7 +45,7 @@ def _tail(fd: int, end: int, steps: int) -> tuple[int, bytes]:
 
 
 def _beginning(head: bytes) -> Iterator[bytes]:
-    """Who the ranks are is said once. The last line may be cut."""
+    """The description of the ranks is written once. The last line may be incomplete."""
     for line in head.split(b"\n")[:-1]:
         record = document(line)
         if record is not None and record.get("kind") in _OF_THE_BEGINNING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
@@ -25,6 +26,7 @@ _MOST_CURVES = 8  # of the newest trainings
 _BINS = 24
 _LIVE = tuple(state for state in JobState if state not in FINAL_STATES)
 _KEYS = "q quit  s sort: {sort}  ↑↓ scroll  space {pause}"
+_KEY = re.compile(r"\x1b[\[O][A-Z]|.", re.DOTALL)
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 
 
@@ -109,10 +111,11 @@ class _Screen:
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([sys.stdin] if has_keys else [], [], [], left_s)[0]:
                 break
-            key = os.read(sys.stdin.fileno(), 16).decode(errors="replace")
-            if key in ("", "q", "\x03", "\x1b"):  # empty: the terminal is gone
+            # Empty: the terminal is gone. Several keys: typed while the screen was drawn.
+            keys = _KEY.findall(os.read(sys.stdin.fileno(), 64).decode(errors="replace")) or ["q"]
+            if not {"q", "\x03", "\x1b"}.isdisjoint(keys):
                 return False, False
-            if self._handled(key):
+            if any([self._handled(key) for key in keys]):
                 return True, False
         return True, True
 
