@@ -15,13 +15,8 @@ _STEP = b'"profile"'
 _OF_THE_BEGINNING = ("run", "model", "plan")
 
 
-<<<<<<< HEAD
-def read_end(path: Path, steps: int) -> Training:
-    """With that many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
-=======
 def read_end(path: Path, steps: int, *, block: int = _BLOCK, most_bytes: int = _MOST_BYTES) -> Training:
-    """With as many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
->>>>>>> refs/heads/tests
+    """With that many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         end = os.fstat(fd).st_size
