@@ -44,7 +44,7 @@ def measure(count: int) -> list[Bar]:
         waiting = queue.look_at_all(_LOOKS)
         many, draining = queue.run_watched(count)
         last = queue.run(_FEW)
-    few = max(first, last)
+    few = (first + last) / 2
     print_rows(f"a look, {count:,} jobs wait", waiting)
     print_rows("a look, while they are run", draining)
     print(f"{_FEW:,} jobs: {first:.0f} and {last:.0f} jobs/s; {count:,} jobs: {many:.0f} jobs/s")

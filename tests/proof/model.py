@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
 from ugro.agent.artifacts.collector import Collector
+from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.scheduler_input import Live
@@ -267,7 +268,7 @@ class ModelMirror:
     def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
         return
 
-    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+    async def unfollow(self, keys: Iterable[tuple[int, int, int]]) -> None:
         await asyncio.sleep(0)
 
     def keep(self, job: int, attempt: int, logs: Sequence[tuple[int, bytes]], ended_unix_s: float) -> None:
@@ -352,12 +353,13 @@ class ModelAgent:
         self.jobs = JobStore(self._database)
         self.watch = ModelWatch(nodes)
         watch = cast(Any, self.watch)
+        logs = SmallLogs(self.jobs, cast(Any, ModelMirror()))
         parts: tuple[Any, ...] = (
             watch,
             ModelPlanner(),
             NoCode(),
             ModelInput(self.watch, clock),
-            Collector(self.jobs, watch, *cast(Any, (ModelMirror(), ModelCheckpoints(), ModelResults()))),
+            Collector(self.jobs, watch, logs, *cast(Any, (ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)
         self._task: asyncio.Task[None] | None = None

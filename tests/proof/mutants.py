@@ -23,20 +23,19 @@ _COPIED = ("src", "tests", "pyproject.toml")
 _LIMIT_S = 240
 
 NODE = ("tests/integration/runs/test_attempts.py", "tests/unit/remote/test_rundir.py")
-KEPT = ("tests/integration/runs/test_batch.py", "-k", "at_once or again or older or answer or restart or files_say")
-KEPT_ENDS = (
+SHARED = ("tests/integration/runs/test_batch.py", "-k", "at_once or again or older or answer or restart or files_say")
+SHARED_ENDS = (
     "tests/integration/runs/test_batch_ends.py",
     "-k",
-    "killed_keeper or lives or has_changed or had_its_folder",
+    "killed_supervisor or lives or has_changed or had_its_folder",
 )
 FILES = ("tests/integration/runs/test_run_files.py", "-k", "full_disk")
 TREES = ("tests/integration/runs/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
 LEASES = ("tests/proof/test_leases.py",)
 MACHINE = ("tests/proof/test_state_machine.py",)
-CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or many.")
+CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or finish.")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
 AGENTS = ("tests/integration/agent/test_agent.py",)
-WRITING = ("tests/integration/engine/test_engine_races.py", "-k", "cannot_be_written")
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ _RUNDIR = "src/ugro/remote/state/rundir.py"
 _SUPERVISOR = "src/ugro/remote/runs/supervisor.py"
 _STOPPING = "src/ugro/remote/runs/stop.py"
 _FENCE = "src/ugro/remote/state/fence.py"
-_KEPT = "src/ugro/remote/batch/claim.py"
-_FAMILY = "src/ugro/remote/process/terminate.py"
-_LIGHT = "src/ugro/agent/engine/batching.py"
+_CLAIM = "src/ugro/remote/runs/claim.py"
+_OWNERSHIP = "src/ugro/remote/runs/ownership.py"
 _JOBS = "src/ugro/store/jobs.py"
 _ENGINE = "src/ugro/agent/engine/reconciler.py"
 _ATTEMPT = "src/ugro/policy/lifecycle/attempt.py"
@@ -71,14 +69,12 @@ _NO_CLAIM = Edit(
 )
 _CLAIM_UNSEEN = Edit(_RUNDIR, 'return os.path.exists(self.file("claim"))', "return False")
 _NO_LOCK = Edit(_RUNDIR, "if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):", "if True:")
-_NO_FENCE = Edit(_FENCE, "return attempt >= seen and attempt > closed", "return True")
-_KEPT_UNFENCED = Edit(_KEPT, "if run.attempt <= max(entered.seen, entered.closed) or (", "if (")
-_STRAY = "self._watch.others(under_way | self._light.busy())"
-
-_PASS_OVER = "except FileExistsError:\n            pass\n"
+_NO_FENCE = Edit(_FENCE, "if attempt < self.seen or attempt <= self.closed:", "if False:")
+_CLAIMED_TWICE = Edit(_CLAIM, "raise Known from error", "pass")
+_STRAY = "self._watch.others(under_way)"
 
 MUTANTS = (
-    Mutant("a claim can be made twice, and is not looked for", (_NO_CLAIM, _CLAIM_UNSEEN), NODE),
+    Mutant("a claim can be made twice, and is not looked for", (_NO_CLAIM, _CLAIM_UNSEEN, _CLAIMED_TWICE), NODE),
     Mutant("the lock is not taken, and the claim not looked for", (_NO_LOCK, _CLAIM_UNSEEN, _NO_CLAIM), NODE),
     Mutant(
         "the lock proves nothing",
@@ -89,12 +85,12 @@ MUTANTS = (
     Mutant(
         "a start of before a restart of the machine is taken",
         (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != boot_id():", "if False:"),),
-        KEPT,
+        SHARED,
     ),
     Mutant(
         "a start that is meant for another folder is taken",
         (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != agent.root:", "if False:"),),
-        KEPT,
+        SHARED,
     ),
     Mutant(
         "what has a node's name now is asked for what another has",
@@ -107,50 +103,40 @@ MUTANTS = (
         ),
         MACHINE,
     ),
-    Mutant("a keeper lets closed and older attempts in", (_KEPT_UNFENCED,), KEPT),
+    Mutant("a shared supervisor lets closed and older attempts in", (_NO_FENCE,), SHARED),
     Mutant(
-        "a keeper begins what has begun: by fence, folder and claim",
-        (
-            _KEPT_UNFENCED,
-            Edit(_KEPT, 'contents.empty(path + "/work")\n            raise TakesTime from error', "pass"),
-            Edit(_KEPT, "except FileExistsError as error:\n            raise TakesTime from error\n", _PASS_OVER),
-        ),
-        KEPT,
+        "a supervisor begins what has begun: by fence and claim",
+        (_NO_FENCE, _CLAIM_UNSEEN, _CLAIMED_TWICE),
+        SHARED,
     ),
     Mutant(
-        "a keeper does not look for older attempts",
-        (Edit(_KEPT, "(entered.seen and _has_older(run))", "False"),),
-        KEPT,
+        "a shared supervisor does not look for older attempts",
+        (Edit(_CLAIM, "if seen and not self._is_patient and _older(run):", "if False:"),),
+        SHARED,
     ),
     Mutant(
-        "a keeper does not take the lock of a run",
-        (Edit(_KEPT, "                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", ""),),
-        KEPT,
+        "a supervisor does not take the lock of a run",
+        (Edit(_CLAIM, "take_lock(path, _LOCK_S if self._is_patient else 0)", "os.open(path, os.O_RDWR)"),),
+        SHARED,
     ),
     Mutant(
-        "nobody ends what a killed keeper left",
-        (Edit("src/ugro/remote/batch/reaper.py", "        _end_all()\n        for name", "        for name"),),
-        KEPT_ENDS,
+        "nobody ends what a killed supervisor left",
+        (Edit("src/ugro/remote/runs/reaper.py", "        _end_all()\n        for name", "        for name"),),
+        SHARED_ENDS,
     ),
     Mutant(
-        "a kept run is over while something it left lives",
-        (
-            Edit(
-                "src/ugro/remote/batch/ownership.py",
-                "return self.rank not in self._kin.ranks and not self._kin.strangers_of(self)",
-                "return True",
-            ),
-        ),
-        KEPT_ENDS,
+        "a run is over while something it left lives",
+        (Edit(_OWNERSHIP, "return not self._running() and not self._ownership.orphans_of(self)", "return True"),),
+        SHARED_ENDS,
     ),
     Mutant(
         "a folder is used again whatever its run did to it",
-        (Edit("src/ugro/remote/batch/dir_pool.py", "        if not _is_plain(run):\n            return False\n", ""),),
-        KEPT_ENDS,
+        (Edit("src/ugro/remote/runs/dir_pool.py", "        if not _is_plain(run):\n            return False\n", ""),),
+        SHARED_ENDS,
     ),
     Mutant(
         "a stop that comes first does not close the fence",
-        (Edit(_STOPPING, "run.fence.close(run.attempt)  # a start", "pass  # a start"),),
+        (Edit(_STOPPING, "fence.close(run.attempt)  # a start", "pass  # a start"),),
         NODE,
     ),
     Mutant(
@@ -160,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         "older attempts are not ended before a newer starts",
-        (Edit("src/ugro/remote/runs/start.py", "older.attempt < run.attempt and", "False and"),),
+        (Edit(_CLAIM, "older.attempt < run.attempt and", "False and"),),
         NODE,
     ),
     Mutant(
@@ -170,18 +156,12 @@ MUTANTS = (
     ),
     Mutant(
         "the lease is not looked at while a run goes on",
-        (
-            Edit(
-                _SUPERVISOR,
-                "if life.verdict is None and life.spec.lease_s is not None and self._silent_s() > life.spec.lease_s:",
-                "if False:",
-            ),
-        ),
+        (Edit(_SUPERVISOR, "if run.life.verdict is None and run.claimed.is_lease_over():", "if False:"),),
         NODE,
     ),
     Mutant(
         "the lease is not looked at before a run starts",
-        (Edit(_SUPERVISOR, "if spec.lease_s is not None and self._silent_s() > spec.lease_s:", "if False:"),),
+        (Edit(_CLAIM, "if wanted.is_lease_over():", "if False:"),),
         NODE,
     ),
     Mutant(
@@ -203,8 +183,12 @@ MUTANTS = (
     Mutant(
         "only ranks are ended, not what they started",
         (
-            Edit(_FAMILY, "lambda: {**below([os.getpid()]), **marked(mark)}", "dict"),
-            Edit(_FAMILY, "        return not has_children()\n", "        return True\n"),
+            Edit(
+                _OWNERSHIP,
+                "{**terminate.with_start(roots), **terminate.below(roots), **terminate.marked(self.mark)}",
+                "terminate.with_start(self._running())",
+            ),
+            Edit(_OWNERSHIP, "return not self._running() and not", "return not self._running() or not"),
         ),
         TREES,
     ),
@@ -233,7 +217,9 @@ MUTANTS = (
         MACHINE,
     ),
     Mutant(
-        "a submit is not known by its key", (Edit(_JOBS, "    if known is not None:\n", "    if False:\n"),), MACHINE
+        "a submit is not known by its key",
+        (Edit(_JOBS, "if (known := _submitted(db, key)) is not None:", "if (known := None):"),),
+        MACHINE,
     ),
     Mutant(
         "devices are given twice: by the scheduler and by the store",
@@ -243,7 +229,7 @@ MUTANTS = (
                 "    attempt INTEGER NOT NULL,\n    PRIMARY KEY (node, device)\n",
                 "    attempt INTEGER NOT NULL\n",
             ),
-            Edit("tests/proof/model.py", "for job in holding if job.placement is not None", "for job in []"),
+            Edit("tests/proof/model.py", "for job in live.holding() if job.placement is not None", "for job in []"),
         ),
         MACHINE,
     ),
@@ -282,8 +268,8 @@ MUTANTS = (
                 "    if current.ending is not None:\n        raise StaleMove",
                 "    if False:\n        raise StaleMove",
             ),
-            Edit(_ENGINE, "waiting = [job for job in waiting if job.ending is None]", "waiting = list(waiting)"),
-            Edit(_ENGINE, "if job.ending is Ending.CANCELLED]", "if False]"),
+            Edit("src/ugro/agent/engine/live_jobs.py", "if job.ending is None:", "if True:"),
+            Edit(_ENGINE, "await self._drop(self.live.cancelled())", "pass"),
         ),
         MACHINE,
     ),
@@ -331,11 +317,6 @@ MUTANTS = (
             Edit("src/ugro/store/jobs.py", "    smalllogs.put(db, log)\n", ""),
         ),
         CRASHES,
-    ),
-    Mutant(
-        "a small command is removed although its end could not be written down",
-        (Edit(_LIGHT, "if isinstance(outcome, Job):", "if outcome := jobs[ended.index(outcome)]:"),),
-        WRITING,
     ),
     Mutant(
         "two agents in one state directory",

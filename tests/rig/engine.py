@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.collector import Collector, checkpoint_env
+from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
@@ -100,12 +101,12 @@ class EngineRig:
         identity = Identity(await store.agent_id(), await store.next_generation())
         watch = self.watch = self.watch_type(cluster.inventory, identity)
         scheduler_input = self.scheduler_input_type(store.jobs, cluster, HealthCheck(cluster, store))
-        mirror = LogMirror(self.folder / "jobs", watch)
+        logs = SmallLogs(store.jobs, LogMirror(self.folder / "jobs", watch))
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
         planner = Planner(cluster, watch, checkpoint_env(checkpoints), scheduler_input.facts)
         code = Code(StateDir(self.folder / "home"), store, cluster, identity)
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
-        home = self.home = Collector(store.jobs, watch, mirror, checkpoints, results)
+        home = self.home = Collector(store.jobs, watch, logs, checkpoints, results)
         engine = Engine(store.jobs, watch, planner, code, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:
@@ -119,7 +120,7 @@ class EngineRig:
 
     async def log(self, job: Job, rank: int = 0) -> str:
         """As somebody reads it while the agent runs."""
-        await self.home.small_logs.show(job.id)
+        await self.home.show_logs(job.id)
         return (self.folder / "jobs" / str(job.id) / f"attempt_{job.attempt}" / "logs" / f"rank_{rank}.log").read_text()
 
     def processes(self, attempt: int | None = None) -> list[int]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ugro.client.client import Client, Ended, Output
+from ugro.client.client import Client, Ended, OutputPiece
 from ugro.core.errors import RemoteFailure
 
 _LEAD_S = 1.0  # within it, the slowest node has started its part
@@ -38,7 +38,7 @@ def measure(client: Client, nodes: Sequence[str] = ("@all",), *, seconds: float 
     written: dict[str, bytes] = {}
     ends: dict[str, Ended] = {}
     for event in client.exec(nodes, argv):
-        if isinstance(event, Output):
+        if isinstance(event, OutputPiece):
             written[event.node] = written.get(event.node, b"") + event.content
         else:
             ends[event.node] = event

@@ -31,7 +31,6 @@ THE_PRINTER = "src/ugro/cli/output.py"
 CATCHES_EVERYTHING = {
     "src/ugro/cli/completion.py": "a message would land in the line that the user types",
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
-    "src/ugro/agent/engine/batcher.py": "every caller of the batch gets the error",
     "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
     "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
     "src/ugro/agent/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",

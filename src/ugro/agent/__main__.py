@@ -1,4 +1,4 @@
-"""Starts the agent and its dashboard in this process: ``python -m ugro.agent``. Clients start it by themselves."""
+"""Starts the agent and its dashboard in this process: ``python -m ugro.agent``. Clients start it automatically."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 async def _serve_dashboard(agent: Agent, api: FastAPI) -> None:
-    # When the agent serves already, and beside that: whoever waits for it must not wait for pages.
+    # Loaded after the agent serves its API, so that the command that started it does not wait for this.
     try:
         serve_web = await asyncio.to_thread(_load)
-    except ImportError as error:  # no page is worth a job
+    except ImportError as error:  # jobs run without the dashboard
         log.error("no dashboard: %s", error)
         hint = "install UGRO with what it needs: pip"
         agent.dashboard.closed(NotAllowed(f"there is no dashboard: {error}", hint=hint))

@@ -1,4 +1,4 @@
-"""The agent: the one process that knows the cluster and decides. Everything a client may ask for is a method here."""
+"""The agent: the process that knows the cluster and decides. Every request of a client is a method here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import ugro
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.collector import Collector, checkpoint_env
 from ugro.agent.artifacts.environments import Environments
+from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
@@ -118,16 +119,16 @@ class Agent:
     def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
         jobs = self.store.jobs
         watch = RunTracker(self.cluster.inventory, identity)
-        mirror = LogMirror(self.home.jobs, watch)
+        logs = SmallLogs(jobs, LogMirror(self.home.jobs, watch))
         scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
         checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
         planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
-        results = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
-        home = Collector(jobs, watch, mirror, checkpoints, results, environments)
-        self._result_service = ResultService(self.home.jobs, self.store, watch, home)
+        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, collector)
         self._retention = Retention(
             self.home.jobs,
             self.store,
@@ -137,9 +138,9 @@ class Agent:
         )
         self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch)
-        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, home)
+        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, collector)
         submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
-        self._job_service = JobService(self.store, engine, scheduler_input, home.small_logs, planner, submitting)
+        self._job_service = JobService(self.store, engine, scheduler_input, logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
 
@@ -162,13 +163,13 @@ class Agent:
         )
 
     def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
-        """``pid`` is the agent that is meant: another may have taken its place meanwhile."""
+        """``pid``: the agent that the client means, because another may have replaced it."""
         if pid not in (None, os.getpid()):
             raise NotFound(f"agent {pid} has ended; this is {os.getpid()}")
         if only_if_idle and self._executions:
             raise NotAllowed(
                 f"the agent is busy with {len(self._executions)} running command(s)",
-                hint="wait for them, or end them and it: ugro agent stop",
+                hint="wait for them, or stop them and the agent: ugro agent stop",
             )
         self.stopping.set()
 
@@ -215,7 +216,7 @@ class Agent:
 
     async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncGenerator[bytes]:
         nodes = self.cluster.inventory.select(words)
-        # A node that is being dialled for the first time gets the time a connection may take.
+        # A node that is connecting for the first time gets the time a connection may take.
         timeout_s = 2 * self.cluster.config.ssh.connect_timeout
         execution = self._executions[key] = Execution(nodes, command, timeout_s)
         try:
@@ -246,13 +247,13 @@ class Agent:
             yield [finding]
 
     async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncGenerator[list[NodeReport]]:
-        """Tries hosts that are not (yet) part of the cluster."""
+        """Probes hosts that are not (yet) part of the cluster."""
         dialling = self.cluster.inventory.dialling(self.cluster.config)
         if ssh_config:
             dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
         nodes = [Node(spec, dialling) for spec in specs]
         try:
-            # Dialled for the first time, which may take longer than a probe over an open link.
+            # A first connection may take longer than a probe over an open link.
             timeout_s = 2 * self.cluster.config.ssh.connect_timeout + self.cluster.config.health_check.timeout
             async with contextlib.aclosing(self.health.reports(nodes, timeout_s=timeout_s)) as batches:
                 async for reports in batches:
@@ -272,7 +273,7 @@ class Agent:
         return path
 
     async def _edit(self, path: Path, text: str, before: str) -> None:
-        """Writes the file and takes it up; what does not load is taken back."""
+        """Writes the file and applies it; restores it if it does not load."""
         write_atomically(path, text)
         await self.cluster.look_again()
         if (error := self.cluster.error) is not None:

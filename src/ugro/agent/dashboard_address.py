@@ -1,4 +1,4 @@
-"""Where the dashboard is, for whoever asks before or after it has opened. The dashboard itself is ``ugro.web``."""
+"""The dashboard's address, for callers that ask before or after it has opened. The dashboard itself is ``ugro.web``."""
 
 from __future__ import annotations
 

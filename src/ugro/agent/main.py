@@ -1,4 +1,4 @@
-"""The agent's process: one per state directory, held by a lock. What it does once the lock is its own is ``serve``."""
+"""The agent's process: one per state directory, ensured by a lock. ``serve`` does the rest."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _LOCK_S = 0.2
 
 
 class Ready:
-    """Whoever started us waits for one line: that the socket is open, or why not."""
+    """The one line that the starting command waits for: that the socket is open, or why not."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def say(self, message: dict[str, Any]) -> None:
-        """Only the first message counts, and it need not be heard: the command that waited may have been ended."""
+        """Sends the first message only. The command that waited may be gone, which is no error."""
         if self._descriptor is None:
             return
         try:
             os.write(self._descriptor, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
-            log.info("nobody waits for this agent any more")
+            log.info("the command that started this agent is gone")
         os.close(self._descriptor)
         self._descriptor = None
 
 
 def main(front: ServeFront | None = None) -> None:
-    """``front`` serves the dashboard, which is above the agent: here it is only known that there may be one."""
+    """``front`` serves the dashboard, which this layer does not import."""
     arguments = _arguments()
     os.umask(0o077)
     home = StateDir(Path(arguments.home).absolute())
@@ -55,11 +55,11 @@ def main(front: ServeFront | None = None) -> None:
     try:
         _run(home, arguments, ready, front)
     except UgroError as error:
-        log.error("the agent ends: %s", error)
+        log.error("the agent stops: %s", error)
         ready.say({"state": "failed", "error": error.to_wire()})
         sys.exit(error.exit_code)
     except OSError as error:
-        log.exception("the agent ends")
+        log.exception("the agent stops")
         ready.say({"state": "failed", "error": home.unusable(error).to_wire()})
         sys.exit(1)
 
@@ -86,7 +86,7 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: Ser
 
 
 def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | None], Coroutine[Any, Any, None]]:
-    """Only now: of ten commands that start an agent at once, nine must not pay for it."""
+    """Loaded after the lock is held: of ten commands that start an agent at once, only one pays for it."""
     gc.disable()  # until all is loaded
     from ugro.agent.serve import serve
 
@@ -94,11 +94,11 @@ def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | N
 
 
 def _lock(home: StateDir) -> bool:
-    """Held as long as this process lives, by the kernel: nothing to clean up after a crash, and never let go before."""
+    """The kernel holds the lock as long as this process lives, so there is nothing to clean up after a crash."""
     descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + _LOCK_S
     while not _is_taken_up(descriptor):
-        # A client that looks whether there is an agent holds the lock for a moment.
+        # A client that checks for a running agent holds the lock for a moment.
         if time.monotonic() > deadline:
             os.close(descriptor)
             return False

@@ -1,4 +1,4 @@
-"""Serving: the agent, its API on a socket that only its user can open, and an orderly end."""
+"""Runs the agent, serves its API on a socket that only its user can open, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What comes from a node while the API is being loaded must not wait for Python's usual 5 ms, each time.
+# While the API is loading, messages from nodes must not wait for Python's usual 5 ms each time.
 _SWITCH_S = 0.0003
 
 
@@ -40,7 +40,7 @@ async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: 
         await agent.start()
         await _serve_until_stopped(agent, _bind(home), ready, front)
     finally:
-        # Gone before the lock is: whoever finds the socket finds a living agent behind it.
+        # Removed before the lock is released: a client that finds the socket finds a running agent behind it.
         home.socket.unlink(missing_ok=True)
         await agent.close()
         log.info("agent stopped")
@@ -56,7 +56,7 @@ async def _serve_until_stopped(
             group.create_task(agent.monitoring.run(), name="watch nodes and jobs"),
             group.create_task(agent.run_retention(), name="remove old jobs"),
         ]
-        # Meanwhile links are being opened, which is mostly others' work.
+        # Meanwhile links are being opened, which is mostly waiting for ssh.
         server, api = await asyncio.to_thread(_load, agent)
         _listen(agent.home, listener)
         log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
@@ -78,14 +78,14 @@ def _load(agent: Agent) -> tuple[Server, FastAPI]:
 
     made = make_server(agent)
     sys.setswitchinterval(usual_s)
-    # Nothing of what was loaded is ever garbage: to look for some would be a tenth of a start, and slow each search.
+    # Loaded modules are never garbage: searching them would cost a tenth of the start and slow every collection.
     gc.freeze()
     gc.enable()
     return made
 
 
 def _bind(home: StateDir) -> socket.socket:
-    """Under a name that nobody looks for. The path may be longer than a socket address allows."""
+    """Binds under a temporary name. The path may be longer than a socket address allows."""
     folder = os.open(home.path, os.O_RDONLY)
     try:
         fresh = _fresh(home)
@@ -99,8 +99,10 @@ def _bind(home: StateDir) -> socket.socket:
 
 
 def _listen(home: StateDir, listener: socket.socket) -> None:
-    """Only when requests can be answered: until then others find the lock held, and wait. A dead agent's socket is
-    replaced in one step."""
+    """Makes the socket visible once requests can be answered; until then clients find the lock held, and wait.
+
+    The socket of a dead agent is replaced atomically.
+    """
     listener.listen(128)
     _fresh(home).rename(home.socket)
 

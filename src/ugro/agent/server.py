@@ -1,4 +1,4 @@
-"""The server of the agent's API. A module of its own, since what it needs takes its time to load."""
+"""The server of the agent's API. A module of its own, because its imports are slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GOODBYE_S = 2
 class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Uvicorn's own raises the signal again when it has stopped serving, and we would end before we are done.
+        # Uvicorn's own handler raises the signal again after serving, which would end the agent too early.
         yield
 
 

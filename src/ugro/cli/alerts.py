@@ -6,7 +6,7 @@ import time
 
 import click
 
-from ugro.cli.jobs.text import local_time
+from ugro.cli.jobs.describe import local_time
 from ugro.cli.output import Cell, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.alert import Alert, Severity

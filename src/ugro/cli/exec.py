@@ -15,8 +15,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client.client import Client, Ended
-from ugro.client.client import Output as Piece
+from ugro.client.client import Client, Ended, OutputPiece
 from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
 from ugro.core.support.signals import signal_name
 
@@ -68,7 +67,7 @@ def exec_(
     with _cancel_on_interrupt(client, key, output) as interrupted:
         try:
             for event in client.exec(nodes, argv, cwd=cwd, env=environment, key=key):
-                if isinstance(event, Piece):
+                if isinstance(event, OutputPiece):
                     printer.piece(event)
                 else:
                     ended.append(event)
@@ -140,7 +139,7 @@ class _Lines:
         self._held: list[tuple[_Source, bytes]] = []
         self._held_bytes = 0
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: OutputPiece) -> None:
         source = (piece.node, piece.is_stderr)
         if not self._has_prefix:
             self._output.raw(piece.content, to_stderr=piece.is_stderr)
@@ -223,7 +222,7 @@ class _Json:
         self._output = output
         self._rest: dict[_Source, bytes] = {}  # the start of a character that ends in the next piece
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: OutputPiece) -> None:
         source = (piece.node, piece.is_stderr)
         content = self._rest.pop(source, b"") + piece.content
         try:

@@ -43,7 +43,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputPiece:
     """Bytes that a command wrote on a node."""
 
     node: str
@@ -284,7 +284,7 @@ class Client:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         key: str | None = None,
-    ) -> Generator[Output | Ended, None, None]:
+    ) -> Generator[OutputPiece | Ended, None, None]:
         """Runs a command on nodes (names, ``@all``, ``@label``). Yields output as it arrives, then how each ended.
 
         Closing the iterator, or the end of this process, stops the command on all nodes. ``cancel`` takes the ``key``.
@@ -438,9 +438,9 @@ def _quoted(text: str) -> str:
     return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
-def _event(node: str, kind: int, payload: bytes) -> Output | Ended:
+def _event(node: str, kind: int, payload: bytes) -> OutputPiece | Ended:
     if kind in (wire.OUT, wire.ERR):
-        return Output(node, kind == wire.ERR, payload)
+        return OutputPiece(node, kind == wire.ERR, payload)
     value = wire.parse(payload)
     if kind == wire.ERROR:
         return Ended(node, error=error_from_wire(value))

@@ -102,9 +102,12 @@ class Whole(Kind):
     def parse(self, value: object) -> int:
         if isinstance(value, str) and value in self.names:
             return self.names[value]
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+        # Where words are allowed, a number may be in quotes, too.
+        is_quoted = isinstance(value, str) and self.names and re.fullmatch(r"[0-9]{1,18}", value)
+        number = int(str(value)) if is_quoted else value
+        if isinstance(number, bool) or not isinstance(number, int) or not self.low <= number <= self.high:
             raise self.refuse(value)
-        return value
+        return number
 
     def from_text(self, text: str) -> object:
         return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
@@ -314,14 +317,15 @@ class ListOf(Kind):
                 raise self.refuse(value)
             return (self.item.parse(value),)
         items: list[Any] = []
+        known: set[Any] = set()
         for index, part in enumerate(value):
             try:
-                item = self.item.parse(part)
+                items.append(self.item.parse(part))
             except BadValueError as error:
                 raise error.within(index) from error
-            if not self.may_repeat and item in items:
+            if items[-1] in known and not self.may_repeat:
                 raise BadValueError(f"{shown(part)} is given twice", hint="remove one", at=(index,))
-            items.append(item)
+            known.add(items[-1])
         return tuple(items)
 
     def from_text(self, text: str) -> object:

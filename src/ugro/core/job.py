@@ -43,31 +43,31 @@ HOLDING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREAC
 # For each state: the states that may follow, and what the move means.
 MOVES: dict[JobState, dict[JobState, str]] = {
     JobState.QUEUED: {
-        JobState.STARTING: "it was given its devices",
-        JobState.SUCCEEDED: "the same had been done before, and it may point to that",
+        JobState.STARTING: "devices were assigned",
+        JobState.SUCCEEDED: "an identical job had succeeded before",
         JobState.CANCELLED: "a user cancelled it before it started",
         JobState.FAILED: "a job it waited for failed",
     },
     JobState.STARTING: {
         JobState.RUNNING: "every rank has started",
-        JobState.STOPPING: "a rank did not start, or it is to end; what started is taken back",
+        JobState.STOPPING: "a rank did not start, or the job is to end; ranks that started are stopped",
     },
     JobState.RUNNING: {
-        JobState.STOPPING: "a rank ended, a limit was reached, or it is to end",
-        JobState.UNREACHABLE: "a node of it cannot be asked",
+        JobState.STOPPING: "a rank ended, a limit was reached, or the job is to end",
+        JobState.UNREACHABLE: "one of its nodes is unreachable",
     },
     JobState.UNREACHABLE: {
-        JobState.RUNNING: "all its nodes answer again and its ranks live",
-        JobState.STOPPING: "a rank ended meanwhile, or it is to end",
+        JobState.RUNNING: "all its nodes answer again and its ranks are alive",
+        JobState.STOPPING: "a rank ended meanwhile, or the job is to end",
     },
     JobState.STOPPING: {
         JobState.SUCCEEDED: "every rank ended with 0",
         JobState.FAILED: "a rank failed and there are no retries left",
         JobState.CANCELLED: "a user cancelled it, and every rank has ended",
-        JobState.RECOVERING: "every rank has ended, and it is to be tried again",
+        JobState.RECOVERING: "every rank has ended, and the job is retried",
     },
     JobState.RECOVERING: {
-        JobState.STARTING: "it was given its devices for the next attempt",
+        JobState.STARTING: "devices were assigned for the next attempt",
         JobState.CANCELLED: "a user cancelled it between attempts",
     },
     JobState.SUCCEEDED: {},

@@ -18,7 +18,7 @@ _LOSSES = ("loss", "train_loss", "train/loss")
 _THROUGHPUTS = ("throughput", "samples_per_s", "samples_per_second", "tokens_per_s", "tokens_per_second")
 _GPU_USES = ("gpu_use", "gpu_util", "gpu_utilization")  # in percent
 _OF_ALL_RANKS = "samples_per_s"
-_LONGEST_PATH = 4096
+_MAX_PATH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def summarise(lines: Iterable[bytes]) -> MetricsSummary | None:
         elif kind == "profile":
             steps.add(record)
         elif kind == "checkpoint":
-            checkpoint = (str(record.get("path", ""))[:_LONGEST_PATH], step)
+            checkpoint = (str(record.get("path", ""))[:_MAX_PATH], step)
     if not records:
         return None
     return _together(records, last_step, checkpoint, logged, steps)

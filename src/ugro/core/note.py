@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ugro.core.errors import UsageError
 
-LONGEST_TEXT = 20_000
-MOST_TAGS = 32
+MAX_TEXT = 20_000
+MAX_TAGS = 32
 _TAG = re.compile(r"[\w.:+@/=-]{1,64}")
 
 
@@ -22,9 +22,9 @@ class Note:
 
 
 def checked_text(text: str) -> str:
-    if len(text) > LONGEST_TEXT:
+    if len(text) > MAX_TEXT:
         raise UsageError(
-            f"a note of {len(text):,} letters is too long; there is room for {LONGEST_TEXT:,}",
+            f"the note is too long: {len(text):,} characters (limit {MAX_TEXT:,})",
             hint="keep long texts in a file among the job's outputs",
         )
     return text.strip()
@@ -36,6 +36,6 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     for tag in found:
         if not _TAG.fullmatch(tag):
             raise UsageError(f"{tag!r:.80} is not a tag", hint="up to 64 letters, digits and .:+@/=-_ without spaces")
-    if len(found) > MOST_TAGS:
-        raise UsageError(f"a job has at most {MOST_TAGS} tags", hint="put longer text into the note")
+    if len(found) > MAX_TAGS:
+        raise UsageError(f"a job has at most {MAX_TAGS} tags", hint="put longer text into the note")
     return found

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-LONGEST_LINE = 1 << 20
-MOST_RANKS = 4096
-_LONGEST_TEXT = 1000
+MAX_LINE = 1 << 20
+MAX_RANKS = 4096
+_MAX_TEXT = 1000
 _NAME = 200
 
 
@@ -91,7 +91,7 @@ def read(lines: Iterable[bytes]) -> Training:
 
 def document(line: bytes) -> dict[str, Any] | None:
     """A JSON object, or None."""
-    if len(line) > LONGEST_LINE:
+    if len(line) > MAX_LINE:
         return None
     try:
         found = json.loads(line)
@@ -155,14 +155,14 @@ def _plan(record: dict[str, Any]) -> PlanRecord:
         _whole(record["holds_from"]),
         tuple(_whole(share) for share in _list(record["shares"])),
         tuple(None if cap is None else _whole(cap) for cap in _list(record["caps"])),
-        str(record.get("reason", ""))[:_LONGEST_TEXT],
+        str(record.get("reason", ""))[:_MAX_TEXT],
     )
 
 
 def _advice(record: dict[str, Any]) -> AdviceRecord:
     return AdviceRecord(
         _whole(record["step"]),
-        str(record["words"])[:_LONGEST_TEXT],
+        str(record["words"])[:_MAX_TEXT],
         _seconds(record["predicted_s"]),
         _seconds(record["best_s"]),
         tuple(_whole(rank) for rank in _list(record["best_ranks"])),
@@ -170,14 +170,14 @@ def _advice(record: dict[str, Any]) -> AdviceRecord:
 
 
 def _list(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_RANKS:
+    if not isinstance(value, list) or len(value) > MAX_RANKS:
         raise TypeError("no list")
     return value
 
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError("no whole number")
+        raise ValueError("not an integer")
     return value
 
 

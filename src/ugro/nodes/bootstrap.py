@@ -159,7 +159,7 @@ class Greeting:
             if is_ours:
                 yield said.decode("utf-8", "replace").strip()
         if self._heard_bytes > MAX_BANNER:
-            raise wire.ProtocolError(f"more than {MAX_BANNER // 1024} KiB came before its greeting")
+            raise wire.ProtocolError(f"more than {MAX_BANNER // 1024} KiB before its greeting")
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Keepalive:
     def answered(self, number: int, node_clock: float | None) -> None:
         """Each ping is answered at most once, and in order."""
         if not self._last_answered < number <= self._count:
-            raise wire.ProtocolError(f"an answer to ping {number}, which was not to be answered")
+            raise wire.ProtocolError(f"unexpected answer to ping {number}")
         self._last_answered = number
         now = self._clock()
         for ping in reversed(self._pings):

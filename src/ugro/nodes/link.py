@@ -201,14 +201,14 @@ class Link(asyncio.Protocol):
             elif (call := self._calls.get(number)) is not None:
                 self._receive_for(call, kind, payload)
             elif number > self._last_number:
-                raise wire.ProtocolError(f"an answer to call {number}, which was never made")
+                raise wire.ProtocolError(f"answer to unknown call {number}")
             # else: the rest of a call that was cancelled
 
     def _receive_machine(self, kind: int, value: dict[str, Any]) -> None:
         if kind == wire.ERROR:
             raise wire.ProtocolError(f"it reports: {value.get('message')}")
         if kind != wire.RESULT or self._opened.done():
-            raise wire.ProtocolError(f"an answer of kind {kind} to nothing")
+            raise wire.ProtocolError(f"unexpected frame of kind {kind}")
         try:
             self.machine = decode(Machine, value)
         except DecodeError as error:

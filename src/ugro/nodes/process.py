@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 MAX_STDERR = 1 << 20
 _KEPT_STDERR = 16 * 1024
 _FIRST_LOOK_S = 0.002
-_LONGEST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 1.0
 
 
 class LinkProcess:
@@ -58,7 +58,7 @@ class LinkProcess:
     def _look_for_end(self, pause_s: float) -> None:
         # This may take a while, and the agent must keep talking to other nodes.
         if self._process.poll() is None:
-            self._loop.call_later(pause_s, self._look_for_end, min(2 * pause_s, _LONGEST_PAUSE_S))
+            self._loop.call_later(pause_s, self._look_for_end, min(2 * pause_s, _MAX_PAUSE_S))
         elif not self.is_gone.done():
             self.is_gone.set_result(None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # A sentence with more names is hard to read.
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 def count_of(number: int, thing: str) -> str:
@@ -18,9 +18,9 @@ def in_words(parts: Sequence[str], last: str = "and") -> str:
 
 def names(parts: Sequence[str]) -> str:
     """The first few, and how many more."""
-    if len(parts) <= _MOST_NAMES:
+    if len(parts) <= _MAX_NAMES:
         return in_words(parts) if parts else "nothing"
-    shown = parts[: _MOST_NAMES - 1]
+    shown = parts[: _MAX_NAMES - 1]
     return in_words([*shown, f"{len(parts) - len(shown)} more"])
 
 

@@ -1,4 +1,4 @@
-"""Alerts on disk: those that are on, and by events all that were."""
+"""Alerts on disk: the active ones, and the history of all of them as events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ugro.policy.nodes.alerts import Notice
 from ugro.store.engine import Database
 from ugro.store.events import event_of, newest_event
 
-# The kinds of events that are about alerts; a job's are its states.
+# The kinds of events about alerts. A job's events have its states as kinds.
 KINDS = ("alert-started", "alert-worse", "alert-repeated", "alert-cleared", "node-changed")
 _CURSOR = "told_jobs"
 
@@ -25,21 +25,21 @@ class AlertStore:
         return await self._database.run(_read)
 
     async def record(self, alerts: Iterable[Alert], notices: Sequence[Notice]) -> None:
-        """Which are on now, and what happened, in one transaction."""
+        """Records the active alerts and what happened, in one transaction."""
         now_on = [alert for alert in alerts if alert.started_at is not None]
         await self._database.run(lambda db: _record(db, now_on, notices))
 
     async def history(self, limit: int) -> list[Event]:
-        """What happened, the newest first."""
+        """Events about alerts, the newest first."""
         marks = ",".join("?" * len(KINDS))
         query = f"SELECT * FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?"
         return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, (*KINDS, limit))])
 
-    async def told_until(self) -> int:
-        """The last event that channels of jobs were told of; at first, the newest there is."""
-        return await self._database.run(_told_until)
+    async def notified_until(self) -> int:
+        """The last event that notifications were sent for; at first, the newest event."""
+        return await self._database.run(_notified_until)
 
-    async def told(self, seq: int) -> None:
+    async def set_notified_until(self, seq: int) -> None:
         query = "UPDATE meta SET value = ? WHERE key = ?"
         await self._database.run(lambda db: db.execute(query, (str(seq), _CURSOR)))
 
@@ -79,7 +79,7 @@ def _read(db: sqlite3.Connection) -> dict[Key, Alert]:
     return found
 
 
-def _told_until(db: sqlite3.Connection) -> int:
+def _notified_until(db: sqlite3.Connection) -> int:
     start = (_CURSOR, str(newest_event(db)))
     db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", start)
     return int(db.execute("SELECT value FROM meta WHERE key = ?", (_CURSOR,)).fetchone()["value"])

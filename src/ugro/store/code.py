@@ -1,4 +1,4 @@
-"""Which code was sent where, on disk: what a node had last says what it lacks of the next."""
+"""Which code was sent to which node, on disk: the last snapshot on a node tells what the next one lacks there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CodeStore:
         )
 
     async def last(self, node: str, folder: str) -> str | None:
-        """What it had last of this folder, or of any."""
+        """The last snapshot on the node, of this folder if there is one."""
         query = "SELECT snapshot FROM sent_code WHERE node = ? ORDER BY folder = ? DESC, sent_at DESC LIMIT 1"
         row = await self._database.run(lambda db: db.execute(query, (node, folder)).fetchone())
         return str(row["snapshot"]) if row else None

@@ -1,6 +1,6 @@
-"""The agent's state on disk, table by table. Rows leave as the types of ``core``; SQL stays in this package.
+"""The agent's state on disk. Stores return the types of ``core``; SQL stays in this package.
 
-Nobody else opens the file for writing; every change is durable before it is acknowledged.
+Only the agent writes to the file, and every change is durable before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Store:
         await self._database.close()
 
     async def next_generation(self) -> int:
-        """Counts agents: a node that has seen a later one refuses an earlier one."""
+        """The number of this agent process: a node refuses an agent with a lower number than it has seen."""
         return await self._database.run(_next_generation)
 
     async def agent_id(self) -> str:
-        """Stays the same for this state directory: nodes keep the runs of different agents apart by it."""
+        """The id of this state directory. Nodes use it to keep the runs of different agents apart."""
         return await self._database.run(_agent_id)
 
     async def drain(self, node: str, reason: str) -> None:
@@ -60,7 +60,7 @@ class Store:
         await self._database.run(lambda db: db.execute("DELETE FROM drained_nodes WHERE name = ?", (node,)))
 
     async def drained(self) -> dict[str, str]:
-        """Node names and the reason given for each."""
+        """The drained nodes, and the reason given for each."""
         query = "SELECT name, reason FROM drained_nodes"
         return await self._database.run(lambda db: {row["name"]: row["reason"] for row in db.execute(query)})
 

@@ -1,4 +1,4 @@
-"""The ends of jobs, in the order in which they came: for those who count them and those who tell of them."""
+"""Ended jobs in the order in which they ended, for metrics and notifications."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class End:
     reason: str
     started_at: str | None
     ended_at: str | None
-    has_notify: bool  # somebody is to be told
+    has_notify: bool  # the job names channels to notify
 
 
 class EndStore:
@@ -31,7 +31,7 @@ class EndStore:
         self._database = database
 
     async def newest(self) -> int:
-        """The number of the newest event of all."""
+        """The number of the newest event."""
         return await self._database.run(newest_event)
 
     async def after(self, seq: int, limit: int = 5000) -> list[End]:
@@ -39,7 +39,7 @@ class EndStore:
 
 
 def _after(db: sqlite3.Connection, seq: int, limit: int) -> list[End]:
-    # The plus keeps SQLite from an index by kind: in the order of events it can stop at the limit.
+    # The plus keeps SQLite from using the index by kind: in the order of events it can stop at the limit.
     query = (
         "SELECT e.seq, e.at, e.job, e.attempt, j.name, e.kind, e.text, j.started_at, j.ended_at, "
         "j.spec NOT LIKE '%\"notify\":[]%' AS has_notify FROM events e JOIN jobs j ON j.id = e.job "

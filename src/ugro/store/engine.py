@@ -1,6 +1,6 @@
 """One SQLite connection in one thread. Changes that arrive together share one durable commit.
 
-A change is acknowledged after its commit is on disk (synchronous FULL), never before; one that fails is undone alone.
+A change is acknowledged after its commit is on disk (synchronous FULL). If one fails, only that one is rolled back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Request:
     result: Any = None
     error: BaseException | None = None
 
-    def tell(self) -> None:
+    def resolve(self) -> None:
         if self.then is not None and self.error is None:
             self.then(self.result)
-        if self.done.done():  # whoever asked has been cancelled; the change stands
+        if self.done.done():  # the caller was cancelled; the change stands
             return
         if self.error is not None:
             self.done.set_exception(self.error)
@@ -44,7 +44,7 @@ class _Request:
 
 class Database:
     def __init__(self, path: Path, migrations: str = "ugro.store") -> None:
-        """``migrations``: the package whose folder of that name has the steps to the newest schema."""
+        """``migrations``: the package with a folder of that name, which holds the steps to the newest schema."""
         self.path = path
         self._steps = migrations
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -60,9 +60,9 @@ class Database:
         await asyncio.to_thread(self._thread.join, 10)
 
     async def run(self, work: Work[T], then: Callable[[T], None] | None = None) -> T:
-        """Runs ``work`` in a transaction; returns when it is durable. A read is the same and costs no sync.
+        """Runs ``work`` in a transaction and returns when it is durable. A read costs no sync.
 
-        ``then`` is told the result in the order of the transactions, also when whoever asked has been cancelled.
+        ``then`` is called with the result in the order of the transactions, even if the caller was cancelled.
         """
         loop = asyncio.get_running_loop()
         request = _Request(work, loop, loop.create_future(), then)
@@ -72,20 +72,20 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise UgroError(
                 f"the state in {self.path} cannot be used: {error}",
-                hint="is the disk full or the file damaged? Nothing that was acknowledged has been changed",
+                hint="is the disk full or the file damaged? Acknowledged changes are not lost",
             ) from error
         return result
 
     async def run_each(self, works: Iterable[Work[T]], then: Callable[[T], None]) -> list[T | Exception]:
-        """Many small ones for the price of one: durable together, but each is done or undone alone."""
+        """Many small changes in one commit; each is applied or rolled back alone."""
         each = list(works)
 
-        def tell(outcomes: list[T | Exception]) -> None:
+        def notify(outcomes: list[T | Exception]) -> None:
             for outcome in outcomes:
                 if not isinstance(outcome, Exception):
                     then(outcome)
 
-        return await self.run(lambda db: [_done_or_undone(db, work) for work in each], then=tell)
+        return await self.run(lambda db: [_done_or_undone(db, work) for work in each], then=notify)
 
     def _serve(self) -> None:
         while (first := self._requests.get()) is not None:
@@ -98,8 +98,8 @@ class Database:
                     break
                 batch.append(request)
             self._run_together(batch)
-            for loop, told in _by_loop(batch).items():
-                loop.call_soon_threadsafe(_tell, told)
+            for loop, requests in _by_loop(batch).items():
+                loop.call_soon_threadsafe(_resolve, requests)
             if is_last:
                 break
         if self._connection is not None:
@@ -126,7 +126,7 @@ class Database:
         try:
             if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error:  # the next batch begins with a connection of its own
+        except sqlite3.Error:  # the next batch opens a new connection
             self._connection = None
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
@@ -134,7 +134,8 @@ class Database:
         steps = sorted(_migrations(self._steps).items())
         if steps and done > steps[-1][0]:
             raise UgroError(
-                f"the state in {self.path} is of a newer UGRO (schema {done})", hint="upgrade ugro on this machine"
+                f"the state in {self.path} was written by a newer UGRO (schema {done})",
+                hint="upgrade ugro on this machine",
             )
         for number, sql in steps:
             if number > done:
@@ -157,7 +158,7 @@ def _done_or_undone(connection: sqlite3.Connection, work: Work[T]) -> T | Except
     outcome: T | Exception
     try:
         outcome = work(connection)
-    except Exception as error:  # noqa: BLE001  # whoever asked gets it; the thread must serve the others
+    except Exception as error:  # noqa: BLE001  # the caller gets it; the thread must serve the others
         outcome = error
         connection.execute("ROLLBACK TO work")
     connection.execute("RELEASE work")
@@ -171,9 +172,9 @@ def _by_loop(batch: list[_Request]) -> dict[asyncio.AbstractEventLoop, list[_Req
     return loops
 
 
-def _tell(requests: list[_Request]) -> None:
+def _resolve(requests: list[_Request]) -> None:
     for request in requests:
-        request.tell()
+        request.resolve()
 
 
 def _migrations(package: str) -> dict[int, str]:
@@ -186,6 +187,6 @@ def _migrations(package: str) -> dict[int, str]:
 
 
 def _statements(sql: str) -> list[str]:
-    """Our migrations hold no semicolon but at the end of a statement; executescript would commit on its own."""
+    """In our migrations a semicolon only ends a statement. ``executescript`` would commit on its own."""
     lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
     return [statement for statement in "\n".join(lines).split(";") if statement.strip()]

@@ -1,4 +1,4 @@
-"""What was installed on the nodes of each attempt: one row for each content, however often it was seen."""
+"""What was installed on the nodes of each attempt; equal environments are stored once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EnvironmentStore:
         self._database = database
 
     async def record(self, job: int, attempt: int, found: Mapping[str, Environment]) -> None:
-        """By node. The first word stands: it is the one from before anything ran."""
+        """By node. The first record is kept: it was made before anything ran."""
         await self._database.run(lambda db: _record(db, job, attempt, found))
 
     async def of(self, job: int, attempt: int) -> dict[str, Environment]:

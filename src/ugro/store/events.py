@@ -1,4 +1,4 @@
-"""Rows of events, for every store that reads them."""
+"""Rows of events as values."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def event_of(row: sqlite3.Row) -> Event:
 
 
 def newest_event(db: sqlite3.Connection) -> int:
-    """Its number, or 0."""
+    """The number of the newest event, or 0."""
     return int(db.execute("SELECT COALESCE(MAX(seq), 0) AS seq FROM events").fetchone()["seq"])

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
-    """One that cannot be read must not keep all others from going on."""
+    """Leaves out rows that cannot be read, so that the others still work."""
     found = []
     for row in rows:
         try:

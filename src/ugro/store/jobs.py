@@ -1,6 +1,6 @@
-"""Jobs on disk. Every move is one transaction with its event, checked against the table of legal moves.
+"""Jobs on disk. A move to another state is one transaction with its event, checked against the table of legal moves.
 
-A move names the attempt it is about: what an older attempt reports changes nothing.
+A move names its attempt, so a report about an older attempt changes nothing.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _LARGEST_ID = 2**63 - 1
 
 
 class StaleMove(UgroError):
-    """What was decided is history: the job has moved on, in another attempt perhaps, or its node takes no work now."""
+    """A decision is out of date: the job has moved on, perhaps to another attempt, or its node takes no work now."""
 
     kind = "stale"
 
 
 class Changes(TypedDict, total=False):
-    """What may change together with a job's state."""
+    """Fields that may change together with a job's state."""
 
     exit_code: int | None
     ending: Ending | None
@@ -58,16 +58,16 @@ class Changes(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class Submission:
     job: Job
-    is_new: bool  # False: this submit had been made before, and its answer was lost
+    is_new: bool  # False: it was submitted before, and the answer was lost
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a job beside its spec when it is submitted."""
+    """What is known about a submitted job besides its spec."""
 
     origin: Origin | None = None
-    cache_key: str | None = None  # of its work; the same key is the same work
-    cached_from: int | None = None  # who did it before, and may stand for it if that still holds
+    cache_key: str | None = None  # the same key means the same work
+    cached_from: int | None = None  # an earlier job that did the same work, if that still holds
     notes: tuple[str, ...] = ()
 
 
@@ -78,66 +78,66 @@ Mark = tuple[str, int, str | None]  # a job's state, attempt and ending
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._tell: Callable[[Job], None] = lambda job: None
+        self._on_change: Callable[[Job], None] = lambda job: None
 
-    def listen(self, tell: Callable[[Job], None]) -> None:
-        """Told of every job that has changed, when that is durable, in the order in which it happened."""
-        self._tell = tell
+    def listen(self, on_change: Callable[[Job], None]) -> None:
+        """``on_change`` is called with every changed job once the change is durable, in the order of the changes."""
+        self._on_change = on_change
 
     async def submit(self, spec: JobSpec, user: str, key: str, about: About | None = None) -> Submission:
-        """Idempotent by ``key``: a client that heard no answer may ask again."""
+        """Idempotent by ``key``: a client that got no answer may submit again."""
         return await self._database.run(
             lambda db: _submit(db, spec, user, key, about or _NOTHING),
-            then=lambda submission: self._tell(submission.job),
+            then=lambda submission: self._on_change(submission.job),
         )
 
     async def submitted(self, key: str) -> Job | None:
-        """The job that was handed in with this key."""
+        """The job that was submitted with this key."""
         return await self._database.run(lambda db: _submitted(db, key))
 
     async def submit_many(self, wanted: Iterable[tuple[JobSpec, str, str, About]]) -> list[Submission]:
-        """Spec, user, key, and what else is known, of each: all of them or none."""
+        """Submits all of them or none."""
 
-        def tell(submissions: list[Submission]) -> None:
+        def notify(submissions: list[Submission]) -> None:
             for submission in submissions:
-                self._tell(submission.job)
+                self._on_change(submission.job)
 
         each = list(wanted)
-        return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=tell)
+        return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=notify)
 
     async def done_before(self, cache_key: str) -> Job | None:
-        """The newest job that did the same work, and whose results are still there."""
+        """The newest job that did the same work and still has its results."""
         return await self._database.run(lambda db: _done_before(db, cache_key))
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
-        """Gives it its devices and its next attempt's number, before anything is started anywhere."""
+        """Records the job's devices and the number of its next attempt, before anything is started."""
         return await self._change(lambda db: _start(db, job, placement, reason))
 
     async def start_many(self, wanted: Iterable[tuple[Job, Placement, str]]) -> list[Job | Exception]:
-        """Each by itself: what became of it, or what is against it."""
+        """Each alone. Returns the started job or the error, in the same order."""
         works = (partial(_start, job=job, placement=placement, reason=reason) for job, placement, reason in wanted)
-        return await self._database.run_each(works, then=self._tell)
+        return await self._database.run_each(works, then=self._on_change)
 
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
 
     async def finish(self, job: Job, log: SmallLog) -> Job:
-        """It has succeeded, and this is all that it wrote: its last two moves at once."""
+        """Records that it succeeded, with everything it wrote: its last two moves at once."""
         return await self._change(lambda db: _finish(db, job, log))
 
     async def small_log(self, job: int) -> tuple[SmallLog, str] | None:
-        """Of one that has ended so, and when."""
+        """The log of a job that ended this way, and when it ended."""
         return await self._database.run(lambda db: smalllogs.read(db, job))
 
     async def ask_to_end(self, job: int, ending: Ending) -> Job:
-        """Notes why a job is to end. The first reason stands, but a user's word goes before any but success.
+        """Records why a job is to end. The first reason is kept, except that a user's cancel overrides all but success.
 
-        What holds nothing can only be cancelled: there is nothing else to end.
+        A job that holds no devices can only be cancelled.
         """
         return await self._change(lambda db: _ask_to_end(db, job, ending))
 
     async def plan(self, job: Job) -> Plan | None:
-        """What was decided for this attempt before anything of it was started."""
+        """The processes of this attempt, recorded before any was started."""
         return await self.planned(job.id, job.attempt)
 
     async def planned(self, job: int, attempt: int) -> Plan | None:
@@ -151,7 +151,7 @@ class JobStore:
         )
 
     async def attempts(self, job: int) -> list[Attempt]:
-        """All tries at a job, the first one first."""
+        """All attempts of a job, the first one first."""
         query = "SELECT * FROM attempts WHERE job = ? ORDER BY number"
         return await self._database.run(lambda db: [attempt_of(row) for row in db.execute(query, (job,))])
 
@@ -169,11 +169,11 @@ class JobStore:
         return await self._database.run(lambda db: _in_states(db, states))
 
     async def read_states(self, states: Iterable[JobState], then: Callable[[list[Job]], None]) -> None:
-        """As ``in_states``, told in one order with the changes that ``listen`` tells of."""
+        """As ``in_states``, but ``then`` is called in order with the changes that ``listen`` reports."""
         await self._database.run(lambda db: _in_states(db, states), then=then)
 
     async def read_marks(self, states: Iterable[JobState], then: Callable[[dict[int, Mark]], None]) -> None:
-        """What tells a changed job from an unchanged one, for a fraction of the cost of reading it."""
+        """Enough to see which jobs have changed, for a fraction of the cost of reading them."""
         await self._database.run(lambda db: _marks(db, states), then=then)
 
     async def read_jobs(self, numbers: Sequence[int], then: Callable[[list[Job]], None]) -> None:
@@ -185,7 +185,7 @@ class JobStore:
         return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
 
     async def to_keep(self) -> list[Job]:
-        """Jobs that are over, whose last checkpoint has not been seen to yet."""
+        """Ended jobs whose last checkpoint has not been collected yet."""
         query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
         return await self._database.run(lambda db: readable_jobs(db.execute(query)))
 
@@ -216,7 +216,7 @@ class JobStore:
         return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, values)])
 
     async def _change(self, work: Work[Job]) -> Job:
-        return await self._database.run(work, then=self._tell)
+        return await self._database.run(work, then=self._on_change)
 
 
 def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
@@ -268,10 +268,10 @@ def _submitted(db: sqlite3.Connection, key: str) -> Job | None:
 
 
 def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> Job:
-    """It ends here and now, if what was found before this transaction is still so."""
+    """Ends the job at once, if the earlier job still has its results."""
     known = _done_before(db, cache_key)
     if known is None or known.id != first:
-        _note(db, "cache", f"job {first} no longer stands for it: it is run", job, None)
+        _note(db, "cache", f"job {first} can no longer be reused; the job is run", job, None)
         return job
     db.execute("UPDATE jobs SET cached_from = ? WHERE id = ?", (first, job.id))
     job = replace(job, cached_from=first)
@@ -299,7 +299,7 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
     _check_takes_work(db, job, placement)
     attempt = current.attempt + 1
     for share in placement.shares:
-        # A node without GPUs is held as such, so that it can be seen who is where.
+        # Without GPUs the job itself is the device, so that held_devices shows every job on a node.
         for device in [f"gpu:{index}" for index in share.gpus] or [f"job:{job.id}"]:
             db.execute(
                 "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)",
@@ -329,7 +329,7 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
 
 
 def _check_takes_work(db: sqlite3.Connection, job: Job, placement: Placement) -> None:
-    """A node may have been drained since it was decided where the job is to run."""
+    """Raises StaleMove if a node was drained after the scheduler chose it."""
     drained = {row["name"] for row in db.execute("SELECT name FROM drained_nodes")}
     for node in placement.nodes:
         if node in drained:
@@ -364,7 +364,7 @@ def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, c
 
 
 def _finish(db: sqlite3.Connection, job: Job, log: SmallLog) -> Job:
-    """As two moves, of which nobody could ever see the first alone."""
+    """Two moves in one transaction, so nobody sees the first alone."""
     reason = "every rank ended with 0"
     current = _current(db, job)
     check_move(current.state, JobState.STOPPING)
@@ -406,9 +406,9 @@ def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | 
 
 
 def _current(db: sqlite3.Connection, seen: Job) -> Job:
-    """The job, if it still is as it was seen: a decision made on an older state does not count.
+    """The job, if it has not changed since it was seen; raises StaleMove otherwise.
 
-    Nothing of it changes without one of these three.
+    Nothing else of a job changes unless one of these three does.
     """
     row = db.execute("SELECT state, attempt, ending FROM jobs WHERE id = ?", (seen.id,)).fetchone()
     if row is None:

@@ -1,4 +1,4 @@
-"""Jobs in lists, the newest first: a page at a time, found by its last id and not by counting what stands before it."""
+"""Pages of jobs, the newest first. A page begins at an id, so later pages cost no more than the first."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ugro.store.job_rows import readable_jobs
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Which jobs; what is not given does not matter."""
+    """Which jobs to list."""
 
     states: tuple[JobState, ...] = ()
-    text: str = ""  # somewhere in its name or its user's, whatever the case
+    text: str = ""  # part of the job's name or its user's, in any case
     before: int | None = None  # only ids below this one
-    after: int | None = None  # only ids above this one: the page before, of a list that goes down
+    after: int | None = None  # only ids above this one: the previous page
     limit: int = 50
 
 
@@ -30,7 +30,7 @@ class ListingStore:
         return await self._database.run(lambda db: _page(db, wanted))
 
     async def counts(self) -> Mapping[JobState, int]:
-        """How many are in each state; of a state that nobody is in, nothing."""
+        """How many jobs are in each state; states without jobs are left out."""
         query = "SELECT state, COUNT(*) AS count FROM jobs GROUP BY state"
         return await self._database.run(lambda db: {JobState(row["state"]): row["count"] for row in db.execute(query)})
 

@@ -1,4 +1,4 @@
-"""Notes and tags of jobs on disk, and the jobs that have changed in any way since one looked."""
+"""Notes and tags of jobs on disk, and the jobs that have changed since an event."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class NoteStore:
         return await self._database.run(lambda db: _get(db, job))
 
     async def change(self, job: int, change: Callable[[Note], Note]) -> Note:
-        """``change`` gets what is there now: two who add a tag at once both have it."""
+        """``change`` gets the current note, so two clients that add a tag at once both succeed."""
         return await self._database.run(lambda db: _change(db, job, change))
 
     async def changed(self, after: int, most: int) -> Changed:
-        """Jobs that have moved, come, or got a note after that event; of all, only the ``most`` newest."""
+        """Jobs that were submitted, moved or got a note after that event; only the ``most`` newest jobs count."""
         return await self._database.run(lambda db: _changed(db, after, most))
 
 

@@ -1,4 +1,4 @@
-"""Removals on disk: what may go, what was announced, and the removal itself. Every step is small."""
+"""Removal of ended jobs: candidates, announcements and the removal itself, in small transactions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ugro.store.engine import Database
 from ugro.store.job_rows import readable_jobs
 
 _FINAL = ",".join(f"'{state}'" for state in sorted(FINAL_STATES))
-# Whatever belongs to a job, but its row; rows that refer to others come first.
+# The rows of a job, those that refer to others first.
 _PARTS = (
     ("notes", "job"), ("to_keep", "job"), ("small_logs", "job"),
     ("attempt_environments", "job"), ("attempts", "job"), ("events", "job"), ("jobs", "id"),
@@ -48,13 +48,13 @@ class RetentionStore:
         return await self._database.run(lambda db: _of(db, jobs))
 
     async def first_kept(self, keep: int) -> int:
-        """The id of the oldest among so many of the newest ended jobs; 0 when there are fewer."""
+        """The id of the oldest of the ``keep`` newest ended jobs; 0 if there are fewer."""
         query = f"SELECT id FROM jobs WHERE state IN ({_FINAL}) ORDER BY id DESC LIMIT 1 OFFSET ?"
         row = await self._database.run(lambda db: db.execute(query, (keep - 1,)).fetchone() if keep else (1 << 62,))
         return int(row[0]) if row is not None else 0
 
     async def followed(self) -> set[int]:
-        """The jobs that others, which have not ended, run after."""
+        """The jobs that a job which has not ended runs after."""
         return await self._database.run(_followed)
 
     async def announce(self, wanted: Iterable[Due], due_at: float, at: str, text: str) -> None:
@@ -74,7 +74,7 @@ class RetentionStore:
         await self._database.run(lambda db: db.executemany("DELETE FROM removals WHERE job = ?", rows))
 
     async def remove(self, jobs: Sequence[int], at: str, say: Callable[[Sequence[int]], str]) -> list[int]:
-        """Returns those that are gone: one that is needed again meanwhile stays. ``say`` words the event."""
+        """Returns the removed jobs: one that has become needed meanwhile stays. ``say`` gives the event's text."""
         return await self._database.run(lambda db: _remove(db, jobs, at, say))
 
     async def remove_events(self, before: str, limit: int) -> int:
@@ -111,7 +111,7 @@ def _announce(db: sqlite3.Connection, rows: Sequence[tuple[int, str, float]], at
 
 
 def _remove(db: sqlite3.Connection, jobs: Sequence[int], at: str, say: Callable[[Sequence[int]], str]) -> list[int]:
-    # What was true when it was decided may have changed since: somebody wrote a note, or submitted a job after it.
+    # Checked again, because a note or a dependent job may have come after the decision.
     followed = _followed(db)
     gone = [
         one.id

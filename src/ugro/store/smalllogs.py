@@ -1,4 +1,4 @@
-"""What small commands wrote, recorded together with their end."""
+"""Logs of small commands, recorded together with their end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SmallLog:
-    """All that the ranks of a job's last attempt wrote."""
+    """Everything the ranks of a job's last attempt wrote."""
 
     job: int
     attempt: int

@@ -1,1 +1,1 @@
-"""What is measured, and who is told: the metric store, the collector, Prometheus' text, notifications."""
+"""Metrics and notifications: the metric store, its collector, Prometheus' text format, channels."""

@@ -54,7 +54,7 @@ class Bins:
 
 
 def unpack(content: bytes) -> Bins:
-    """Read for every curve of a chart: each column is one copy, and nothing is looked at one by one."""
+    """Decodes each column in one copy, because a chart reads thousands of these."""
     width, length = _HEAD.unpack_from(content)
     body = zlib.decompress(content[_HEAD.size :])
     size = 8 * length
@@ -65,13 +65,13 @@ def unpack(content: bytes) -> Bins:
 
 
 def width_for(span: int, bins: int) -> int:
-    """The least power of two with which ``span`` steps need at most so many bins (and one more, by their alignment)."""
+    """The smallest power of two for which ``span`` steps need at most that many bins (and one more, for alignment)."""
     wanted = -(-max(1, span) // max(1, bins))
     return 1 << (wanted - 1).bit_length()
 
 
 def of_points(steps: Sequence[int], times_ms: Sequence[int], values: Sequence[float], width: int) -> Bins:
-    """Of points in the order of their steps."""
+    """Bins of points that are ordered by step."""
     bins = Bins(width)
     begin = 0
     shift = width.bit_length() - 1
@@ -84,7 +84,7 @@ def of_points(steps: Sequence[int], times_ms: Sequence[int], values: Sequence[fl
 
 
 def together(parts: Iterable[Bins], width: int) -> Bins:
-    """All in one, as wide as ``width`` or as the widest of them."""
+    """Merges them, with bins as wide as ``width`` or the widest of them."""
     found = [part for part in parts if len(part)]
     width = max([width, *(part.width for part in found)])
     wide = [_widened(part, width) for part in found]
@@ -109,7 +109,7 @@ def _is_dense(bins: Bins) -> bool:
 
 
 def _halved(bins: Bins) -> Bins:
-    """Of bins without a gap: pairs become one, a whole column at a time."""
+    """Merges pairs of adjacent bins, a whole column at a time."""
     begin, end = bins.numbers[0] & 1, len(bins) - (~bins.numbers[-1] & 1)
     first, last = range(begin), range(end, len(bins))  # one without a partner, at either end
     numbers = list(range(bins.numbers[0] >> 1, (bins.numbers[-1] >> 1) + 1))
@@ -133,7 +133,7 @@ def _halved(bins: Bins) -> Bins:
 
 
 def _regrouped(bins: Bins, shift: int) -> Bins:
-    """Neighbours whose number is the same after the shift become one."""
+    """Merges neighbours whose number is the same after the shift."""
     new = Bins(bins.width << shift)
     begin = 0
     numbers = bins.numbers
@@ -178,7 +178,7 @@ def _of_rows(rows: Sequence[tuple[int, float, float, float, int, int, int]], wid
 def _add_points(bins: Bins, number: int, values: Sequence[float], time_ms: int) -> None:
     total = sum(values)
     odd = 0
-    if not math.isfinite(total):  # rare: only then is each one looked at
+    if not math.isfinite(total):  # rare: only then is each value examined
         finite = [value for value in values if math.isfinite(value)]
         odd = len(values) - len(finite)
         values, total = finite, math.fsum(value / len(finite) for value in finite) * len(finite) if finite else 0.0

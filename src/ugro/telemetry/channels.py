@@ -1,4 +1,4 @@
-"""Sending one message by one channel, once. Blocks, for at most some seconds; whoever is async asks from a thread.
+"""Sends one message through one channel, once. Blocks for a few seconds at most; async callers use a thread.
 
 An error names the channel and the cause, and never an address, a token or a password: those are secrets.
 """
@@ -28,7 +28,7 @@ _LEVELS = {"critical": logging.ERROR, "warning": logging.WARNING, "info": loggin
 
 
 class SendFailure(UgroError):
-    """It was not sent; ``may_pass`` says whether trying again can help."""
+    """The message was not sent; ``may_pass`` says whether a retry can help."""
 
     def __init__(self, message: str, *, may_pass: bool = True, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -73,17 +73,17 @@ def _post(name: str, address: str, body: bytes, headers: Mapping[str, str]) -> N
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()
-        # What a server refuses, it refuses again; only these say that later is another matter.
+        # A server that refuses a message will refuse it again, except for these codes.
         may_pass = error.code in (408, 425, 429) or error.code >= 500
         raise SendFailure(f"channel {name}: answered {error.code}", may_pass=may_pass) from None
     except (OSError, http.client.HTTPException) as error:
         raise SendFailure(f"channel {name}: {_cause(error)}") from None
     except ValueError:
-        raise SendFailure(f"channel {name}: its address makes no sense", may_pass=False) from None
+        raise SendFailure(f"channel {name}: its address is invalid", may_pass=False) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A token is for whom it was given to."""
+    """Refuses redirects, so that a token never reaches another server."""
 
     def redirect_request(self, *args: object, **kwargs: object) -> None:
         return None
@@ -130,7 +130,7 @@ def _secret(name: str, file: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """In words of the system; an exception's own text may hold the address."""
+    """The system's error text; an exception's own text may contain the address."""
     inner = getattr(error, "reason", error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return "its certificate is not trusted"
@@ -146,5 +146,6 @@ def channel_of(channels: Mapping[str, Channel], name: str) -> Channel | None:
     if name == LOG:
         return None
     if (found := channels.get(name)) is None:
-        raise SendFailure(f"there is no channel {name}", may_pass=False, hint="the cluster file's channels name them")
+        hint = "channels are defined in the cluster file"
+        raise SendFailure(f"there is no channel {name}", may_pass=False, hint=hint)
     return found

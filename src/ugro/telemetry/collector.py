@@ -1,4 +1,4 @@
-"""Reads the metrics that came home with runs into the metric store, from where it was the last time.
+"""Reads collected metrics files of runs into the metric store, each from where the last read ended.
 
 A job's folder has ``attempt_N/output/metrics.jsonl`` of its first node and ``attempt_N/nodes/NODE/metrics.jsonl`` of
 the others; what a rank writes into a file of its own is named ``metrics*.jsonl`` as well.
@@ -19,7 +19,7 @@ from ugro.telemetry import records
 from ugro.telemetry.metricstore import MetricStore, Source, job_owner
 from ugro.telemetry.series import Points, SeriesKey
 
-_AT_ONCE = 4 << 20  # bytes of one file; of many files about as much is one transaction
+_AT_ONCE = 4 << 20  # bytes of one file per step; about as much of many files is one transaction
 _MOST_FILES = 10_000
 _LARGEST = 1 << 62
 _NAME = re.compile(r"metrics[\w.-]*\.jsonl")
@@ -35,7 +35,7 @@ class _File(NamedTuple):
 @dataclass(slots=True)
 class _Batch:
     points: dict[SeriesKey, Points] = field(default_factory=dict)
-    places: dict[Source, int] = field(default_factory=dict)  # of the files that they are of
+    places: dict[Source, int] = field(default_factory=dict)  # how far their files have been read
 
 
 class Collector:
@@ -45,7 +45,7 @@ class Collector:
         self._collecting = asyncio.Lock()
 
     async def collect(self, job: int) -> int:
-        """All that is there and not yet read; how many points that was."""
+        """Reads everything that is new; returns the number of points."""
         async with self._collecting:
             owner = job_owner(job)
             files = await asyncio.to_thread(lambda: list(self._files(job, owner)))
@@ -58,17 +58,17 @@ class Collector:
             return await self._read([file for file in files if file.size > places.get(file.source, 0)], places)
 
     async def finish(self, job: int) -> int:
-        """The last of it: its curves are put in order."""
+        """Reads the rest after the job's end, and compacts its curves."""
         count = await self.collect(job)
         await self._store.seal(job_owner(job))
         return count
 
     def having_some(self, jobs: Iterable[int]) -> list[int]:
-        """Those of which metrics came home. Blocks."""
+        """The jobs with collected metrics. Blocks."""
         return [job for job in jobs if next(self._files(job, ""), None) is not None]
 
     def jobs(self) -> list[int]:
-        """Those of which anything came home. Blocks."""
+        """The jobs with collected files. Blocks."""
         try:
             return sorted(int(entry.name) for entry in os.scandir(self._folder) if entry.name.isdigit())
         except FileNotFoundError:
@@ -118,7 +118,7 @@ def _metrics_files(folder: Path) -> list[Path]:
 
 
 def _size(path: Path) -> int:
-    """As if endless when nobody can tell: it was not cut, as far as we know."""
+    """Infinite if the size is unknown: then the file counts as not truncated."""
     try:
         return path.lstat().st_size
     except OSError:
@@ -126,7 +126,7 @@ def _size(path: Path) -> int:
 
 
 def _next_batch(unread: deque[_File], places: Mapping[Source, int]) -> _Batch:
-    """Of as many files as there is room for; one that has no more is taken off."""
+    """Reads as many files as fit into one step; removes those that have no more."""
     batch, size = _Batch(), 0
     while unread and size < _AT_ONCE:
         source, path, _ = unread[0]
@@ -143,7 +143,7 @@ def _next_batch(unread: deque[_File], places: Mapping[Source, int]) -> _Batch:
 
 def _content(path: Path, place: int) -> bytes:
     try:
-        # A name from a node: what it leads to elsewhere is none of our files.
+        # The name comes from a node: links that lead elsewhere are not followed.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return b""
@@ -154,25 +154,25 @@ def _content(path: Path, place: int) -> bytes:
 
 
 def _end_of_lines(content: bytes) -> int:
-    """Whole lines only; the last one may still be on its way."""
+    """Whole lines only; the last one may be incomplete."""
     end = content.rfind(b"\n") + 1
     if not end and len(content) >= records.LONGEST_LINE:
-        return len(content)  # no line of ours is as long
+        return len(content)  # no valid line is that long
     return end
 
 
 def _add_lines(points: dict[SeriesKey, Points], source: Source, lines: list[bytes]) -> None:
     for which, some in _points(lines).items():
-        # Where it came home says which attempt it is of: what the rank says counts for nothing.
+        # The folder says which attempt it belongs to: what the rank wrote is not trusted.
         key = SeriesKey(source.owner, source.attempt, *which)
-        if key in points:  # of another file
+        if key in points:  # from another file
             points[key].extend(some)
         else:
             points[key] = some
 
 
 def _points(lines: list[bytes]) -> dict[tuple[int, str], Points]:
-    # Nearly all lines have the same names: a table of them is turned into its columns at once.
+    # Nearly all lines have the same keys, so a table of them is transposed at once.
     tables: dict[tuple[int, tuple[str, ...]], list[records.Record]] = {}
     for record in records.read_all(lines):
         tables.setdefault((record.rank, tuple(record.values)), []).append(record)
@@ -186,7 +186,7 @@ def _points(lines: list[bytes]) -> dict[tuple[int, str], Points]:
 
 
 def _add(found: dict[tuple[int, str], Points], key: tuple[int, str], points: Points) -> None:
-    if key in found:  # of another table: they came in turn
+    if key in found:  # from another table: their lines alternate
         points.extend(found[key])
         order = sorted(range(len(points)), key=points.times_ms.__getitem__)
         columns = (points.steps, points.times_ms, points.values)

@@ -18,12 +18,12 @@ _HEAD = struct.Struct("<BBIqq")  # how it was made, type, count, first value, fi
 _PLAIN, _SMALL = 0, 1
 _TYPES = "bhiqdf"
 _LIMITS = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31), ("q", 1 << 63))
-_LEVEL = 1  # of zlib: what the higher ones gain is a few per cent, for several times the time
+_LEVEL = 1  # of zlib: higher levels gain a few per cent for several times the time
 _LEAST_TO_PRESS = 64
 
 
 class BadColumn(ValueError):
-    """Not what was written."""
+    """The bytes are not a valid column."""
 
 
 def pack_whole(values: Sequence[int]) -> bytes:
@@ -42,7 +42,7 @@ def unpack_whole(content: bytes) -> list[int]:
 
 
 def pack_real(values: Sequence[float]) -> bytes:
-    """Exactly, NaN and the infinities among them; as 32 bits where no bit is lost by it."""
+    """Lossless, including NaN and infinities; as 32 bits if that loses nothing."""
     wide = values if isinstance(values, array) and values.typecode == "d" else array("d", values)
     narrow = array("f", wide)
     is_exact = array("d", narrow).tobytes() == wide.tobytes()

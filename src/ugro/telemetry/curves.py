@@ -1,4 +1,4 @@
-"""Reading curves: as many bins as a chart can show, from the coarsest of what is stored that has them.
+"""Reads curves with as many bins as a chart can show, from the coarsest stored level that has them.
 
 A curve has a summary of all its points, each chunk one of its own, and then there are the points.
 """
@@ -16,8 +16,8 @@ from ugro.telemetry.series import Points, SeriesKey, read_points
 
 MOST_BINS = 2000
 MOST_SERIES = 5000
-_MOST_BINS_TOGETHER = 100_000  # more only makes an answer that nobody can see the end of
-_FEW_SERIES = 32  # for which points are read where a summary is coarser than asked for
+_MOST_BINS_TOGETHER = 100_000  # bounds the size of an answer
+_FEW_SERIES = 32  # up to which points are read if the summary is too coarse
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _Reading:
             if row["loose"]:
                 yield from self._chunks(row["id"], "AND is_sealed = 0")
         else:
-            # The summary is all that is left of a job whose points took too much room.
+            # The points of this job were removed to save space; only the summary is left.
             yield from list(self._chunks(row["id"], "")) or [summary]
 
     def _chunks(self, series: int, more: str) -> Iterator[Bins]:

@@ -1,4 +1,4 @@
-"""What thousands of jobs came to, without reading their curves: of each metric the last, least and largest value."""
+"""The last, smallest and largest value of each metric of thousands of jobs, without reading their curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ugro.telemetry.series import read_points
 
 _MOST_KEYS = 100  # of one job
 _COLUMNS = "id, owner, attempt, rank, key, count, last_step, last_value, value_min, value_max"
-# What is measured of each step on each rank is for a job's own page.
+# Per-step measurements of each rank are shown on a job's own page only.
 _CHOSEN = "count > 0 AND NOT (key >= 'profile/' AND key < 'profile0')"
 
 
@@ -48,7 +48,7 @@ def _figure(db: sqlite3.Connection, row: sqlite3.Row) -> Figure:
 
 
 def _bounds(db: sqlite3.Connection, series: int) -> tuple[float | None, float | None]:
-    """Of a curve that began when they were not noted yet, or has no finite value at all."""
+    """For a curve that is older than these figures, or has no finite value."""
     row = db.execute("SELECT summary FROM series WHERE id = ?", (series,)).fetchone()
     parts = [binning.unpack(row["summary"])] if row["summary"] else []
     more = "AND is_sealed = 0" if parts else ""

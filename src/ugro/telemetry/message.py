@@ -1,4 +1,4 @@
-"""What people are told: an alert that begins or ends, a job that has ended; and its form in each kind of channel."""
+"""A notification about an alert or an ended job, and its form in each kind of channel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """One line, whatever a node or a user named things."""
+        """The text on one line, whatever names it contains."""
         words = "".join(letter if letter.isprintable() else " " for letter in self.title)
         return f"[ugro {self.cluster}] {self.severity.upper()}: {words}"[:200]
 
@@ -56,7 +56,7 @@ def as_webhook(message: Message) -> bytes:
 
 
 def as_slack(message: Message) -> bytes:
-    # These three are all that Slack reads as more than text.
+    # Slack interprets only these three characters.
     text = f"{_SIGNS[message.severity]} {message.text}"
     for letter, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(letter, name)
@@ -64,7 +64,7 @@ def as_slack(message: Message) -> bytes:
 
 
 def as_ntfy(message: Message) -> tuple[bytes, Mapping[str, str]]:
-    """A header holds ASCII and one line only; the body says all of it."""
+    """A header must be one line of ASCII; the body has the full text."""
     title = message.subject.encode("ascii", "replace").decode()
     return message.text.encode(), {"Title": title, "Priority": _PRIORITIES[message.severity], "Tags": message.kind}
 

@@ -57,17 +57,17 @@ class MetricStore:
         self._path = path
         self._writing = Database(path, _MIGRATIONS)
         self._reading = Database(path, _MIGRATIONS)
-        self._tell: Callable[[frozenset[str]], None] = lambda owners: None
+        self._on_change: Callable[[frozenset[str]], None] = lambda owners: None
 
     async def open(self) -> None:
         try:
             await self._writing.open()
         except UgroError as error:
-            # Other errors are about the disk, or a newer version: there the file is not to blame.
+            # Other errors are about the disk or a newer version: the file itself is fine.
             if type(error.__cause__) is not sqlite3.DatabaseError:
                 raise
             await self._writing.close()
-            log.error("%s is damaged and put aside; jobs' curves are made anew from their files", self._path)
+            log.error("%s is damaged and was moved aside; metrics of jobs are read again from their files", self._path)
             _put_aside(self._path)
             self._writing = Database(self._path, _MIGRATIONS)
             await self._writing.open()
@@ -77,14 +77,14 @@ class MetricStore:
         await self._reading.close()
         await self._writing.close()
 
-    def listen(self, tell: Callable[[frozenset[str]], None]) -> None:
-        """Told whose curves have grown, or lost something."""
-        self._tell = tell
+    def listen(self, on_change: Callable[[frozenset[str]], None]) -> None:
+        """``on_change`` is called with the owners whose curves have grown or lost points."""
+        self._on_change = on_change
 
     async def append(self, points: Mapping[SeriesKey, Points], places: Mapping[Source, int] | None = None) -> None:
-        """The points, and to which place each file has been read with them: both or neither."""
+        """Adds points, and records how far their files have been read, in one transaction."""
         await self._writing.run(lambda db: _append(db, points, places or {}))
-        self._tell(frozenset(key.owner for key in points))
+        self._on_change(frozenset(key.owner for key in points))
 
     async def places(self, owner: str) -> dict[Source, int]:
         query = "SELECT * FROM source WHERE owner = ?"
@@ -95,7 +95,7 @@ class MetricStore:
         )
 
     async def start_again(self, source: Source) -> None:
-        """A file that was written anew: what came of its attempt before counts no more, and all its files are read."""
+        """For a file that was rewritten: drops the points of its attempt, whose files are then read again."""
         await self._writing.run(lambda db: _start_again(db, source))
 
     async def seal(self, owner: str) -> None:
@@ -108,7 +108,7 @@ class MetricStore:
         return await self._reading.run(lambda db: read_keys(db, wanted))
 
     async def figures(self, jobs: Sequence[int] | None = None) -> dict[int, dict[str, Figure]]:
-        """By job and key, of some jobs or of all."""
+        """By job and key, for some jobs or all."""
         owners = None if jobs is None else [job_owner(job) for job in jobs]
         found = await self._reading.run(lambda db: read_figures(db, owners))
         return {int(owner.removeprefix(JOB)): figures for owner, figures in found.items()}
@@ -120,12 +120,12 @@ class MetricStore:
         return await self._reading.run(_size_bytes)
 
     async def forget_jobs(self, jobs: Sequence[int]) -> None:
-        """Their metrics go as a whole; the jobs themselves are gone."""
+        """Removes all metrics of removed jobs."""
         owners = [job_owner(job) for job in jobs]
         await self._writing.run(lambda db: _forget_owners(db, owners))
 
     async def keep_within(self, limits: Limits, now: float) -> list[str]:
-        """Forgets what is too old, then of the oldest jobs what is too much; the owners that lost something."""
+        """Removes what is too old, then points of the oldest jobs if there are too many. Returns their owners."""
         forgotten: list[str] = []
         for kind, age_s in ((NODE, limits.node_hours * 3600), (JOB, limits.job_days * 86400)):
             forgotten += await self._writing.run(partial(_forget, kind=kind, before=now - age_s))
@@ -135,7 +135,7 @@ class MetricStore:
                 break
             forgotten.append(oldest)
         if forgotten:
-            self._tell(frozenset(forgotten))
+            self._on_change(frozenset(forgotten))
         return forgotten
 
 
@@ -161,7 +161,7 @@ def _start_again(db: sqlite3.Connection, source: Source) -> None:
 
 
 def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
-    """A node's curve loses its beginning; a job is forgotten as a whole, but not that its files were read."""
+    """Removes the beginning of a node's curves, and old jobs as a whole; how far their files were read is kept."""
     forgotten = []
     for owner, last_ms in series.owners_by_age(db, kind):
         if last_ms / 1000 < before:
@@ -179,7 +179,7 @@ def _forget_owners(db: sqlite3.Connection, owners: Sequence[str]) -> None:
 
 
 def _drop_oldest_points(db: sqlite3.Connection) -> str | None:
-    """The points of the job that was last heard of longest ago; its curves stay, as their summaries."""
+    """Removes the points of the job with the oldest last point; the summaries of its curves stay."""
     for owner, _ in series.owners_by_age(db, JOB):
         numbers = db.execute(
             "SELECT DISTINCT series AS id FROM chunk JOIN series ON series.id = chunk.series WHERE owner = ?", (owner,)
@@ -198,7 +198,7 @@ def _delete(db: sqlite3.Connection, rows: Iterable[sqlite3.Row]) -> None:
 
 
 def _size_bytes(db: sqlite3.Connection) -> int:
-    """Of what is in it; pages that were given back are used again."""
+    """The size of the used pages; free pages are used again."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
     return int((pages - free) * size)

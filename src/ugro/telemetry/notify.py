@@ -1,4 +1,4 @@
-"""Telling people: messages wait in one short queue per channel, are tried again for a while, and block nobody.
+"""Notifications: messages wait in one short queue per channel and are retried for a while. Nothing waits for them.
 
 A channel that is away delays no other. What does not fit into a queue, or could not be sent for long, is logged.
 """
@@ -33,7 +33,7 @@ class Patience:
 
 class Notifier:
     def __init__(self, channels: Callable[[], Mapping[str, Channel]], patience: Patience | None = None) -> None:
-        """``channels`` is asked at each try: an edit of the configuration counts at once."""
+        """``channels`` is called for each attempt, so an edit of the configuration takes effect at once."""
         self._channels = channels
         self._patience = patience or Patience()
         self._queues: dict[str, asyncio.Queue[Message]] = {}
@@ -51,11 +51,11 @@ class Notifier:
                 self._tasks[name] = asyncio.create_task(self._empty(name, queue), name=f"tell {name}")
 
     async def test(self, name: str, message: Message) -> None:
-        """One try, whose failure is the caller's."""
+        """Sends once; raises on failure."""
         await asyncio.to_thread(send, name, channel_of(self._channels(), name), message)
 
     async def close(self) -> None:
-        """What can be sent at once still is."""
+        """Sends what can be sent at once, and drops the rest."""
         tasks = [task for task in self._tasks.values() if not task.done()]
         if tasks:
             await asyncio.wait(tasks, timeout=_GOODBYE_S)

@@ -1,4 +1,4 @@
-"""Prometheus' text format, written by hand: it is a dozen lines, and every family is made anew at each scrape.
+"""Prometheus' text format, written by hand: it is a dozen lines, and every family is built at each scrape.
 
 That is also why a job's series end with the job: nobody has to remember to forget them.
 """
@@ -24,7 +24,7 @@ class Family:
     samples: list[tuple[str, Labels, float]] = field(default_factory=list)
 
     def add(self, value: float | None, **labels: object) -> None:
-        """What is not known is left out."""
+        """Unknown values are left out."""
         if value is not None:
             self.samples.append(("", labels, float(value)))
 

@@ -1,4 +1,4 @@
-"""One line of a run's metrics.jsonl as points. Whatever is no such line is passed over: ranks are not trusted.
+"""One line of a run's metrics.jsonl as points. Invalid lines are skipped: ranks are not trusted.
 
     {"step": 10, "time": 1700000000.5, "rank": 0, "attempt": 1, "values": {"loss": 0.5}}
     {"step": 10, "time": 1700000000.5, "loss": 0.5, "lr": 1e-4}
@@ -18,9 +18,9 @@ _LONGEST_KEY = 200
 _MOST_KEYS = 10_000
 _DEEPEST = 4
 _ABOUT = frozenset({"step", "time", "rank", "attempt", "kind", "values"})
-_PLAIN = ("log", "metrics")  # kinds whose keys are the user's own
+_PLAIN = ("log", "metrics")  # kinds whose keys are chosen by the user
 _FLOATS = {float}
-_FINE_KEYS: set[str] = set()  # that were looked at already
+_FINE_KEYS: set[str] = set()  # keys that were checked before
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -39,7 +39,7 @@ def read(line: bytes) -> Record | None:
 
 
 def read_all(lines: Sequence[bytes]) -> list[Record]:
-    """The same, for many: they are read as one document, and only if that fails one by one."""
+    """The same for many lines, parsed as one document; one by one only if that fails."""
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -57,7 +57,7 @@ def of(found: Any) -> Record | None:
     values = _values(found)
     if not values:
         return None
-    is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # which NaN is not
+    is_timed = type(moment) in (int, float) and 0 <= moment < _LARGEST / 1000  # false for NaN
     rank = found.get("rank")
     return Record(
         step,
@@ -73,7 +73,7 @@ def _values(found: dict[str, Any]) -> dict[str, float]:
         inner = {key: value for key, value in found.items() if key not in _ABOUT}
     prefix = f"{kind}/" if type(kind) is str and kind not in _PLAIN else ""
     if not prefix and set(map(type, inner.values())) == _FLOATS and _FINE_KEYS.issuperset(inner):
-        return inner  # what nearly every line is
+        return inner  # the usual case
     values = dict(islice(_flat(inner, prefix, 0), _MOST_KEYS))
     if len(_FINE_KEYS) < _MOST_KEYS:
         _FINE_KEYS.update(values)

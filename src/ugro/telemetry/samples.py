@@ -1,4 +1,4 @@
-"""A node's report as points of its curves, one a second at most: what the node is like at that moment."""
+"""A node's report as points of its curves, at most one per second."""
 
 from __future__ import annotations
 

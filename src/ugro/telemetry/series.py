@@ -23,7 +23,7 @@ _MOST_LOOSE_CHUNKS = 32
 
 
 class SeriesKey(NamedTuple):
-    """A curve: what owns it (``job/17``, ``node/gpu1``), and which of its own it is."""
+    """A curve: its owner (``job/17``, ``node/gpu1``) and its own name."""
 
     owner: str
     attempt: int
@@ -49,7 +49,7 @@ class Points:
         self.values += other.values
 
     def in_order(self) -> Points:
-        """By their steps; of equal ones, what came first is first."""
+        """Sorted by step, stable."""
         steps = self.steps
         if all(map(int.__le__, steps, steps[1:])):
             return self
@@ -83,7 +83,7 @@ def append(db: sqlite3.Connection, key: SeriesKey, points: Points) -> None:
 
 
 def seal(db: sqlite3.Connection, owner: str) -> None:
-    """What came of it is all: its curves are read quickly from now on."""
+    """The owner is complete: its curves are compacted for fast reading."""
     for row in db.execute("SELECT id FROM series WHERE owner = ? AND loose_chunks > 0", (owner,)).fetchall():
         loose = take_loose(db, row["id"])
         _seal(db, row["id"], loose, len(loose))
@@ -106,7 +106,7 @@ def read_points(rows: Iterable[sqlite3.Row]) -> Points:
 
 
 def forget_before(db: sqlite3.Connection, owner: str, step: int) -> None:
-    """Drops chunks that end before that step, and makes the summaries of what is left."""
+    """Drops chunks that end before that step, and rebuilds the summaries."""
     query = (
         "SELECT DISTINCT series FROM chunk JOIN series ON series.id = chunk.series "
         "WHERE owner = ? AND chunk.step_max < ?"
@@ -147,7 +147,7 @@ def _series(db: sqlite3.Connection, key: SeriesKey) -> tuple[int, int, int]:
 
 def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
     finite = _finite(points.values)
-    # Where older points were not counted in, nothing is: whoever asks then looks at the bins.
+    # Not kept if older points were not counted: then readers use the bins.
     db.execute(
         "UPDATE series SET count = count + :count, step_min = MIN(COALESCE(step_min, :low), :low), "
         "step_max = MAX(COALESCE(step_max, :high), :high), "
@@ -170,7 +170,7 @@ def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
 
 
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    if math.isfinite(sum(values)):  # rarely not: only then is each one looked at
+    if math.isfinite(sum(values)):  # nearly always
         return values
     return [value for value in values if math.isfinite(value)]
 
@@ -184,7 +184,7 @@ def _seal(db: sqlite3.Connection, number: int, points: Points, end: int) -> None
         parts.append(piece.bins(binning.width_for(piece.steps[-1] - piece.steps[0] + 1, MOST_SUMMARY_BINS)))
         if len(parts) > _CHUNK_BINS:
             parts = [_bounded(binning.together(parts, 1))]
-    # Of a few points the points themselves are the best summary.
+    # For a few points, the points themselves are the summary.
     if sum(sum(part.counts) + sum(part.odd) for part in parts) > MOST_SUMMARY_BINS:
         summary = _bounded(binning.together(parts, 1))
         db.execute("UPDATE series SET summary = ? WHERE id = ?", (summary.pack(), number))
@@ -218,7 +218,7 @@ def _bounded(summary: Bins) -> Bins:
 
 
 def owners_by_age(db: sqlite3.Connection, kind: str) -> Sequence[tuple[str, int]]:
-    """Owners whose names begin so, and when each last had a point; the oldest first."""
+    """Owners with that prefix and the time of their last point, the oldest first."""
     query = (
         "SELECT owner, MAX(last_time_ms) AS last FROM series WHERE owner >= ? AND owner < ? "
         "GROUP BY owner ORDER BY last"

@@ -142,7 +142,7 @@ def test_a_job_that_goes_on_shows_what_came_so_far_and_keeps_it(ugro: Ugro) -> N
     assert results_of(ugro, "live")["state"] == "live"
     refused = ugro("results", str(job), "--rm", "--yes")
     assert refused.returncode == 6
-    assert "its results come yet" in refused.stderr
+    assert "its results are not complete yet" in refused.stderr
     assert ugro("cancel", str(job)).returncode == 0
     assert until_home(ugro, "live")["files"] >= 2, "also of a job that was cancelled"
 

@@ -21,7 +21,7 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.cli.main import cli
-from ugro.client.client import Ended, Output
+from ugro.client.client import Ended, OutputPiece
 from ugro.core.errors import NotFound, Unsatisfiable, UsageError
 from ugro.core.node import Status
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
@@ -359,6 +359,8 @@ def test_a_warm_command_imports_nothing_heavy(ugro: Ugro) -> None:
     assert modules_after(ugro, "health") & HEAVY == set()
     assert modules_after(ugro, "health", "--json") & HEAVY == set()
     assert modules_after(ugro, "exec", "n002", "--", "true") & HEAVY == set()
+    # Its options come from the schema of job files, which needs no library.
+    assert modules_after(ugro, "run", "--help") & {"asyncio", "pydantic", "ugro.agent", "ugro.nodes", "yaml"} == set()
     # click itself brings shutil along to lay out its help.
     assert modules_after(ugro, "--help") & {*HEAVY, "json", "pathlib", "socket", "ugro.client.client"} <= {"shutil"}
 
@@ -406,7 +408,7 @@ def test_a_program_can_do_what_the_commands_do(client: Client) -> None:
     assert reports[0].facts is not None
     assert reports[0].facts.gpus[0].model == "RTX 4070"
     events = list(client.exec(["@all"], ["sh", "-c", "echo $0 out; exit 3", "the"]))
-    output = {event.node: event.content for event in events if isinstance(event, Output)}
+    output = {event.node: event.content for event in events if isinstance(event, OutputPiece)}
     assert output == {"n001": b"the out\n", "n002": b"the out\n"}
     assert {(event.node, event.exit_code) for event in events if isinstance(event, Ended)} == {("n001", 3), ("n002", 3)}
     assert client.agent().nodes_connected == 2
@@ -442,25 +444,25 @@ def test_errors_are_typed(client: Client) -> None:
 def test_calls_can_be_made_while_a_command_streams(client: Client) -> None:
     running = client.exec(["n001"], ["sh", "-c", "echo begun; until [ -e go ]; do sleep 0.02; done; echo done"])
     first = next(running)
-    assert isinstance(first, Output)
+    assert isinstance(first, OutputPiece)
     assert first.content == b"begun\n"
     assert len(client.health()) == 2
     [touched] = [event for event in client.exec(["n001"], ["touch", "go"]) if isinstance(event, Ended)]
     assert touched.exit_code == 0
     rest = list(running)
-    assert [event.content for event in rest if isinstance(event, Output)] == [b"done\n"]
+    assert [event.content for event in rest if isinstance(event, OutputPiece)] == [b"done\n"]
     list(client.exec(["n001"], ["rm", "go"]))
 
 
 def test_leaving_an_iterator_ends_its_command(client: Client, farm: SshdFarm) -> None:
     running = client.exec(["n001"], ["sh", "-c", "echo here; exec sleep 1000"], key="mine")
-    assert isinstance(next(running), Output)
+    assert isinstance(next(running), OutputPiece)
     client.cancel("mine")
     [ended] = [event for event in running if isinstance(event, Ended)]
     assert ended.signal == signal.SIGTERM
     abandoned = client.exec(["n001"], ["sh", "-c", "echo $$; exec sleep 1000"])
     first = next(abandoned)
-    assert isinstance(first, Output)
+    assert isinstance(first, OutputPiece)
     abandoned.close()
     pid = int(first.content)
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the command to end")

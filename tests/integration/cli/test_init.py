@@ -110,7 +110,7 @@ def test_the_same_address_twice_makes_two_names(ugro: Ugro, farm: SshdFarm) -> N
 def test_without_any_host_this_machine_is_the_cluster(ugro: Ugro) -> None:
     alone = ugro("init")
     assert (alone.returncode, alone.stdout) == (0, "")
-    assert "no hosts in ~/.ssh/config; the file holds this machine only\n" in alone.stderr
+    assert "no hosts in ~/.ssh/config; the file has this machine only\n" in alone.stderr
     assert nodes(written(ugro)) == {this_machine(): {"transport": "local", "role": "master"}}
     nothing = ugro("init", "--no-local", "--force")
     assert (nothing.returncode, nothing.stdout) == (4, "")

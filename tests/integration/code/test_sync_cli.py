@@ -58,7 +58,7 @@ def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: P
     (here / "sub" / "train.py").write_text("print('trained')\n")
     (here / ".ugroignore").write_text("/sub/train.py\n")
     refused = ugro("launch", "sub/train.py")
-    assert (refused.returncode, "sub/train.py does not go along" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.returncode, "sub/train.py is not sent" in refused.stderr) == (2, True), refused.stderr
     (here / ".ugroignore").unlink()
     done = ugro("launch", "sub/train.py", "--nodes", "1")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
@@ -156,7 +156,7 @@ def test_an_agent_that_is_stopped_while_it_takes_a_folder_ends_and_says_so(ugro:
         os.kill(agent, signal.SIGTERM)
         said = command.communicate(timeout=60)[1].decode()
     wait_until_dead([agent])
-    assert "the agent is being stopped" in said
+    assert "the agent is stopping" in said
     assert ugro("status", "--json").stdout.count('"id"') == 0
 
 

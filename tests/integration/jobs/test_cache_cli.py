@@ -142,7 +142,7 @@ def test_an_exact_retry_runs_the_code_that_was_submitted_whatever_is_there_now(
     assert (again.returncode, again.stdout) == (0, "as it was\n")
     second = _status(ugro, int(first["id"]) + 1)
     assert (second["spec"]["snapshot"], second["spec"]["seed"]) == (first["spec"]["snapshot"], 7)
-    assert f"what it runs with is as it was for job {first['id']}" in events(ugro, second)
+    assert f"its environment is the same as for job {first['id']}" in events(ugro, second)
     rows = json.loads(ugro("compare", str(first["id"]), str(second["id"]), "--json").stdout)["rows"]
     assert {row["key"] for row in rows} <= {"took"}
     everything = json.loads(ugro("compare", str(first["id"]), "last", "--all", "--json").stdout)["rows"]

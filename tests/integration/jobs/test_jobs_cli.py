@@ -141,7 +141,7 @@ def test_a_node_that_has_done_its_part_of_a_job_lacks_nothing(ugro: Ugro, tmp_pa
         (["run", "--time-limit", "soon", "true"], 2, "--time-limit: expected a duration"),
         (["run", "--after", "nobody", "true"], 2, "there is no job 'nobody'"),
         (["run", "--after", "999999", "true"], 2, "there is no job 999999"),
-        (["cancel"], 2, "say which jobs"),
+        (["cancel"], 2, "name the jobs"),
         (["events", "--since", "now-ish"], 2, "such as 10m"),
     ],
 )

@@ -163,7 +163,7 @@ def test_what_cannot_be_asked_is_said(ugro: Ugro, job: str) -> None:
     assert "has written no profile" in plain.stderr
     refused = ugro("profile", "plain", "--trace", "2")
     assert refused.returncode == 6
-    assert "only steps to come" in refused.stderr
+    assert "only future steps" in refused.stderr
 
 
 def test_when_it_has_ended_its_results_tell_of_it(ugro: Ugro, job: str) -> None:

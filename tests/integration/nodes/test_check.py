@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rig.waiting import wait_until
+from ugro.agent.tracking import node_checks
+from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
 from ugro.nodes.link import Link
 from ugro.nodes.transport import SshOptions
@@ -42,8 +44,8 @@ def listening(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
 
 
 @asynccontextmanager
-async def local_link(root: Path) -> AsyncIterator[Link]:
-    spec = NodeSpec("here", transport="local", remote_root=str(root))
+async def local_link(root: Path, name: str = "here") -> AsyncIterator[Link]:
+    spec = NodeSpec(name, transport="local", remote_root=str(root))
     link = await Link.open(spec, SshOptions(), timeout_s=20, env=dict(os.environ))
     try:
         yield link
@@ -116,7 +118,24 @@ def test_a_listener_believes_only_who_knows_the_word(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_else_listens_is_not_taken_for_the_node() -> None:
+def test_a_node_that_is_lost_spares_the_other_pairs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            links = [await stack.enter_async_context(local_link(tmp_path / name, name)) for name in ("a", "b", "c")]
+            endpoints = [node_checks.endpoint(link) for link in links]
+            links[2].close()
+            async with node_checks.mesh(links, endpoints) as nodes:
+                found = await nodes.connect(settle_s=0.0)
+        assert isinstance(found["c"], Unreachable)
+        for one, other in (("a", "b"), ("b", "a")):
+            connections = found[one]
+            assert isinstance(connections, Connections)
+            assert {reached.node for reached in connections.reached} == {other}
+
+    asyncio.run(scenario())
+
+
+def test_another_program_that_listens_is_not_taken_for_the_node() -> None:
     with listening() as port:
         [silent] = connect(port, connect_s=0.2).missed
     assert silent.error.startswith("no answer within 0.2")

@@ -366,7 +366,7 @@ def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ug
         seen = client.host_key("n001")
         farm["n001"].change_host_key()
         before = farm.known_hosts.read_text()
-        with pytest.raises(NotAllowed, match="another one than was shown"):
+        with pytest.raises(NotAllowed, match="differs from the one that was shown"):
             client.trust(seen, replace=True)
         assert farm.known_hosts.read_text() == before
 

@@ -209,7 +209,7 @@ def test_results_go_by_their_own_rule_then_the_job_by_its(tmp_path: Path) -> Non
 def test_results_on_a_node_that_is_away_are_tried_again(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         world.settings = replace(world.settings, results=30 * DAY_S)
-        world.remover.problems = ("what stayed on gpu1 is still there: unreachable",)
+        world.remover.problems = ("results on gpu1 could not be removed: unreachable",)
         [made] = await world.ended(1, JobState.SUCCEEDED)
         world.results_of(made)
         await world.after(31)

@@ -9,11 +9,11 @@ import click
 import pytest
 
 from ugro.cli.jobs.arguments import divide
+from ugro.cli.jobs.describe import duration_s, exit_code, ranks, variables
 from ugro.cli.jobs.document import job_document
-from ugro.cli.jobs.lines import Bytes, Documents, Prefixed
-from ugro.cli.jobs.moments import MOMENT
+from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed
+from ugro.cli.jobs.moment import MOMENT
 from ugro.cli.jobs.submit import launch, run
-from ugro.cli.jobs.text import duration_s, exit_code, ranks, variables
 from ugro.cli.output import Output
 from ugro.client.jobs import LogPiece
 from ugro.config.job.options import OPTIONS as JOB_OPTIONS

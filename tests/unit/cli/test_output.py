@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.cli.output import Cell, Output, clean
-from ugro.client.client import Ended
-from ugro.client.client import Output as Piece
+from ugro.client.client import Ended, OutputPiece
 from ugro.core.errors import NotFound
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status
@@ -300,22 +299,22 @@ def test_what_could_not_be_killed_is_said(capsys: pytest.CaptureFixture[str]) ->
 
 def test_prefixes_are_as_wide_as_the_longest_name(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     lines = exec_lines("gpu1", "gpu-master")
-    lines.piece(Piece("gpu1", False, b"one\ntwo\n"))
-    lines.piece(Piece("gpu-master", False, b"three\n"))
+    lines.piece(OutputPiece("gpu1", False, b"one\ntwo\n"))
+    lines.piece(OutputPiece("gpu-master", False, b"three\n"))
     assert capsysbinary.readouterr().out == b"gpu1       | one\ngpu1       | two\ngpu-master | three\n"
 
 
 def test_others_wait_for_the_end_of_a_long_line(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     lines = exec_lines("a", "b")
-    lines.piece(Piece("a", False, LONG))
-    lines.piece(Piece("b", False, b"one\n" + LONG))
-    lines.piece(Piece("b", False, b"yyy\n"))
-    lines.piece(Piece("a", False, b"xxx"))
+    lines.piece(OutputPiece("a", False, LONG))
+    lines.piece(OutputPiece("b", False, b"one\n" + LONG))
+    lines.piece(OutputPiece("b", False, b"yyy\n"))
+    lines.piece(OutputPiece("a", False, b"xxx"))
     assert capsysbinary.readouterr().out == b"a | " + LONG + b"xxx"
-    lines.piece(Piece("a", False, b"\ntwo\n"))
+    lines.piece(OutputPiece("a", False, b"\ntwo\n"))
     assert capsysbinary.readouterr().out == b"\nb | one\nb | " + LONG + b"yyy\na | two\n"
-    lines.piece(Piece("a", False, LONG))
-    lines.piece(Piece("b", True, b"three"))
+    lines.piece(OutputPiece("a", False, LONG))
+    lines.piece(OutputPiece("b", True, b"three"))
     lines.ended(Ended("b", code=0))
     lines.ended(Ended("a", code=0))
     assert capsysbinary.readouterr() == (b"a | " + LONG + b"\n", b"b | three\n")
@@ -324,16 +323,16 @@ def test_others_wait_for_the_end_of_a_long_line(capsysbinary: pytest.CaptureFixt
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_long_line_is_broken_only_when_too_much_waits(capsysbinary: pytest.CaptureFixture[bytes], end: bytes) -> None:
     lines = exec_lines("a", "b")
-    lines.piece(Piece("a", False, LONG))
+    lines.piece(OutputPiece("a", False, LONG))
     held = 0
     while held <= 1024 * 1024:
         assert capsysbinary.readouterr().out in (b"a | " + LONG, b"")
-        lines.piece(Piece("b", False, b"y" * 5000 + end))
+        lines.piece(OutputPiece("b", False, b"y" * 5000 + end))
         held += 5000 + len(end)
     broken = capsysbinary.readouterr().out
     assert broken.startswith(b"\nb | yyy")
     assert broken.count(b"y") == held // (5000 + len(end)) * 5000
-    lines.piece(Piece("a", False, b"x\n"))
+    lines.piece(OutputPiece("a", False, b"x\n"))
     lines.ended(Ended("b", code=0))
     assert capsysbinary.readouterr().out == (b"a | x\n" if end else b"\na | x\n")
 
@@ -343,7 +342,7 @@ def test_a_letter_in_two_pieces_is_text_and_what_is_no_letter_is_base64(capsys: 
 
     documents = module._Json(Output(is_json=True))
     for content in (b"gr\xc3", b"\xbcn", b"\xff!", b"\xc3"):
-        documents.piece(Piece("gpu1", True, content))
+        documents.piece(OutputPiece("gpu1", True, content))
     documents.ended(Ended("gpu1", code=0))
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [document.get("stderr") for document in shown] == ["gr", "ün", None, None, None]

@@ -245,7 +245,7 @@ def test_amd_smi_of_rocm_6_is_understood_with_its_warning_before_the_document(be
     assert (first["memory_used_bytes"], first["temperature_c"]) == (14569 * MIB, 41.5)
     assert (first["processes"], first["error"]) == ([], None)
     assert (silent["index"], silent["name"]) == (1, "unknown")
-    assert silent["error"] == "the driver gives no readings of it"
+    assert silent["error"] == "the driver reports no readings for it"
 
 
 def test_a_process_that_amd_smi_lists_everywhere_is_on_the_gpu_whose_memory_it_has(bench: Bench) -> None:

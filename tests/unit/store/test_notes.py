@@ -12,7 +12,7 @@ import pytest
 from tests.rig.stores import in_store
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.job import JobSpec, JobState
-from ugro.core.note import LONGEST_TEXT, MOST_TAGS, Note, checked_tags, checked_text
+from ugro.core.note import MAX_TAGS, MAX_TEXT, Note, checked_tags, checked_text
 from ugro.store.database import Store
 
 
@@ -61,7 +61,7 @@ def test_only_jobs_that_changed_since_are_told_and_of_all_only_the_newest(tmp_pa
     in_store(tmp_path, work)
 
 
-@pytest.mark.parametrize("tags", [["a b"], [""], ["x" * 65], ["<b>"], ["a,b"], [str(n) for n in range(MOST_TAGS + 1)]])
+@pytest.mark.parametrize("tags", [["a b"], [""], ["x" * 65], ["<b>"], ["a,b"], [str(n) for n in range(MAX_TAGS + 1)]])
 def test_what_is_no_tag_is_refused(tags: list[str]) -> None:
     with pytest.raises(UsageError):
         checked_tags(tags)
@@ -71,4 +71,4 @@ def test_tags_are_kept_once_each_and_notes_have_an_end() -> None:
     assert checked_tags(["b", "a", "b", "größe", "v1.2:x/y"]) == ("b", "a", "größe", "v1.2:x/y")
     assert checked_text("  good \n") == "good"
     with pytest.raises(UsageError):
-        checked_text("x" * (LONGEST_TEXT + 1))
+        checked_text("x" * (MAX_TEXT + 1))

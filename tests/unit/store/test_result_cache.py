@@ -57,7 +57,7 @@ def test_what_no_longer_holds_when_it_is_submitted_is_run(tmp_path: Path, how: s
         job = (await store.jobs.submit(SPEC, "ann", "b", pointing(first))).job
         assert (job.state, job.cached_from) == (JobState.QUEUED, None)
         texts = [event.text for event in await store.jobs.events(job=job.id)]
-        assert f"job {first.id} no longer stands for it: it is run" in texts
+        assert f"job {first.id} can no longer be reused; the job is run" in texts
 
     in_store(tmp_path, scenario)
 

@@ -1,4 +1,4 @@
-"""The HTTP API on the agent's socket. A route parses, asks the agent, answers; it decides nothing."""
+"""The HTTP API on the agent's socket. A route parses the request, calls the agent and answers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ExamineBody(Body):
 
 def create_app(agent: Agent) -> FastAPI:
     async def look_at_the_file() -> None:
-        # Before every request: who has just edited the cluster file means the new one. It costs a stat.
+        # Before every request, so that a request after an edit of the cluster file uses the new one. It costs a stat.
         await agent.cluster.look_again()
 
     app = FastAPI(
@@ -128,7 +128,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 def _add_node_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/health")
     async def health(names: Names = []) -> Response:  # noqa: B006  # FastAPI copies it for each request
-        agent.cluster.inventory.select(names)  # an unknown name is an answer of its own, before the stream begins
+        agent.cluster.inventory.select(names)  # an unknown name is an error before the stream begins
         return LiveResponse(ndjson(agent.reports(names)), "application/x-ndjson")
 
     @app.get("/v1/best", response_model=Choice)

@@ -1,4 +1,4 @@
-"""The API's routes for code: sent by hand, tidied up, and what it has cost."""
+"""The API's routes for code: send it, remove old copies, show what was transferred."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ async def _told(agent: Agent, body: SyncBody, nodes: Sequence[str]) -> AsyncGene
     finally:
         taking.cancel()
     yield [{"snapshot": snapshot}]
-    async with contextlib.aclosing(agent.code.sync(snapshot, nodes, dry_run=body.dry_run)) as told:
-        async for reports in told:
+    async with contextlib.aclosing(agent.code.sync(snapshot, nodes, dry_run=body.dry_run)) as batches:
+        async for reports in batches:
             yield [{"node": report} for report in reports]

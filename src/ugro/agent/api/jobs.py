@@ -1,4 +1,4 @@
-"""The API's routes for jobs. A route parses, asks, answers; it decides nothing."""
+"""The API's routes for jobs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
 def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
     @app.post("/v1/jobs")
     async def submit(body: Submit) -> Response:
-        """``{"job"}``, or ``{"needs"}``: the names of variables to ask again with, their values in ``env``."""
+        """``{"job"}``, or ``{"needs"}``: the variables whose values the client must send in ``env``."""
         answer = await jobs.submit(body)
         return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"job": answer})
 
@@ -116,7 +116,7 @@ class LogQuery(Body):
     tail: Annotated[int, Field(ge=0)] | None = None
     follow: bool = False
     moves: bool = False
-    at: tuple[str, ...] = ()  # ATTEMPT.RANK:OFFSET, where a client that was cut off goes on
+    at: tuple[str, ...] = ()  # ATTEMPT.RANK:OFFSET, where a disconnected client continues
 
     def selection(self) -> Selection:
         return Selection(

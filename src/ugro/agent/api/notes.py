@@ -1,4 +1,4 @@
-"""The API's routes for what people write about jobs. A route parses, asks, answers; it decides nothing."""
+"""The API's routes for notes and tags of jobs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ugro.agent.jobs.service import JobService
 from ugro.core.note import Note, checked_tags, checked_text
 from ugro.store.notes import NoteStore
 
-_LONGEST = 100_000  # more is not even looked at
+_LONGEST = 100_000  # longer bodies are refused
 _MOST = 1000
 Tags = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=_MOST)]
 
 
 class NoteBody(Body):
-    """What is left out stays as it is. The same asked twice is the same as once."""
+    """Fields that are left out do not change. Sending the same body twice has no further effect."""
 
     text: Annotated[str, Field(max_length=_LONGEST)] | None = None
     tags: Tags | None = None  # all of them

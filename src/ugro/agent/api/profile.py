@@ -1,4 +1,4 @@
-"""The API's routes for where a training's time goes. A route parses, asks, answers; it decides nothing."""
+"""The API's routes for training profiles."""
 
 from __future__ import annotations
 

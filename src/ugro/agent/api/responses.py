@@ -1,4 +1,4 @@
-"""How the API reads and answers: strict bodies, JSON, and streams that end when their client leaves."""
+"""Request bodies and responses of the API: strict bodies, JSON, and streams that end when their client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Body(BaseModel):
 
 
 class LiveResponse(Response):
-    """A stream that ends at once when the client leaves, also while there is nothing to send."""
+    """A stream that ends as soon as the client disconnects, even while there is nothing to send."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], media_type: str) -> None:
         self._chunks = chunks
@@ -44,7 +44,7 @@ class LiveResponse(Response):
             stream.result()
 
     async def _send(self, send: Send) -> None:
-        # Closed here and now: what it holds (a command, a dialled node) must not wait for the garbage collector.
+        # Closed at once: what it holds (a command, a link) must not wait for the garbage collector.
         async with contextlib.aclosing(self._chunks) as chunks:
             async for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -57,7 +57,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
-    """One JSON document a line; an error after the start is the last line."""
+    """One JSON document per line; an error after the start is the last line."""
     try:
         async with contextlib.aclosing(batches):
             async for batch in batches:

@@ -1,4 +1,4 @@
-"""The API's routes for what jobs made. A route parses, asks, answers; it decides nothing."""
+"""The API's routes for job results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's routes for seeing what goes on: curves of nodes and jobs, alerts, the stream of changes, Prometheus."""
+"""The API's routes for monitoring: metrics of nodes and jobs, alerts, the stream of changes, Prometheus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Jobs = Annotated[list[str], Query(alias="job", min_length=1, max_length=_MOST_JO
 
 
 class TestBody(Body):
-    __test__ = False  # of channels, and not by pytest
+    __test__ = False  # not a pytest class
 
     channels: list[Annotated[str, Field(max_length=64)]] = Field(default_factory=list)
 
@@ -37,7 +37,7 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/alerts")
     async def alerts(limit: Annotated[int, Query(ge=0, le=_MOST_EVENTS)] = 100) -> Response:
-        """``alerts`` are on now; ``events`` is what happened, the newest first."""
+        """``alerts``: the active ones; ``events``: the history of alerts, the newest first."""
         history = await agent.store.alerts.history(limit)
         return json_response({"alerts": monitoring.monitor.alerts(), "events": history})
 
@@ -47,7 +47,7 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/nodes")
     async def nodes() -> Response:
-        """The newest reports, without asking any node; and how each is looked at."""
+        """The newest reports, without asking any node, and how often each is probed."""
         monitor = monitoring.monitor
         return json_response({"nodes": list(monitor.reports.values()), "watched": monitor.watched()})
 
@@ -65,7 +65,7 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
 
     async def numbers(words: list[str]) -> tuple[int, ...]:
         found = [int(word) if word.isdigit() else (await agent.jobs.find(word)).id for word in words]
-        known = await agent.store.jobs.states_of(found)  # of a thousand, one by one would take longer than the curves
+        known = await agent.store.jobs.states_of(found)  # in one query, because there may be a thousand
         if missing := [job for job in found if job not in known]:
             raise NotFound(f"there is no job {missing[0]}", hint="see: ugro status")
         return tuple(found)
@@ -74,7 +74,7 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
     async def node_history(
         name: str,
         keys: Keys = [],  # noqa: B006  # FastAPI copies it for each request
-        first: Step = None,  # unix seconds; without: a day ago
+        first: Step = None,  # unix seconds; default: a day ago
         last: Step = None,
         bins: Bins = 300,
     ) -> Response:
@@ -101,7 +101,7 @@ class CurveQuery(Body):
     first: Annotated[int, Field(gt=-_STEP, lt=_STEP)] | None = None
     last: Annotated[int, Field(gt=-_STEP, lt=_STEP)] | None = None
     bins: Annotated[int, Field(ge=1, le=MOST_BINS)] = 300
-    # A thousand curves are megabytes; a chart of so many draws their means and nothing else.
+    # A thousand curves are megabytes, and a chart of that many draws only their means.
     column: tuple[Column, ...] = ()  # none: all
     digits: Annotated[int, Field(ge=1, le=17)] | None = None
 

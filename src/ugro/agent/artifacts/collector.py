@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ugro.agent.artifacts.checkpoint_store import Checkpoint
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.environments import Environments, ExtraEnv
 from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.artifacts.output_store import Arrived
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.agent.support.aio import to_the_end
@@ -50,15 +50,15 @@ class Collector:
         self,
         jobs: JobStore,
         watch: RunTracker,
-        logs: LogMirror,
+        logs: SmallLogs,
         checkpoints: CheckpointSync,
         outputs: OutputSync,
         environments: Environments | None = None,
     ) -> None:
         self._jobs = jobs
         self._watch = watch
-        self._logs = logs
-        self.small_logs = SmallLogs(jobs, logs)
+        self._logs = logs.mirror
+        self._small_logs = logs
         self._checkpoints = checkpoints
         self._outputs = outputs
         self._environments = environments
@@ -94,7 +94,7 @@ class Collector:
 
     # --- outputs -----------------------------------------------------------------------------------------------
 
-    async def bring_results(self, node: str, status: RunStatus) -> None:
+    async def fetch_outputs(self, node: str, status: RunStatus) -> None:
         """Fetches all outputs of a run that has ended, or raises; nothing if the job's results were removed."""
         if not status.has_outputs:
             return
@@ -136,31 +136,32 @@ class Collector:
 
     # --- logs --------------------------------------------------------------------------------------------------
 
-    async def bring_logs(self, job: Job) -> None:
+    async def fetch_logs(self, job: Job) -> None:
         """Fetches the logs of an attempt that has ended, from nodes that answer; the orphan sweep fetches the rest."""
         nodes = job.placement.nodes if job.placement else ()
         runs = {node: self._watch.status(node, job.id, job.attempt) for node in nodes}
         await asyncio.gather(
             *(
-                self.bring_logs_of({node: status}, _SILENT_S if self._watch.silent_s(node) else _LOGS_S)
+                self.fetch_logs_of({node: status}, _SILENT_S if self._watch.silent_s(node) else _LOGS_S)
                 for node, status in runs.items()
                 if status is not None
             )
         )
 
-    async def bring_logs_of(self, runs: Mapping[str, RunStatus], timeout_s: float) -> bool:
+    async def fetch_logs_of(self, runs: Mapping[str, RunStatus], timeout_s: float) -> bool:
         """Fetches the logs of one attempt's runs that have ended; False if some could not be fetched in time."""
         missing = {
             (node, int(status.job), status.attempt): status
             for node, status in runs.items()
             if (node, int(status.job), status.attempt) not in self._complete
         }
-        done = await asyncio.gather(*(self._bring(node, status, timeout_s) for (node, _, _), status in missing.items()))
+        work = (self._fetch_logs(key[0], status, timeout_s) for key, status in missing.items())
+        done = await asyncio.gather(*work)
         fetched = zip(missing.items(), done, strict=True)
         self._complete |= {key for (key, status), is_done in fetched if is_done and status.has_ended}
         return all(done)
 
-    async def _bring(self, node: str, status: RunStatus, timeout_s: float) -> bool:
+    async def _fetch_logs(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
         ranks = status.known_ranks or await self._planned_ranks(node, status)
         for rank in ranks:
@@ -177,12 +178,12 @@ class Collector:
     async def show_logs(self, job: int) -> None:
         """Writes the recorded log of a small command to its file. If that fails, the rest is still shown."""
         try:
-            await self.small_logs.show(job)
+            await self._small_logs.show(job)
         except UgroError as error:
             log.warning("%s", error, extra={"job": job})
 
     def has_all(self, job: Job) -> bool:
-        """Everything that its attempt made came with its exits: nothing has to be fetched, and nothing described."""
+        """Whether everything that its attempt wrote arrived with the exit records, so that nothing is to be fetched."""
         if not follows_from_spec(job.spec):
             return False
         exits = self._exits(job)
@@ -193,7 +194,7 @@ class Collector:
         return SmallLog(job.id, job.attempt, tuple(log for one in self._exits(job) for log in (one and one.logs) or ()))
 
     def note_complete(self, job: Job) -> None:
-        """Its logs are recorded: what its nodes keep of them is not needed."""
+        """Its logs are recorded: the copies on its nodes are not needed."""
         self._complete |= {(node, job.id, job.attempt) for node in (job.placement.nodes if job.placement else ())}
 
     def has_logs_of(self, node: str, status: RunStatus) -> bool:
@@ -203,27 +204,30 @@ class Collector:
         nodes = job.placement.nodes if job.placement else ()
         return [self._watch.status(node, job.id, job.attempt) for node in nodes]
 
-    async def let_go(self, logs: Iterable[SmallLog]) -> None:
-        """These logs are complete: nothing is fetched for them any more."""
-        await self._logs.let_go((log.job, log.attempt, rank) for log in logs for rank, _ in log.ranks)
+    async def unfollow_logs(self, log: SmallLog) -> None:
+        """The log is complete: nothing is fetched for it any more."""
+        await self._logs.unfollow((log.job, log.attempt, rank) for rank, _ in log.ranks)
 
-    def forget_logs(self, node: str, job: int, attempt: int) -> None:
+    async def write_log(self, log: SmallLog) -> None:
+        await self._small_logs.keep(log, time.time())
+
+    def forget(self, node: str, job: int, attempt: int) -> None:
         """The run was removed from the node: there is nothing left to fetch."""
         self._complete.discard((node, job, attempt))
         self._outputs.forget(Run(job, attempt, node))
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    async def bring_checkpoints(self, job: Job) -> None:
+    async def fetch_checkpoints(self, job: Job) -> None:
         if job.spec.has_checkpoints and job.placement is not None:
             await self._checkpoints.collect(job, job.placement.nodes)
 
-    async def gather(self, job: Job, nodes: Sequence[str]) -> None:
+    async def fetch_earlier_checkpoints(self, job: Job, nodes: Sequence[str]) -> None:
         """Before a retry: a node that was away when the last attempt ended may have the newest checkpoint."""
         if job.attempt > 1 and job.spec.has_checkpoints:
             await self._checkpoints.collect(job, nodes)
 
-    async def keep_what_it_made(self, job: Job, nodes: Sequence[str]) -> None:
+    async def finish_checkpoints(self, job: Job, nodes: Sequence[str]) -> None:
         """The job has ended: fetches its last checkpoint, then deletes what the nodes keep for it."""
         if not job.spec.has_checkpoints:
             return

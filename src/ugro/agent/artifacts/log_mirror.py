@@ -53,7 +53,7 @@ class LogMirror:
                 task.cancel()
         return all(_has_all(task) for task in tasks)
 
-    async def let_go(self, keys: Iterable[tuple[int, int, int]]) -> None:
+    async def unfollow(self, keys: Iterable[tuple[int, int, int]]) -> None:
         """Follows these no longer: all of their output is known."""
         tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
         for task in tasks:

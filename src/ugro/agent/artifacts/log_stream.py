@@ -46,7 +46,7 @@ class Selection:
         return (not self.ranks or rank in self.ranks) and (not self.nodes or node in self.nodes)
 
 
-class JobLogs:
+class LogStream:
     def __init__(self, jobs: JobStore, small: SmallLogs, moved: ChangeSignal, look: Look) -> None:
         self._jobs = jobs
         self._mirror = small.mirror

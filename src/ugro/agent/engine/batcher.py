@@ -27,42 +27,55 @@ class Batcher(Generic[T, R]):
         self._send = send
         self._gather_s = gather_s
         self._enough = enough
-        self._waiting: dict[str, list[tuple[T, asyncio.Future[R]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: dict[str, _Batch[T, R]] = {}  # by node: those that still take requests
+        self._tasks: set[asyncio.Task[Sequence[R | Exception]]] = set()
 
     async def request(self, node: str, item: T) -> R:
         """A caller that is cancelled gets no result; its request is sent all the same."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[R] = loop.create_future()
-        waiting = self._waiting.setdefault(node, [])
-        waiting.append((item, done))
-        if len(waiting) >= self._enough:
-            self._flush(node)
-        elif len(waiting) == 1:
-            loop.call_later(self._gather_s, self._flush, node)
-        return await done
+        batch = self._open.get(node)
+        if batch is None:
+            batch = self._open[node] = _Batch()
+            batch.task = asyncio.create_task(self._run(node, batch), name=f"requests to {node}")
+            self._tasks.add(batch.task)
+            batch.task.add_done_callback(self._note_end)
+        batch.items.append(item)
+        number = len(batch.items) - 1
+        if len(batch.items) >= self._enough:
+            self._close(node, batch)
+        assert batch.task is not None
+        result = (await asyncio.shield(batch.task))[number]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _flush(self, node: str) -> None:
-        if waiting := self._waiting.pop(node, None):
-            task = asyncio.create_task(self._send_all(node, waiting), name=f"{len(waiting)} requests to {node}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _send_all(self, node: str, waiting: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
-        results: Sequence[R | Exception]
+    async def _run(self, node: str, batch: _Batch[T, R]) -> Sequence[R | Exception]:
+        timer = asyncio.get_running_loop().call_later(self._gather_s, self._close, node, batch)
         try:
-            results = await self._send(node, [item for item, _ in waiting])
-        except Exception as error:  # noqa: BLE001  # each caller has it raised
-            results = [error] * len(waiting)
-        for (_, done), result in zip(waiting, results, strict=True):
-            if done.done():
-                continue
-            if isinstance(result, Exception):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
+            await batch.is_complete.wait()
+        finally:
+            timer.cancel()
+            self._close(node, batch)
+        return await self._send(node, batch.items)
+
+    def _close(self, node: str, batch: _Batch[T, R]) -> None:
+        """Later requests go into another batch."""
+        if self._open.get(node) is batch:
+            del self._open[node]
+        batch.is_complete.set()
+
+    def _note_end(self, task: asyncio.Task[Sequence[R | Exception]]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marked as seen: every caller may have been cancelled
+
+
+class _Batch(Generic[T, R]):
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self.is_complete = asyncio.Event()
+        self.task: asyncio.Task[Sequence[R | Exception]] | None = None

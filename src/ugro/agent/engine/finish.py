@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class Finish:
-    def __init__(self, jobs: JobStore, watch: RunTracker, home: Collector, launch: Launch) -> None:
+    def __init__(self, jobs: JobStore, watch: RunTracker, collector: Collector, launch: Launch) -> None:
         self._jobs = jobs
         self._watch = watch
-        self._home = home
+        self._collector = collector
         self._launch = launch
 
     async def at_once(self, job: Job) -> None:
@@ -32,22 +32,22 @@ class Finish:
         Raises ``StaleMove`` for one that was asked to end meanwhile: that goes step by step.
         """
         point("finish.begun")
-        log = self._home.sent_logs(job)
-        await self._home.let_go([log])
+        log = self._collector.sent_logs(job)
+        await self._collector.unfollow_logs(log)
         point("finish.logged")
         try:
             await self._jobs.finish(job, log)
         except StaleMove:
-            await self._home.small_logs.keep(log, time.time())
+            await self._collector.write_log(log)
             raise
         point("finish.recorded")
-        self._home.note_complete(job)
+        self._collector.note_complete(job)
         self._launch.forget(job.id, job.attempt)
 
     async def conclude(self, job: Job) -> None:
         """What is left on the nodes is removed later, also logs that could not be collected yet."""
         point("conclude.begun")
-        await self._home.bring_logs(job)
+        await self._collector.fetch_logs(job)
         point("conclude.logged")
         await self._record(await self._jobs.get(job.id))
         point("conclude.recorded")
@@ -69,7 +69,7 @@ class Finish:
 
     async def _record_failure(self, job: Job, failure: Failure) -> None:
         self._launch.check_again(job)
-        await self._home.bring_checkpoints(job)
+        await self._collector.fetch_checkpoints(job)
         verdict = after_failure(await self._view(job), failure, time.time())
         if isinstance(verdict, Retry):
             log.info("%s", verdict.reason, extra={"job": job.id, "attempt": job.attempt})
@@ -84,8 +84,8 @@ class Finish:
             job.spec.retry,
             job.tries.charged,
             job.tries.free,
-            has_progressed=await self._home.has_progressed(job),
-            has_checkpoint=await self._home.has_checkpoint(job.id),
+            has_progressed=await self._collector.has_progressed(job),
+            has_checkpoint=await self._collector.has_checkpoint(job.id),
         )
 
     def _failure(self, job: Job) -> Failure:

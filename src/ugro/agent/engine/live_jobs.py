@@ -24,8 +24,9 @@ _COMPARE_S = 30.0
 
 
 class LiveJobs:
-    def __init__(self, jobs: JobStore, on_change: Callable[[], None]) -> None:
+    def __init__(self, jobs: JobStore, on_change: Callable[[], None], compare_s: float = _COMPARE_S) -> None:
         self._jobs = jobs
+        self._compare_s = compare_s
         self._on_change = on_change
         # Apart: those that hold devices are few, however long the queue is, and they are asked for most often.
         self._holding: dict[int, Job] = {}
@@ -37,7 +38,7 @@ class LiveJobs:
         jobs.listen(self._note)
 
     async def read(self) -> None:
-        if time.monotonic() - self._read_at < _COMPARE_S:
+        if time.monotonic() - self._read_at < self._compare_s:
             return
         if self._read_at == float("-inf"):
             await self._jobs.read_states(_LIVE, self._replace)

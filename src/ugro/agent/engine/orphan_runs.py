@@ -32,15 +32,15 @@ _AGAIN_S = 5.0
 
 
 class OrphanRuns:
-    def __init__(self, jobs: JobStore, watch: RunTracker, home: Collector) -> None:
+    def __init__(self, jobs: JobStore, watch: RunTracker, collector: Collector) -> None:
         self._jobs = jobs
         self._watch = watch
-        self._home = home
+        self._collector = collector
         self._removals: Batcher[tuple[int, int], None] = Batcher(self._send_removals, _GATHER_S, _ENOUGH)
 
     async def clear(self, node: str, status: RunStatus) -> None:
         try:
-            if self._home.has_logs_of(node, status) and not status.has_outputs:
+            if self._collector.has_logs_of(node, status) and not status.has_outputs:
                 await self._remove(node, int(status.job), status.attempt)
             elif not await self._is_under_way(status):
                 point("sweep.found")
@@ -65,10 +65,10 @@ class OrphanRuns:
             status = await runs.stop(job, attempt, "this attempt is over", _GRACE_S)
             self._watch.learn(node, status)
             point("sweep.stopped")
-        await self._home.show_logs(job)  # what is recorded need not be fetched
-        if not await self._home.bring_logs_of({node: status}, _LOGS_S):
+        await self._collector.show_logs(job)  # what is recorded need not be fetched
+        if not await self._collector.fetch_logs_of({node: status}, _LOGS_S):
             raise RemoteFailure("not all of its logs could be collected", subject=node)
-        await self._home.bring_results(node, status)
+        await self._collector.fetch_outputs(node, status)
         point("sweep.brought")
         await self._remove(node, job, attempt)
 
@@ -76,7 +76,7 @@ class OrphanRuns:
         await self._removals.request(node, (job, attempt))
         point("conclude.removed")
         self._watch.forget_on(node, job, attempt)
-        self._home.forget_logs(node, job, attempt)
+        self._collector.forget(node, job, attempt)
 
     async def _send_removals(self, node: str, runs: Sequence[tuple[int, int]]) -> Sequence[RemoteFailure | None]:
         return await self._watch.runs(node).remove(runs)

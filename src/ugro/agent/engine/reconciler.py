@@ -59,16 +59,16 @@ class Engine:
         planner: Planner,
         code: Code,
         scheduler_input: SchedulerInput,
-        home: Collector,
+        collector: Collector,
     ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._scheduler_input = scheduler_input
-        self._home = home
+        self._collector = collector
         self._leases = Leases(watch)
         self._launch = Launch(jobs, watch, self._leases, planner, code)
-        self._finish = Finish(jobs, watch, home, self._launch)
-        self._orphans = OrphanRuns(jobs, watch, home)
+        self._finish = Finish(jobs, watch, collector, self._launch)
+        self._orphans = OrphanRuns(jobs, watch, collector)
         self._wake = asyncio.Event()
         self._work = KeyedTasks(self._wake.set)
         self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
@@ -112,7 +112,7 @@ class Engine:
         await self._orphans.close()
         await self._leases.close()
         await self._watch.close()
-        await self._home.close()
+        await self._collector.close()
 
     def told(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
         """What each node of the newest attempt says of it now, and its last word."""
@@ -163,7 +163,7 @@ class Engine:
 
     def _do(self, job: Job, step: attempt.Step | None, is_settling: bool) -> Awaitable[None] | None:
         match step:
-            case attempt.Move(JobState.STOPPING, _, Ending.DONE) if self._home.has_all(job):
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE) if self._collector.has_all(job):
                 self._work.do(("finish", job.id, job.attempt), partial(self._finish_at_once, job))
             case attempt.Move(JobState.RUNNING) if is_settling:
                 return None
@@ -189,8 +189,8 @@ class Engine:
 
     def _follow(self, job: Job, is_settling: bool) -> None:
         is_concluding = ("conclude", job.id, job.attempt) in self._work
-        if not is_settling and not is_concluding and not self._home.has_all(job):
-            self._home.follow(job)
+        if not is_settling and not is_concluding and not self._collector.has_all(job):
+            self._collector.follow(job)
 
     def _view(self, job: Job) -> AttemptView:
         refusal = self._launch.refusal(job)
@@ -226,7 +226,7 @@ class Engine:
             self._wake.set()
 
     async def _start(self, job: Job, nodes: tuple[str, ...]) -> None:
-        await self._home.gather(job, await self._used(job))
+        await self._collector.fetch_earlier_checkpoints(job, await self._used(job))
         await self._launch.start(job, nodes)
 
     async def _used(self, job: Job) -> tuple[str, ...]:
@@ -261,17 +261,17 @@ class Engine:
         self._must_keep = self._must_keep or job.spec.has_checkpoints
         self.wake()
         # Apart: it may have to ask the nodes, and nobody's start is to wait for that.
-        self._work.do(("describe", job.id), partial(self._home.describe, job.id))
+        self._work.do(("describe", job.id), partial(self._collector.describe, job.id))
 
     async def _keep(self) -> None:
         """Also what an agent before us did not come to."""
         jobs = await self._jobs.to_keep()
         self._must_keep = bool(jobs)
         for job in jobs:
-            self._work.do(("keep", job.id), partial(self._keep_what_it_made, job))
+            self._work.do(("keep", job.id), partial(self._finish_checkpoints, job))
 
-    async def _keep_what_it_made(self, job: Job) -> None:
-        await self._home.keep_what_it_made(job, await self._used(job))
+    async def _finish_checkpoints(self, job: Job) -> None:
+        await self._collector.finish_checkpoints(job, await self._used(job))
         await self._jobs.kept(job)
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:

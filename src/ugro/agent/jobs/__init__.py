@@ -1,1 +1,1 @@
-"""What users ask of jobs: submit, dry run, cancel, reuse a result, list what was made."""
+"""Requests about jobs: submit, dry run, cancel, retry, results, the result cache, retention."""

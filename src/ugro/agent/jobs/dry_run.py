@@ -1,4 +1,4 @@
-"""The dry run: what a job would get if it were submitted now. Nothing is recorded, nothing is started."""
+"""The dry run: where a job would start if it were submitted now. It records and starts nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _decision(view: ClusterView, job: int) -> Start | Fail | Wait:
 
 
 def _idle(view: ClusterView, job: int) -> ClusterView:
-    """The same nodes with nobody else there, and nothing to come after."""
+    """The same nodes without other jobs, and no jobs to run after."""
     [mine] = [one for one in view.waiting if one.id == job]
     return replace(view, waiting=(replace(mine, spec=replace(mine.spec, after=After())),), holding=())
 

@@ -1,7 +1,7 @@
-"""The result cache: whether the same work was done before, so that a job may point to it instead of being run.
+"""The result cache: finds an earlier job that did the same work, so that the new one need not run.
 
-The same work is the same code, command, variables, set-up, demands and input files. Who did it must have run with
-what its nodes have installed now: they are asked. When anything of this cannot be known, the job is run.
+The same work means the same code, command, variables, set-up, resources and input files. The earlier job's nodes must
+still have the same software installed; they are asked. If any of this is unknown, the job is run.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class ResultCache:
         self._environments = environments
 
     async def look(self, spec: JobSpec) -> About:
-        """Nothing for a job that wants none of it. Raises ConfigError for inputs that cannot be read."""
+        """Empty for a job that does not use the cache. Raises ConfigError for inputs that cannot be read."""
         if not spec.is_cached:
             return About()
         if spec.snapshot is None:
-            return About(notes=("the cache does not apply: its code is not sent along, and may be anything",))
+            return About(notes=("the cache does not apply: the job's code is not sent, so it is unknown",))
         key = await self.key(spec)
         first = await self._jobs.done_before(key)
         if first is None:
-            return About(cache_key=key, notes=("nobody has done the same before",))
+            return About(cache_key=key, notes=("no earlier job did the same work",))
         if (problem := await self.changed_since(first)) is not None:
-            return About(cache_key=key, notes=(f"job {first.id} has done the same before, but {problem}: it is run",))
+            return About(cache_key=key, notes=(f"job {first.id} did the same work, but {problem}; the job is run",))
         return About(cache_key=key, cached_from=first.id)
 
     async def key(self, spec: JobSpec) -> str:
@@ -45,22 +45,22 @@ class ResultCache:
         return hashlib.sha256(json.dumps({**_work(spec), "inputs": hashes}, sort_keys=True).encode()).hexdigest()
 
     async def changed_since(self, first: Job) -> str | None:
-        """Why what it made may not be what would be made now; None when all is as it was."""
+        """Why its results may differ from what a run would make now; None if nothing has changed."""
         ran_with = await self._environments.of(first)
         nodes = first.placement.nodes if first.placement else ()
         if not nodes or set(ran_with) != set(nodes):
-            return "what it ran with was not written down"
+            return "its environment was not recorded"
         now = await self._environments.now(nodes, is_fresh=True)
         for node in nodes:
             if node not in now:
-                return f"{node} cannot be asked whether it is still as it was"
+                return f"{node} cannot be asked what it has installed"
             if now[node].fingerprint != ran_with[node].fingerprint:
                 return f"on {node} {_change(ran_with[node], now[node])}"
         return None
 
 
 def _work(spec: JobSpec) -> dict[str, object]:
-    """What of a job decides over what it makes."""
+    """The parts of a job that determine its results."""
     resources = asdict(spec.resources)
     return {
         "snapshot": spec.snapshot,

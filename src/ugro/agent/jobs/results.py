@@ -1,4 +1,4 @@
-"""A job's results as a client sees them: what is here, what is on its way, what stayed; and their removal."""
+"""A job's results for clients: what has arrived, what is being transferred, what stayed on nodes; and their removal."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 _MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
-_TIMES = ".times"  # beside a log: when its lines came
+_TIMES = ".times"  # beside a log: the times of its lines
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunTracker, home: Collector) -> None:
+    def __init__(self, folder: Path, store: Store, watch: RunTracker, collector: Collector) -> None:
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
         self._watch = watch
-        self._home = home
+        self._collector = collector
         self._summed_up: dict[tuple[str, int, int], MetricsSummary | None] = {}
 
     async def of(self, asked: Job, attempt: int | None = None) -> JobResults:
@@ -48,8 +48,8 @@ class ResultService:
         if attempt is not None and number not in tries:
             raise NotFound(f"job {job.id} has no attempt {attempt}", hint=f"it has {len(tries)}")
         if job.attempt:
-            await self._home.show_logs(job.id)
-            await self._home.describe(job.id)
+            await self._collector.show_logs(job.id)
+            await self._collector.describe(job.id)
         nodes = tries.get(number, ())
         parts = [
             await asyncio.to_thread(self._node, job, number, node, is_first=node == nodes[0]) for node in nodes
@@ -65,15 +65,16 @@ class ResultService:
         return compare(sides)
 
     async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:
-        """Outputs and checkpoints, here and on the nodes; logs stay. Returns what could not be done, in sentences."""
+        """Removes outputs and checkpoints, here and on the nodes; logs stay. Returns what failed, in sentences."""
         if not job.is_final:
-            raise NotAllowed(f"job {job.id} is {job.state}: its results come yet", hint=f"ugro cancel {job.id}")
+            problem = f"job {job.id} is {job.state}: its results are not complete yet"
+            raise NotAllowed(problem, hint=f"ugro cancel {job.id}")
         if job.cached_from is not None:
             raise NotAllowed(
                 f"job {job.id} has none of its own: they are job {job.cached_from}'s",
                 hint=f"ugro results {job.cached_from} --rm",
             )
-        # Recorded first: what is found on a node later is not brought any more.
+        # Recorded first: outputs found on a node later are not collected any more.
         await self._jobs.note_results_removed(job, reason)
         await to_the_end(partial(delete_results, self._folder / str(job.id)))
         nodes = {node: None for one in await self._jobs.attempts(job.id) for node in one.placement.nodes}
@@ -82,17 +83,17 @@ class ResultService:
 
     async def _drop(self, job: int, node: str) -> str | None:
         try:
-            await self._home.drop_kept(job, node)
+            await self._collector.drop_kept(job, node)
         except NotFound:
             return None
         except UgroError as error:
-            return f"what stayed on {node} is still there: {error}"
+            return f"results on {node} could not be removed: {error}"
         return None
 
     # --- looking -----------------------------------------------------------------------------------------------
 
     def _node(self, job: Job, attempt: int, node: str, *, is_first: bool) -> NodeResults:
-        progress = self._home.outputs(job.id, attempt, node, is_first=is_first)
+        progress = self._collector.outputs(job.id, attempt, node, is_first=is_first)
         if isinstance(progress, Arrived):
             return _arrived(node, progress)
         status = self._watch.status(node, job.id, attempt)
@@ -131,7 +132,7 @@ class ResultService:
         )
 
     def _metrics(self, path: Path) -> MetricsSummary | None:
-        """Read once for each content: who waits for results asks again and again."""
+        """Cached by size and time of the file: clients that wait for results ask again and again."""
         with contextlib.suppress(OSError), path.open("rb") as lines:
             about = os.fstat(lines.fileno())
             key = (str(path), about.st_size, about.st_mtime_ns)
@@ -149,15 +150,15 @@ class ResultService:
         yield Part("logs", str(newest / "logs"))
         yield Part("", str(newest / "output"))
         yield Part("nodes", str(newest / "nodes"))
-        if (checkpoint := self._home.checkpoint(job)) is not None:
+        if (checkpoint := self._collector.checkpoint(job)) is not None:
             inside = f"/{checkpoint.name}" if checkpoint.found.kind == "folder" else ""
             yield Part(f"checkpoints{inside}", checkpoint.path)
 
 
 def _arrived(node: str, arrived: Arrived) -> NodeResults:
     has_some = arrived.files or arrived.left_count or arrived.same
-    told = NodeResults(node, ResultState.HOME if has_some else ResultState.NONE, arrived.files, arrived.bytes)
-    return replace(told, left=arrived.left, left_count=arrived.left_count, unsendable=arrived.unsendable)
+    found = NodeResults(node, ResultState.HOME if has_some else ResultState.NONE, arrived.files, arrived.bytes)
+    return replace(found, left=arrived.left, left_count=arrived.left_count, unsendable=arrived.unsendable)
 
 
 def _together(job: Job, nodes: Sequence[NodeResults]) -> ResultState:

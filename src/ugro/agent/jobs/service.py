@@ -1,4 +1,4 @@
-"""Jobs as a client sees them: submit, look, cancel, follow. The engine does the rest by itself."""
+"""Requests about jobs: submit, show, cancel, follow. The engine does the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_stream import JobLogs, Selection, agent_stops
+from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
@@ -28,7 +28,7 @@ from ugro.store.jobs import About
 from ugro.store.listing import Listed
 
 _LOOK_S = 0.5  # without a signal
-_REASONS_S = 2.0  # how old the reasons of waiting jobs may be: a pass over a long queue takes a while
+_REASONS_S = 2.0  # how old the reasons of waiting jobs may be
 _NAMED_JOBS = 1000
 
 
@@ -56,10 +56,10 @@ class JobService:
         self._submitting = submitting
         self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
         self._reasons = _Reasons(engine, scheduler_input)
-        self._logs = JobLogs(jobs, small, engine.changed, self._look)
+        self._logs = LogStream(jobs, small, engine.changed, self._look)
 
     def end_streams(self) -> None:
-        """The agent stops: whoever follows something is told so, and keeps nobody waiting."""
+        """Ends all streams, because the agent stops."""
         self._logs.is_ending = True
         self._engine.changed.notify()
 
@@ -73,7 +73,7 @@ class JobService:
         return (await self._put([(spec, submit)]))[0]
 
     async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
-        """All of them, or an error and none of them; they share one commit."""
+        """Submits all of them in one commit, or none."""
         taken: Taken = {}
         asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
         specs = [spec for spec in asked if not isinstance(spec, Needs)]
@@ -90,12 +90,12 @@ class JobService:
         return replace(found, snapshot=next(iter(taken.values()), None))
 
     async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
-        """A job that has ended, once more: as a new job with the same spec. ``exact``: surely with the same code."""
+        """Submits an ended job again, as a new job with the same spec. ``exact``: only if its code is still here."""
         if (known := await self._jobs.submitted(key)) is not None:
-            return known  # asked again, and ``word`` may mean this very job by now
+            return known  # a repeated request; ``word`` may mean this new job by now
         old = await self.find(word)
         if not old.is_final:
-            raise NotAllowed(f"job {old.id} is {old.state}: only what has ended is run again", hint=_end_first(old))
+            raise NotAllowed(f"job {old.id} is {old.state}: only an ended job can be run again", hint=_end_first(old))
         if exact:
             self._submitting.expect_code(old)
         await self._submitting.check_fit([old.spec])
@@ -138,7 +138,7 @@ class JobService:
         return await self._reasons.added_to(await self._listing.page(wanted))
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
-        """What the waiting ones among them wait for."""
+        """The same jobs; those that wait have what they wait for as their reason."""
         return await self._reasons.added_to(jobs)
 
     async def find(self, word: str) -> Job:
@@ -174,7 +174,7 @@ class JobService:
     # --- following ---------------------------------------------------------------------------------------------
 
     async def moves(self, number: int, timeout_s: float | None = None) -> AsyncGenerator[list[Job]]:
-        """The job now and each time it has moved, until it has ended or the time is over."""
+        """The job now and after each change, until it has ended or the timeout is over."""
         shown: tuple[JobState, int, str] | None = None
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         while not self._logs.is_ending:
@@ -190,7 +190,7 @@ class JobService:
         raise agent_stops()
 
     async def _until_it_moves(self, number: int, known: Job | None, seen: int, until: float) -> None:
-        """That others move is none of its business, and of a thousand one is always moving."""
+        """Waits for a change of this job; other jobs change all the time."""
         while (left_s := until - time.monotonic()) > 0 and not self._logs.is_ending:
             await self._engine.changed.wait(seen, left_s)
             seen = self._engine.changed.count
@@ -216,7 +216,7 @@ class JobService:
         raise agent_stops()
 
     async def make_readable(self, number: int) -> None:
-        """Before the files of a job's logs are opened."""
+        """To be called before the files of a job's logs are opened."""
         await self._small.show(number)
 
     async def check_logs(self, word: str, wanted: Selection) -> Job:
@@ -229,7 +229,7 @@ class JobService:
         return self._logs.frames(number, wanted)
 
     async def _seq_before(self, since: str) -> int:
-        """The last event before a time. Events are in order of time: a few looks find it among millions."""
+        """The last event before a time. Events are in order of time, so a binary search finds it."""
         low, high = 0, 1
         while (found := await self._jobs.events(after=high, limit=1)) and found[0].at < since:
             low, high = high, 2 * high
@@ -244,7 +244,7 @@ class JobService:
 
 
 class _Reasons:
-    """What queued jobs wait for, from a pass of the scheduler that is not repeated for everybody who looks."""
+    """What queued jobs wait for, from a pass of the scheduler that many requests share."""
 
     def __init__(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
         self._engine = engine
@@ -253,7 +253,7 @@ class _Reasons:
         self._until = float("-inf")
 
     async def added_to(self, jobs: Sequence[Job]) -> list[Job]:
-        """Between attempts, how the last one ended says more."""
+        """Adds reasons to queued jobs. Between attempts the reason stays: it says how the last one ended."""
         if not any(job.state is JobState.QUEUED for job in jobs):
             return list(jobs)
         await self._refresh()
@@ -273,4 +273,4 @@ class _Reasons:
 
 
 def _end_first(job: Job) -> str:
-    return f"end it first: ugro cancel {job.id}"
+    return f"cancel it first: ugro cancel {job.id}"

@@ -1,4 +1,4 @@
-"""From what a client hands in to a job's spec: file and options read, names resolved, its place checked."""
+"""Turns a submitted job file and options into a job's spec: reads, resolves names, checks that it can run."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Submit:
     key: str
     file: Path | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    here: Path = Path("/")  # where the client is
-    env: Mapping[str, str] | None = None  # None: it has not been asked for any variable yet
-    force: bool = False  # however large its code is
+    here: Path = Path("/")  # the client's current directory
+    env: Mapping[str, str] | None = None  # None: the client has not been asked for variables yet
+    force: bool = False  # even if its code is very large
     origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Variables whose values the client has to add: nothing else of its environment is any of our business."""
+    """Variables whose values the client must send; the rest of its environment is never asked for."""
 
     variables: tuple[str, ...]
 
@@ -70,8 +70,8 @@ class SubmissionReader:
         self._code = code
 
     async def spec(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
-        """``taken``: the code of jobs that are submitted together is looked at once."""
-        # A file may lie on a disk that is slow, or gone.
+        """``taken``: code snapshots shared by jobs that are submitted together."""
+        # In a thread, because the file may be on a slow disk.
         draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
         if submit.env is None and draft.wanted_variables:
             return Needs(draft.wanted_variables)
@@ -91,30 +91,30 @@ class SubmissionReader:
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
 
     def progress(self, job: Job) -> str | None:
-        """How far its code is on its way to its nodes, in words."""
+        """The progress of sending its code to its nodes, in words."""
         return self._code.progress(job) if self._code is not None else None
 
     async def about(self, spec: JobSpec, submit: Submit) -> About:
-        """What is known of it beside its spec: where its code came from, and whether the same was done before."""
+        """Where its code came from, and whether an earlier job did the same work."""
         if self._cache is None or not spec.is_cached:
             return About(origin=submit.origin)
         return replace(await self._cache.look(spec), origin=submit.origin)
 
     def expect_code(self, job: Job) -> None:
-        """Raises NotAllowed when the very code that it ran is not here any more."""
+        """Raises NotAllowed if the code that it ran is not here any more."""
         snapshot = job.spec.snapshot
         if snapshot is None or (self._code is not None and not self._code.has(snapshot)):
             what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
             raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
 
     async def compared(self, job: Job) -> str:
-        """In words, whether what it ran with is still as it was."""
+        """Whether its nodes still have the same software installed, in words."""
         changed = await self._cache.changed_since(job) if self._cache is not None else None
-        return f"since job {job.id}: {changed}" if changed else f"what it runs with is as it was for job {job.id}"
+        return f"since job {job.id}: {changed}" if changed else f"its environment is the same as for job {job.id}"
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:
-        """Raises Unsatisfiable for what this cluster could never run, whoever uses it now."""
-        # Of many alike one speaks for all.
+        """Raises Unsatisfiable for jobs that could never run on this cluster, even if it were idle."""
+        # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
@@ -127,7 +127,7 @@ class SubmissionReader:
                 raise ConfigError(f"notify: there is no channel {name!r}", hint=hint)
 
     async def _check_jobs(self, after: After) -> None:
-        """An id that nobody has yet would be that of a stranger's job, some day."""
+        """An id that does not exist yet would later belong to an unrelated job."""
         for number in (*after.ok, *after.any):
             if await self._id(str(number)) is None:
                 raise ConfigError(f"after: there is no job {number}", hint="see: ugro status")
@@ -147,8 +147,8 @@ class SubmissionReader:
         _expect_script(script, Path(snapshot.folder))
         if self._code is not None and not self._code.holds(snapshot.id, script):
             raise ConfigError(
-                f"{script} does not go along: a .gitignore, a .ugroignore or sync.exclude_patterns leaves it out",
-                hint=f"a .ugroignore with the line !{script} takes it along",
+                f"{script} is not sent: a .gitignore, a .ugroignore or sync.exclude_patterns excludes it",
+                hint=f"to include it, add the line !{script} to .ugroignore",
             )
 
     async def _id(self, name: str) -> int | None:
@@ -177,7 +177,7 @@ class SubmissionReader:
 
 
 def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
-    """A script that is named by its whole path is meant as it is in the snapshot, too."""
+    """A script given by an absolute path inside the folder is run from the snapshot, too."""
     argv = spec.argv
     if spec.launcher is not Launcher.COMMAND and argv[0].startswith("/"):
         with contextlib.suppress(ValueError):
@@ -186,7 +186,7 @@ def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
 
 
 def _script(spec: JobSpec) -> str | None:
-    """None where it need not be here: a set-up may make it, and a whole path is one on the nodes."""
+    """None if it need not exist here: a set-up may create it, and an absolute path is one on the nodes."""
     script = spec.argv[0]
     if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
         return None
@@ -194,7 +194,7 @@ def _script(spec: JobSpec) -> str | None:
 
 
 def _expect_script(script: str, folder: Path) -> None:
-    """Said now, and not after hours in the queue."""
+    """Checked at submission instead of after hours in the queue."""
     if not os.path.lexists(folder / script):
         raise ConfigError(f"{script}: no such file in {folder}", hint=_similar(script, folder))
 
@@ -219,5 +219,5 @@ def _found(ids: Mapping[str, int | None], name: str) -> int:
 
 
 def _is_here(node: NodeSpec) -> bool:
-    """Whether it has this machine's files."""
+    """Whether it runs on this machine and has its files."""
     return node.transport == "local" or (isinstance(node.transport, tuple) and _LAB in node.transport)

@@ -1,1 +1,1 @@
-"""Watching nodes and jobs: polling, alerts, notifications, metrics."""
+"""Monitoring of nodes and jobs: probes, alerts, notifications, metrics."""

@@ -1,6 +1,6 @@
-"""All jobs as experiments, kept in memory: what has changed since the last look is read, and nothing else.
+"""All jobs as experiments, kept in memory and updated with what has changed since the last call.
 
-Times of a table of thousands are spent on sorting and filtering, which ``policy`` does.
+``policy`` sorts and filters them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ugro.core.support.moment import unix_seconds
 from ugro.policy.experiments.parameters import parameters
 from ugro.store.database import Store
 
-MOST = 50_000  # older ones are still jobs, and have pages of their own
+MOST = 50_000  # older ones are not listed, but still have their own pages
 
 
 class Experiments:
@@ -30,7 +30,7 @@ class Experiments:
         monitoring.on_removed.append(self._forget)
 
     async def all(self) -> list[Experiment]:
-        """As they are now, in the order of their numbers."""
+        """The current experiments, by job number."""
         async with self._looking:
             await self._take_changes()
             await self._take_figures()
@@ -53,7 +53,7 @@ class Experiments:
 
     async def _take_figures(self) -> None:
         is_first = self._grown < 0
-        # Counted before it is read: what grows meanwhile is read again the next time.
+        # Counted before reading: curves that grow meanwhile are read again the next time.
         count, jobs = self._monitoring.grown_since(self._grown)
         found = await self._monitoring.metrics.figures(None if is_first else jobs)
         for job in found if is_first else jobs:

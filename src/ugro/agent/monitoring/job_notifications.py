@@ -1,6 +1,6 @@
-"""Tells the log, and the channels that a job names in ``notify``, how it ended.
+"""Notifications that a job has ended, to the log and to the channels that the job names in ``notify``.
 
-It reads the same events as everybody, from where it was: an end while no agent ran, or just before one died, is told.
+The position in the events is kept on disk, so an end is reported even if the agent died or was stopped right after it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class JobNotifications:
         self._place = 0
 
     async def run(self) -> None:
-        self._place = await self._store.alerts.told_until()
+        self._place = await self._store.alerts.notified_until()
         while True:
             seen = self._moved.count
             try:
-                await self._tell_new()
+                await self._send_new()
             except UgroError as error:
-                log.error("ends of jobs could not be told: %s", error)
+                log.error("cannot send notifications about ended jobs: %s", error)
             await self._moved.wait(seen, _LOOK_S)
-            await asyncio.sleep(_GATHER_S)  # many that end together are looked at together
+            await asyncio.sleep(_GATHER_S)  # jobs that end together are handled together
 
-    async def _tell_new(self) -> None:
+    async def _send_new(self) -> None:
         while ends := await self._store.ends.after(self._place):
             for end in ends:
                 log.info("%s %s: %s", end.name, end.state, end.reason, extra={"job": end.job, "attempt": end.attempt})
                 if end.has_notify:
                     job = await self._store.jobs.get(end.job)
                     self._notifier.tell(job.spec.notify, message_of(job, end, self._cluster.config.cluster.name))
-                self._place = end.seq  # whether or not it can be recorded: what was told is not told again
-            await self._store.alerts.told(self._place)
+                self._place = end.seq  # even if it cannot be recorded: nothing is sent twice
+            await self._store.alerts.set_notified_until(self._place)
 
 
 def message_of(job: Job, end: End, cluster: str) -> Message:

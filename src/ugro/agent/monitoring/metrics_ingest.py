@@ -1,4 +1,4 @@
-"""Metrics of jobs: taken from what came home of them while they run, and once more when they have ended."""
+"""Reads metrics from the collected files of jobs while they run, and again after they have ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ugro.telemetry.collector import Collector
 log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
-# What a node brings home after the job's end is looked for then; seconds after it.
+# Files may arrive after the job's end: they are read again after these times.
 _AFTERWARDS_S = (0.0, 5.0, 30.0, 300.0)
 
 
@@ -29,13 +29,13 @@ class MetricsIngest:
 
     async def run(self) -> None:
         self._place = await self._ends.newest()
-        # Also what came home while no agent took it in.
+        # Including files that arrived while no agent was running.
         self._later = {job: [0.0] for job in await asyncio.to_thread(self._collector.jobs)}
         while True:
             try:
                 await self._look()
             except UgroError as error:
-                log.error("ends of jobs cannot be read: %s", error)
+                log.error("cannot read which jobs have ended: %s", error)
             await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:
@@ -46,14 +46,14 @@ class MetricsIngest:
         live = {job.id for job in self._holding()}
         over = {job for job, times in self._later.items() if times[0] <= now}
         for job in await asyncio.to_thread(self._collector.having_some, live | over):
-            await self._gather(job, is_over=job not in live)
+            await self._ingest(job, is_over=job not in live)
         for job in over:
             self._later[job].pop(0)
             if not self._later[job]:
                 del self._later[job]
 
-    async def _gather(self, job: int, *, is_over: bool) -> None:
+    async def _ingest(self, job: int, *, is_over: bool) -> None:
         try:
             await (self._collector.finish(job) if is_over else self._collector.collect(job))
         except (UgroError, OSError) as error:
-            log.error("its metrics cannot be taken in: %s", error, extra={"job": job})
+            log.error("cannot read its metrics: %s", error, extra={"job": job})

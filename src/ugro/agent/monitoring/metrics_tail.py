@@ -1,4 +1,4 @@
-"""The newest records of a training's file, which may be of any size: its end is read, and a little of its beginning."""
+"""Reads the newest records of a training's metrics file of any size: its end, and a little of its beginning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_THE_BEGINNING = ("run", "model", "plan")
 
 
 def read_end(path: Path, steps: int, *, block: int = _BLOCK, most_bytes: int = _MOST_BYTES) -> Training:
-    """With as many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
+    """With that many of the newest steps, as far as they are in the last 16 MiB. Blocks; raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         end = os.fstat(fd).st_size
@@ -40,7 +40,7 @@ def _tail(fd: int, end: int, steps: int, block: int, most_bytes: int) -> tuple[i
 
 
 def _beginning(head: bytes) -> Iterator[bytes]:
-    """Who the ranks are is said once. The last line may be cut."""
+    """The description of the ranks is written once. The last line may be incomplete."""
     for line in head.split(b"\n")[:-1]:
         record = document(line)
         if record is not None and record.get("kind") in _OF_THE_BEGINNING:

@@ -40,7 +40,7 @@ _MOST_WAITING = 10_000  # reports; more only if the disk hangs
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """How a node is looked at."""
+    """How a node is probed."""
 
     name: str
     breaker: BreakerState
@@ -60,7 +60,7 @@ class Monitor:
         notifier: Notifier,
         live_jobs: Callable[[], int],
     ) -> None:
-        self.changed = ChangeSignal()  # something new is known of some node
+        self.changed = ChangeSignal()  # a new report of some node
         self.reports: dict[str, NodeReport] = {}  # the newest of each
         self._cluster = cluster
         self._node_reports = node_reports
@@ -70,7 +70,7 @@ class Monitor:
         self._live_jobs = live_jobs
         self._breakers: dict[str, Breaker] = {}
         self._alerts: dict[Key, Alert] = {}
-        self._judged: dict[str, NodeReport] = {}  # the newest of each whose news are on disk
+        self._judged: dict[str, NodeReport] = {}  # the newest of each whose alerts are on disk
         self._seen: list[tuple[float, NodeReport]] = []
         self._news = ChangeSignal()
         self._worked_at = time.monotonic()
@@ -80,14 +80,14 @@ class Monitor:
         node_reports.on_reports = self._note
 
     def alerts(self) -> list[Alert]:
-        """Those that are on, the worst first."""
+        """The active alerts, the worst first."""
         return rules.worst_first(self._alerts.values())
 
     def watched(self) -> list[Watched]:
         return [self._watched(node) for node in self._cluster.inventory]
 
     def has_worked(self) -> None:
-        """Some job has moved."""
+        """Some job has changed."""
         self._worked_at = time.monotonic()
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Monitor:
             await self._look()
             await self._news.wait(seen, _TIDY_FIRST_S)
 
-    # --- how nodes are asked -----------------------------------------------------------------------------------
+    # --- how nodes are probed ----------------------------------------------------------------------------------
 
     def _pause_s(self, node: Node) -> float | None:
         now = time.monotonic()
@@ -136,13 +136,13 @@ class Monitor:
             before = self._breaker(report.name)
             after = self._breakers[report.name] = before.after(has_answered, now, self._limits)
             if (before.opened_at is None) != (after.opened_at is None):
-                word = "answers again" if has_answered else f"is left alone: {after.reason(now, self._limits)}"
+                word = "answers again" if has_answered else f"is not probed: {after.reason(now, self._limits)}"
                 log.warning("%s", word, extra={"node": report.name})
         if len(self._seen) < _MOST_WAITING:
             self._seen += [(time.time(), report) for report in reports]
         self._news.notify()
 
-    # --- what is made of it ------------------------------------------------------------------------------------
+    # --- what becomes of reports ---------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         seen, self._seen = self._seen, []
@@ -169,15 +169,15 @@ class Monitor:
         self._judged[report.name] = report
 
     async def _decided(self, now_on: tuple[Alert, ...], notices: tuple[Notice, ...]) -> None:
-        """On disk before anybody is told: an agent that starts anew does not tell it again.
+        """Recorded before notifications are sent, so that a restarted agent does not send them again.
 
-        What cannot be recorded has not happened yet: the next look finds it anew.
+        If it cannot be recorded, the next report leads to the same decision.
         """
         if notices:
             await self._store.record(now_on, notices)
         before, self._alerts = self._alerts, {alert.key: alert for alert in now_on}
         for notice in notices:
-            self._tell(notice, before.get((notice.rule, notice.node)))
+            self._notify(notice, before.get((notice.rule, notice.node)))
 
     async def _forget_strangers(self) -> None:
         members = frozenset(node.spec.name for node in self._cluster.inventory)
@@ -198,7 +198,7 @@ class Monitor:
         settings = self._cluster.config.metrics
         limits = Limits(settings.node_hours, settings.job_days, round(settings.max_gb * 10**9))
         for owner in await self._metrics.keep_within(limits, time.time()):
-            log.info("metrics of %s were too old or too many", owner)
+            log.info("old metrics of %s were removed", owner)
 
     @property
     def _thresholds(self) -> rules.Thresholds:
@@ -209,7 +209,7 @@ class Monitor:
             settings.unhealthy_nodes, settings.repeat,
         )  # fmt: skip
 
-    def _tell(self, notice: Notice, before: Alert | None) -> None:
+    def _notify(self, notice: Notice, before: Alert | None) -> None:
         settings = self._cluster.config.alerts
         is_wanted = rules.is_wanted(notice, before, Severity(settings.least))
         message = Message(
@@ -227,11 +227,11 @@ class Monitor:
 
 
 async def _noted(work: Awaitable[None]) -> None:
-    """What cannot be, as on a full disk, keeps nothing else from being noted."""
+    """Logs an error, as on a full disk, so that the other steps still run."""
     try:
         await work
     except UgroError as error:
-        log.error("what was seen of nodes could not be noted: %s", error)
+        log.error("cannot record node reports: %s", error)
 
 
 def _points(seen: list[tuple[float, NodeReport]]) -> dict[SeriesKey, Points]:

@@ -1,4 +1,4 @@
-"""Where a training's time goes, from what came home of its records; traces of some steps, on request."""
+"""Training profiles from collected records, and traces of single steps on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ugro.store.jobs import JobStore
 
 MOST_STEPS = 10_000
 _METRICS = "metrics.jsonl"
-_HISTORY = 150  # steps beyond the window: what a rank's time depends on is learned from them
+_HISTORY = 150  # steps before the window, from which the model of a rank's speed is learned
 _EARLIER_JOBS = 200
 _HINT = "a script that uses ugro.train writes one: docs/training.md"
 _TRACE = re.compile(r"rank_(\d{1,6})\.step_(\d{1,12})\.(json\.gz|txt)")
@@ -31,13 +31,13 @@ _LONGEST_PROBLEM = 500
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A job that is to start: on these nodes, or on as many as these."""
+    """A job to be started: on these nodes, or on that many."""
 
     name: str
     nodes: tuple[str, ...]
     least: int
     most: int
-    before: int | None = None  # only jobs that are older than this one count
+    before: int | None = None  # only jobs older than this one count
 
     def is_on(self, nodes: tuple[str, ...]) -> bool:
         return set(nodes) == set(self.nodes) if self.nodes else self.least <= len(nodes) <= self.most
@@ -58,9 +58,9 @@ class Profiling:
         return found
 
     async def trace(self, job: Job, steps: int, key: str) -> TraceRequest:
-        """The ranks look at most once a second whether they are asked, and record their next steps."""
+        """Ranks check for requests at most once a second, and then record their next steps."""
         if job.state is not JobState.RUNNING or job.placement is None:
-            raise NotAllowed(f"job {job.id} is {job.state}: only steps to come can be traced")
+            raise NotAllowed(f"job {job.id} is {job.state}: only future steps of a running job can be traced")
         training = await asyncio.to_thread(self._read, job.id, job.attempt, 1)
         if training.run is None or not training.steps:
             raise self._none(job, training)
@@ -69,14 +69,14 @@ class Profiling:
         return TraceRequest(job.id, job.attempt, len(training.run.nodes), steps)
 
     async def traces(self, asked: Job, attempt: int | None = None) -> tuple[TraceFile, ...]:
-        """Those that are home."""
+        """The traces that have been collected."""
         job, number = await self._attempt(asked, attempt)
         first = next((one.placement.nodes[0] for one in await self._jobs.attempts(job.id) if one.number == number), "")
         folder = attempt_folder(self._folder / str(job.id), number)
         return tuple(sorted(await asyncio.to_thread(lambda: list(_traces(folder, first))), key=_in_order))
 
     async def advice(self, launch: Launch) -> str | None:
-        """What the newest earlier job of that name, on the same nodes, says about having all of them."""
+        """What the newest earlier job of that name on the same nodes shows about using all of them."""
         for job in await self._jobs.newest(_EARLIER_JOBS):
             is_earlier = launch.before is None or job.id < launch.before
             if not is_earlier or job.spec.name != launch.name or job.placement is None or not job.attempt:
@@ -109,7 +109,8 @@ class Profiling:
         if job.results_removed_at is not None:
             return NotFound(f"the results of job {job.id} were removed, and its profile with them")
         if training.run is not None and not job.is_final:
-            return NotFound(f"job {job.id} has told of no step yet", hint=f"wait for it: ugro profile {job.id} --watch")
+            hint = f"wait for it: ugro profile {job.id} --watch"
+            return NotFound(f"job {job.id} has reported no steps yet", hint=hint)
         is_early = job.state in (JobState.QUEUED, JobState.STARTING, JobState.RUNNING)
         so_far = " yet" if is_early else ""
         return NotFound(f"job {job.id} has written no profile of its steps{so_far}", hint=_HINT)

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see: nodes, GPUs, jobs and the agent itself, as they are at the scrape."""
+"""Metrics for Prometheus: nodes, GPUs, jobs and the agent, as they are at the scrape."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PrometheusMetrics:
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
 
     def observe_sync(self, seconds: float) -> None:
-        """Code has been brought to a node."""
+        """Code has been sent to a node."""
         self._syncs.observe(seconds)
 
     async def text(self) -> str:
@@ -62,7 +62,7 @@ class PrometheusMetrics:
         )
 
     async def _count_ends(self) -> None:
-        """From the events, once each: the counts are those of all jobs there ever were, whichever agent ran them."""
+        """Counts each end once, from the events: of all jobs that were not removed when the agent started."""
         async with self._counting:
             while ends := await self._store.ends.after(self._place):
                 self._place = ends[-1].seq
@@ -72,7 +72,7 @@ class PrometheusMetrics:
                         self._durations[end.state].observe(unix_seconds(end.ended_at) - unix_seconds(end.started_at))
 
     def _of_all_jobs(self, states: Mapping[JobState, int]) -> Iterator[Family]:
-        family = Family("ugro_jobs", "gauge", "Jobs that are not over, by state.")
+        family = Family("ugro_jobs", "gauge", "Jobs that have not ended, by state.")
         for state in JobState:
             if state not in FINAL_STATES:
                 family.add(states[state], state=state)
@@ -80,29 +80,29 @@ class PrometheusMetrics:
         active = Family("ugro_active_tasks", "gauge", "Jobs that hold devices.")
         active.add(sum(states[state] for state in HOLDING_STATES))
         yield active
-        ended = Family("ugro_tasks_completed_total", "counter", "Jobs that have ended, by how.")
-        durations = Family("ugro_task_duration_seconds", "histogram", "From a job's first start to its end, by how.")
+        ended = Family("ugro_tasks_completed_total", "counter", "Ended jobs, by final state.")
+        durations = Family("ugro_task_duration_seconds", "histogram", "From first start to end, by final state.")
         for how in sorted(_FINAL):
             ended.add(self._ended[how], status=how)
             durations.add_histogram(self._durations[how], status=how)
         yield from (ended, durations)
-        syncs = Family("ugro_sync_duration_seconds", "histogram", "How long it took to bring code to a node.")
+        syncs = Family("ugro_sync_duration_seconds", "histogram", "How long it took to send code to a node.")
         syncs.add_histogram(self._syncs)
         yield syncs
 
     def _of_agent(self, metrics_bytes: int) -> Iterator[Family]:
-        yield _single("ugro_agent_info", "The agent that was asked.", 1, version=ugro.__version__)
+        yield _single("ugro_agent_info", "The agent that answers.", 1, version=ugro.__version__)
         yield _single("ugro_agent_start_time_seconds", "When the agent started, since the epoch.", self._started_at)
-        yield _single("ugro_metric_store_bytes", "What the metric store takes.", metrics_bytes)
-        alerts = Family("ugro_alerts", "gauge", "Alerts that are on, by severity.")
+        yield _single("ugro_metric_store_bytes", "Size of the metric store.", metrics_bytes)
+        alerts = Family("ugro_alerts", "gauge", "Active alerts, by severity.")
         counts = Counter(alert.severity for alert in self._monitor.alerts())
         for severity in (Severity.WARNING, Severity.CRITICAL):
             alerts.add(counts[severity], severity=severity)
         yield alerts
-        told = Family("ugro_notifications_total", "counter", "Messages to channels, by what became of them.")
+        sent = Family("ugro_notifications_total", "counter", "Messages to channels, by outcome.")
         for (channel, outcome), count in sorted(self._notifier.outcomes.items()):
-            told.add(count, channel=channel, outcome=outcome)
-        yield told
+            sent.add(count, channel=channel, outcome=outcome)
+        yield sent
 
 
 def _of_nodes(monitor: Monitor) -> Iterator[Family]:
@@ -112,7 +112,7 @@ def _of_nodes(monitor: Monitor) -> Iterator[Family]:
     for status in Status:
         family.add(statuses[status], status=status)
     yield family
-    breakers = Family("ugro_node_breaker_open", "gauge", "Whether a node is left alone because it failed too often.")
+    breakers = Family("ugro_node_breaker_open", "gauge", "Whether a node is not probed because it failed too often.")
     for watched in monitor.watched():
         breakers.add(watched.breaker is not BreakerState.CLOSED, node=watched.name)
     yield breakers
@@ -172,13 +172,13 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
 def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterator[Family]:
     elapsed = Family("ugro_job_elapsed_seconds", "gauge", "Since a job's attempt was started; while it holds devices.")
     gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
-    steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has told of.")
+    steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has reported.")
     values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
     of_attempts: dict[tuple[str, int], list[KeySummary]] = {}
     for one in curves:
         of_attempts.setdefault((one.owner, one.attempt), []).append(one)
     for job in running:
-        labels = {"job_id": job.id, "name": job.spec.name}  # "job" is what Prometheus itself calls a target
+        labels = {"job_id": job.id, "name": job.spec.name}  # Prometheus uses the label "job" for the target
         if job.attempt_started_at:
             elapsed.add(time.time() - unix_seconds(job.attempt_started_at), **labels)
         gpus.add(sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0, **labels)

@@ -1,4 +1,4 @@
-"""Seeing what goes on: the metric store, the monitor, alerts and those who are told, put together."""
+"""Monitoring: the metric store, the monitor, alerts, notifications and the stream of changes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MonitoringService:
         self._jobs_folder: Path = home.jobs
         self.metrics = MetricStore(home.metrics)
         self.notifier = Notifier(lambda: cluster.config.channels)
-        self.grown = ChangeSignal()  # some job's curves
+        self.grown = ChangeSignal()  # the metrics of some job
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
         self.on_removed: list[Callable[[Sequence[int]], None]] = []
         self._parts: _Parts | None = None
@@ -95,16 +95,16 @@ class MonitoringService:
         return self.parts.monitor
 
     def forget_jobs(self, jobs: Sequence[int]) -> None:
-        """They have been removed."""
+        """To be called when jobs have been removed."""
         for job in jobs:
             self._grown.pop(job, None)
         for forget in self.on_removed:
             forget(jobs)
 
-    # --- what can be asked -------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     async def node_curves(self, node: str, wanted: Wanted) -> list[Curve]:
-        """Of the last day, if no other time is asked for."""
+        """Of the last day, unless another time is requested."""
         first = wanted.first_step if wanted.first_step is not None else int(time.time()) - _DAY_S
         last = wanted.last_step if wanted.last_step is not None else int(time.time())
         chosen = Wanted((node_owner(node),), wanted.keys, first_step=first, last_step=last, bins=wanted.bins)
@@ -114,7 +114,7 @@ class MonitoringService:
         return await self.metrics.keys(Wanted(tuple(job_owner(job) for job in jobs)))
 
     def grown_since(self, count: int) -> tuple[int, list[int]]:
-        """The count to ask with the next time, and the jobs whose curves have grown since this one."""
+        """The count to pass the next time, and the jobs whose metrics have grown since this one."""
         return self.grown.count, [job for job, at in self._grown.items() if at > count]
 
     async def test(self, names: Sequence[str]) -> list[Tried]:
@@ -124,10 +124,10 @@ class MonitoringService:
         return list(await asyncio.gather(*(self._try(one, message) for one in chosen)))
 
     async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Events after that number, or from now on; reports of nodes, all at first; and whose curves have grown.
+        """Events after that number, or from now on; node reports, at first all; and the jobs whose metrics have grown.
 
-        Each line has the number of the last event before it. Only events are numbered: whoever missed the rest sees the
-        newest state by looking, and a stream that is begun anew begins with the reports.
+        Each line has the number of the last event before it. Only events are numbered: a client that reconnects gets
+        all reports first.
         """
         monitor, moved = self.monitor, self.parts.engine.changed
         after = await self._store.ends.newest() if after is None else after
@@ -183,7 +183,7 @@ class _Parts:
 
 
 def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport]) -> dict[str, Any]:
-    """Only what differs: a cluster of a hundred nodes answers a hundred times in five seconds."""
+    """Only the reports that have changed: a cluster of a hundred nodes reports a hundred times in five seconds."""
     fresh = [report for name, report in reports.items() if shown.get(name) is not report]
     gone = [name for name in shown if name not in reports]
     shown.clear()
@@ -192,10 +192,10 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
 
 
 def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:
-    """What the engine's running jobs should have on a node, and what the node says is there."""
+    """How many ranks running jobs should have on a node, and how many the node reports."""
     jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
     here = [job for job in jobs if job.placement and node in job.placement.nodes]
     states = [watch.state(node, job.id, job.attempt).state for job in here]
-    # A node that has done its part waits for the others of its job: nothing is missing there.
+    # A node that has finished its part waits for the others of its job: nothing is missing there.
     expected = [state for state in states if state is not RunState.DONE]
     return Ranks(len(expected), sum(state in _ALIVE for state in expected))

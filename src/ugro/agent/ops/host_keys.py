@@ -44,7 +44,7 @@ async def trust(way: Way, fingerprints: tuple[str, ...], *, replace: bool) -> Ho
     key, name = look.key, way.spec.name
     if key.fingerprints != fingerprints:
         raise NotAllowed(
-            "the host key is another one than was shown", subject=name, hint="look again before you accept it"
+            "the host key differs from the one that was shown", subject=name, hint="show it again before you accept it"
         )
     if key.is_trusted:
         return key

@@ -1,1 +1,1 @@
-"""Small parts the agent's rooms share: signals, tasks by key, asyncio helpers."""
+"""Shared parts of the agent: change signals, keyed tasks, additions to asyncio."""

@@ -1,4 +1,4 @@
-"""Small additions to asyncio: work that succeeds or fails together, threads that a cancelled caller still waits for."""
+"""Additions to asyncio: tasks that fail together, restarted tasks, threads that outlast a cancelled caller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def to_the_end(work: Callable[[], T]) -> T:
-    """Runs work in a thread. A cancelled caller still waits for it: nobody may close or move a file under it."""
+    """Runs work in a thread. A cancelled caller still waits for it, so its files are not closed or moved meanwhile."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -1,6 +1,6 @@
-"""A signal that something has changed, for many who wait for it. It says that, not what: whoever wakes looks again.
+"""A signal that something has changed, for many waiters. It does not say what: a waiter looks again.
 
-Changes are counted, and whoever waits says which count it has seen: one between a look and a wait is not missed.
+Changes are counted, and a waiter passes the count it has seen, so a change between a look and a wait is not missed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ChangeSignal:
                 waiter.set_result(None)
 
     async def wait(self, seen: int, timeout_s: float) -> bool:
-        """Until the count is another than ``seen``; False when that took too long."""
+        """Waits until the count differs from ``seen``; False after ``timeout_s``."""
         return await wait_for_any({self: seen}, timeout_s)
 
 
 async def wait_for_any(seen: Mapping[ChangeSignal, int], timeout_s: float) -> bool:
-    """Until the count of one of them is another than what was seen of it."""
+    """Waits until the count of one of them differs from what was seen; False after ``timeout_s``."""
     if not _has_changed(seen):
         waiter = asyncio.get_running_loop().create_future()
         for signal in seen:

@@ -1,4 +1,4 @@
-"""Where tests end or stop the agent: every step between two things that last. Nothing otherwise."""
+"""Points at which tests kill or pause the agent, between any two durable steps. Without a test they do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of work under way, each once: asked for again meanwhile, it just goes on."""
+"""Background tasks by key. A key that is already running is not started again; one that failed rests first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeyedTasks:
         task.add_done_callback(lambda done: self._done(key, done))
 
     def cancel(self, key: Key) -> None:
-        """It is gone when it is no longer in here."""
+        """The task is done once its key is no longer in here."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
@@ -53,7 +53,7 @@ class KeyedTasks:
             self._on_done()
 
     def _rest(self, key: Key) -> None:
-        """A bug of ours, or a full disk: tried again, but at leisure."""
+        """After a bug or a full disk: the key may run again after a growing pause."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         pause_s = min(_LONGEST_REST_S, 2.0 ** (failures - 1))
         self._resting[key] = asyncio.get_running_loop().call_later(pause_s, self._wake_up, key)

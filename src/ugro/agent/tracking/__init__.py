@@ -1,1 +1,1 @@
-"""What the agent knows of the cluster right now: configuration, nodes, health, runs."""
+"""What the agent knows about the cluster now: configuration, nodes, health, runs."""

@@ -1,4 +1,4 @@
-"""The configuration in force and its nodes. Edits are taken up while the agent runs; a broken one is only reported."""
+"""The current configuration and its nodes. Edits are applied while the agent runs; an invalid one is only reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cluster:
         return self.config.path
 
     def remember_environment(self, environment: Mapping[str, str]) -> None:
-        """What links are dialled with from now on: the newest ssh-agent socket that a user's command had."""
+        """Sets the environment for new ssh connections: the ssh-agent socket of the user's newest command."""
         self._environment.update(environment)
 
     async def watch(self) -> None:
@@ -45,7 +45,7 @@ class Cluster:
             await self.look_again()
 
     async def look_again(self) -> None:
-        """Takes up an edit of the file, if there is one."""
+        """Applies an edit of the file, if there is one."""
         async with self._changing:
             stamp = _stamp(self.path)
             if stamp != self._stamp:
@@ -53,7 +53,7 @@ class Cluster:
                 await self._reload(self.path)
 
     async def switch(self, path: Path | None) -> None:
-        """Serves another file. Only an agent that serves none, or is given none, may be switched."""
+        """Uses another file. Allowed only if the agent has none, or is given none."""
         async with self._changing:
             if path == self.path:
                 return

@@ -1,4 +1,4 @@
-"""Asking nodes how they do: probes over the open links, judged by policy."""
+"""Health checks: probes over the open links, assessed by policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ugro.store.database import Store
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What our running jobs should have on a node, and what its supervisors say is alive there."""
+    """How many ranks our running jobs should have on a node, and how many its supervisors report alive."""
 
     expected: int = 0
     alive: int = 0
@@ -31,14 +31,14 @@ class HealthCheck:
     def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
         self._store = store
-        # By node and not by name: a node that was changed, or only examined, leaves nothing behind.
+        # By node and not by name, so that a node that was changed or only examined leaves nothing behind.
         self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
         self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
 
     async def reports(
         self, nodes: Iterable[Node], *, timeout_s: float | None = None
     ) -> AsyncGenerator[list[NodeReport]]:
-        """The nodes' reports as soon as they are there, those of one moment together: a slow node delays nobody."""
+        """Reports as they arrive, in batches: a slow node does not delay the others."""
         drained = await self._store.drained()
         limit_s = timeout_s or self._cluster.config.health_check.timeout
         checks = {
@@ -60,23 +60,23 @@ class HealthCheck:
         return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
 
     async def recent(self, *, max_age_s: float) -> list[NodeReport]:
-        """A report of every node, asked again where the last one is older."""
+        """A report of every node; nodes whose last one is older are asked again."""
         nodes = list(self._cluster.inventory)
         async for _ in self.reports(node for node in nodes if not self._is_fresh(node, max_age_s)):
             pass
         drained = await self._store.drained()
-        # A drain counts at once, however old the report is.
+        # A drain takes effect at once, however old the report is.
         return [
             replace(report, drained=drained.get(report.name))
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
 
     async def drained(self) -> dict[str, str]:
-        """The nodes that take no new work, and the reasons given."""
+        """The drained nodes, and the reasons given."""
         return await self._store.drained()
 
     def _is_fresh(self, node: Node, max_age_s: float) -> bool:
-        """A node whose link broke since is asked again."""
+        """Whether the report is recent enough and the node's link has not broken since."""
         checked_at, report = self._reports.get(node, (float("-inf"), None))
         has_changed = report is not None and (node.link is None) != (report.status is Status.UNREACHABLE)
         return not has_changed and time.monotonic() - checked_at <= max_age_s
@@ -113,9 +113,9 @@ class HealthCheck:
 
 
 async def _probe(node: Node, timeout_s: float) -> Facts:
-    # A node that is being dialled gets the time that a connection may take: only then is the cause known.
+    # A node that is connecting gets the time that a connection may take: only then is the cause of a failure known.
     link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1))
-    # The GPU reader gives up before we do, so that a hung driver still leaves us the rest of the facts.
+    # The GPU reader times out first, so that a hung driver does not cost the other facts.
     try:
         answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
     except TimedOut as error:
@@ -124,7 +124,7 @@ async def _probe(node: Node, timeout_s: float) -> Facts:
     try:
         return decode(Facts, answer)
     except DecodeError as error:
-        raise RemoteFailure(f"its probe makes no sense: {error}", subject=node.spec.name) from error
+        raise RemoteFailure(f"invalid probe result: {error}", subject=node.spec.name) from error
 
 
 def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeReport:

@@ -1,4 +1,4 @@
-"""The latest report of every node, made anew in the background. Whoever looks here waits for nobody."""
+"""The latest report of every node, refreshed in the background. Reading them never waits for a node."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
 _LOOK_S = 0.25
-# A node that could not be reached at the first try often can at the second, and may have what a job hopes for.
+# A node that cannot be reached at the first attempt often can at the second, and may have what a job needs.
 _AWAITED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What is known of a node. ``eq=False``: each is new, and compared by identity."""
+    """What is known about a node. ``eq=False``: compared by identity."""
 
-    report: NodeReport | None = None  # None: it is being asked for the first time
-    facts: Facts | None = None  # of the last report that had some
-    jobs: frozenset[str] = frozenset()  # those that held something of it just before it was asked
+    report: NodeReport | None = None  # None: it has not answered yet
+    facts: Facts | None = None  # from the last report that had them
+    jobs: frozenset[str] = frozenset()  # the jobs that held devices on it just before it was asked
     at: float = float("-inf")  # monotonic seconds
 
 
@@ -48,9 +48,9 @@ class NodeReports:
         self._health = health
         self.on_news: Callable[[], None] | None = None
         self.on_reports: Callable[[list[NodeReport]], None] | None = None
-        # After how many seconds a node is asked again; None: not at all until its link is back.
+        # After how many seconds a node is asked again; None: not until its link is back.
         self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
-        # By node and not by name: one that is dialled in another way is another machine for all we know.
+        # By node and not by name: a node whose address has changed may be another machine.
         self._seen: WeakKeyDictionary[Node, Seen] = WeakKeyDictionary()
         self._first_asked: WeakKeyDictionary[Node, float] = WeakKeyDictionary()
         self._asking: set[Node] = set()
@@ -59,7 +59,7 @@ class NodeReports:
         self._is_closed = False
 
     def start(self) -> None:
-        """Again and again, if need be: a bug of ours in one report must not leave every node unknown for good."""
+        """Starts refreshing, or restarts it if a bug ended it."""
         if (self._task is None or self._task.done()) and not self._is_closed:
             self._task = asyncio.create_task(self._keep_asking(), name="keep reports fresh")
             self._task.add_done_callback(_note_end)
@@ -74,12 +74,12 @@ class NodeReports:
         return self._seen.get(node, _NOTHING)
 
     def awaits(self, node: Node) -> bool:
-        """Whether it may still tell soon, for the first time, what it has."""
+        """Whether its first report may still arrive soon."""
         now = time.monotonic()
         return self.of(node).facts is None and now - self._first_asked.get(node, now) < _AWAITED_S
 
     async def first_answers(self, timeout_s: float) -> None:
-        """Until every node has answered or failed to, but no longer than that."""
+        """Waits until every node has answered or failed to, at most ``timeout_s``."""
         self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -118,7 +118,7 @@ class NodeReports:
                 async for reports in batches:
                     self._note(reports, by_name, holders)
         except UgroError as error:
-            log.error("nodes could not be asked how they are: %s", error)
+            log.error("cannot probe nodes: %s", error)
         finally:
             self._asking.difference_update(nodes)
 
@@ -145,4 +145,4 @@ class NodeReports:
 
 def _note_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (bug := task.exception()) is not None:
-        log.error("reports are no longer made", exc_info=bug)
+        log.error("node reports are no longer refreshed", exc_info=bug)

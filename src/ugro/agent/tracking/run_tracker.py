@@ -1,4 +1,4 @@
-"""What the nodes say of our runs, as it happens. A node that falls silent keeps its last word, and counts as silent."""
+"""The state of our runs as nodes report it. The last report of a silent node is kept, and the node counts as silent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 _CONNECT_S = 3.0
 _AGAIN_S = 0.5
 _LONGEST_AGAIN_S = 5.0
-# A link that breaks and is dialled again at once is nobody's business.
+# A link that breaks and reconnects within this time does not count as silent.
 _SILENT_S = 3.0
 
 Key = tuple[int, int]  # job and attempt
@@ -36,11 +36,11 @@ class RunTracker:
         self._on_change: Callable[[], None] = lambda: None
         self._watches: dict[str, _NodeWatch] = {}
 
-    def on_change(self, tell: Callable[[], None]) -> None:
-        self._on_change = tell
+    def on_change(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
 
     def keep_up(self) -> None:
-        """Watches the nodes that are in the cluster now, and no others."""
+        """Watches the nodes that are in the cluster now, and stops watching the others."""
         nodes = {node.spec.name: node for node in self._inventory}
         for name, watch in list(self._watches.items()):
             if nodes.get(name) is not watch.node or watch.task.done():
@@ -68,7 +68,7 @@ class RunTracker:
         return node in self._watches
 
     def is_elsewhere(self, share: Share) -> bool:
-        """The node's name leads to another machine or folder than that which gave this share."""
+        """Whether the node's name now refers to another machine or folder than the one that gave this share."""
         watch = self._watches.get(share.node)
         return watch is not None and watch.node.machine is not None and not share.is_of(watch.node.machine)
 
@@ -77,12 +77,12 @@ class RunTracker:
         return watch.node.machine if watch else None
 
     def silent_s(self, node: str) -> float:
-        """How long a node has not told us anything; endless for one that is not of this cluster."""
+        """For how long a node has been silent; infinite for one that is not in this cluster."""
         watch = self._watches.get(node)
         return watch.silent_s if watch else float("inf")
 
     def moment(self, node: str) -> tuple[Moment, float] | None:
-        """The latest instant we know of a node's clock, and when we heard it by our own."""
+        """The latest known time of a node's clock, and when it was received by our own."""
         watch = self._watches.get(node)
         return watch.moment if watch else None
 
@@ -91,7 +91,7 @@ class RunTracker:
         return watch.seen.get((job, attempt)) if watch else None
 
     def others(self, known: Set[Key]) -> Iterator[tuple[str, RunStatus]]:
-        """Every run but the known ones that nodes we can talk to told us of."""
+        """Every run on reachable nodes that is not among the known ones."""
         for name, watch in self._watches.items():
             if watch.is_open:
                 yield from [(name, watch.seen[key]) for key in watch.seen.keys() - known]
@@ -103,12 +103,12 @@ class RunTracker:
         return NodeRun(node, watch.state((job, attempt)), is_reachable=watch.silent_s < _SILENT_S)
 
     def is_ruled_out(self, node: str, job: int, attempt: int) -> bool:
-        """The node has said that it never came to be there, and never will."""
+        """Whether the node has said that the run was never started there and never will be."""
         watch = self._watches.get(node)
         return watch is not None and (job, attempt) in watch.closed
 
     def learn(self, node: str, status: RunStatus) -> None:
-        """From the answer to a call, which may come before or after the same word by the watch."""
+        """Takes the answer to a call, which may arrive before or after the same status from the watch."""
         if (watch := self._watches.get(node)) is not None:
             watch.learn(status)
 
@@ -122,17 +122,17 @@ class RunTracker:
 
 
 class _NodeWatch:
-    def __init__(self, node: Node, identity: Identity, tell: Callable[[], None]) -> None:
+    def __init__(self, node: Node, identity: Identity, on_change: Callable[[], None]) -> None:
         self.node = node
         self.seen: dict[Key, RunStatus] = {}
-        self.closed: set[Key] = set()  # never came to be there, and never will
+        self.closed: set[Key] = set()  # never started there, and never will be
         self.is_open = False
         self.moment: tuple[Moment, float] | None = None
         self._has_answered = False
-        self._fresh: dict[Key, RunStatus] = {}  # the picture that is being told, until it is whole
+        self._fresh: dict[Key, RunStatus] = {}  # a full list that is still being received
         self._silent_since = boot_clock_s()
         self._runs = Runs(node, identity, _CONNECT_S, _ANSWER_S)
-        self._tell = tell
+        self._on_change = on_change
         self.task = asyncio.create_task(self._keep(), name=f"watch runs on {node.spec.name}")
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class _NodeWatch:
             return RunState.UNKNOWN
         status = self.seen.get(key)
         if status is None or (status.status == "dead" and not status.is_claimed):
-            # Made, perhaps, but nothing of it was ever started: to be asked for (again), which does no harm.
+            # Perhaps created, but nothing was started: asking for it again does no harm.
             return RunState.ABSENT
         if status.has_ended:
             return RunState.DONE if status.outcome == "succeeded" else RunState.FAILED
@@ -176,18 +176,18 @@ class _NodeWatch:
             try:
                 async with contextlib.aclosing(self._runs.watch()) as news:
                     async for piece in news:
-                        self._hear(piece)
+                        self._receive(piece)
                         pause_s = _AGAIN_S
             except (Unreachable, TimedOut):
                 pass
             except RemoteFailure as error:
-                log.error("tells nothing of its runs: %s", error, extra={"node": self.node.spec.name})
+                log.error("cannot watch runs: %s", error, extra={"node": self.node.spec.name})
             finally:
                 self._fall_silent()
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_AGAIN_S, pause_s * 2)
 
-    def _hear(self, news: News) -> None:
+    def _receive(self, news: News) -> None:
         self.moment = (news.now, boot_clock_s())
         for status in news.runs:
             if status.job.isdigit():
@@ -200,17 +200,17 @@ class _NodeWatch:
             self.seen = self._fresh
             self.is_open = self._has_answered = True
         if self.is_open:
-            self._tell()
+            self._on_change()
 
     def _fall_silent(self) -> None:
         if self.is_open:
             self._silent_since = boot_clock_s()
         self.is_open = False
         self._fresh = {}
-        # Whoever waits for it to count as silent looks again then.
-        asyncio.get_running_loop().call_later(_SILENT_S, self._tell)
+        # Waiters look again when it counts as silent.
+        asyncio.get_running_loop().call_later(_SILENT_S, self._on_change)
 
 
 def boot_clock_s() -> float:
-    """Goes on while this machine sleeps: leases end by it."""
+    """A clock that also runs while this machine sleeps, as leases do."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -25,7 +25,7 @@ from ugro.policy.scheduling.selection import Candidate, best_node
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.store.jobs import JobStore
 
-# How long a job that fits no known node waits for nodes that have not answered yet.
+# How long a submission that fits no known node waits for nodes that have not reported yet.
 _FIRST_ANSWERS_S = 5.0
 
 
@@ -50,7 +50,7 @@ class SchedulerInput:
         self._holding: dict[int, tuple[object, Holding]] = {}
 
     def start(self) -> None:
-        """Nodes are asked from now on."""
+        """Starts asking nodes."""
         self.reports.start()
 
     def listen(self, on_news: Callable[[], None]) -> None:
@@ -66,13 +66,13 @@ class SchedulerInput:
             for number, state in (await self._jobs.states_of(unknown)).items():
                 live.queue.learn(number, state)
         drained = await self._health.drained()
-        # Nothing is awaited from here on, so that waiting and holding jobs are those of one moment.
+        # Nothing is awaited from here on, so that waiting and holding jobs are consistent.
         self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
         return ClusterView(now=time.time(), nodes=self._nodes(held, drained), holding=held)
 
     async def misfit(self, spec: JobSpec) -> Misfit | None:
-        """Why the job can never run here. Nodes that have not answered yet are waited for, if it depends on them."""
+        """Why the job can never run here; None if it can. May wait for nodes that have not reported yet."""
         is_single = spec.launcher is Launcher.COMMAND
         if self._is_known_to_fit(spec.resources, is_single):
             return None
@@ -85,18 +85,18 @@ class SchedulerInput:
         return check_fits(spec.resources, nodes, on_one_node=is_single)
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
-        """Until every node has answered or failed to, but no longer than ``timeout_s``."""
+        """Waits until every node has answered or failed to, at most ``timeout_s``."""
         await self.reports.first_answers(timeout_s)
 
     def _is_known_to_fit(self, resources: Resources, is_single: bool) -> bool:
-        """Of a thousand jobs that are submitted together, most are alike."""
+        """A cache: most jobs that are submitted together have the same demand."""
         seen = [self.reports.of(node) for node in self._cluster.inventory]
         if seen != self._fitting_on:
             self._fitting_on, self._fitting = seen, set()
         return (resources, is_single) in self._fitting
 
     def facts(self, node: Node) -> Facts | None:
-        """What it last told of itself."""
+        """The facts of its last report."""
         return self.reports.of(node).facts
 
     def _nodes(self, holding: Sequence[Holding], drained: Mapping[str, str]) -> tuple[NodeView, ...]:
@@ -128,7 +128,7 @@ class SchedulerInput:
             name=node.spec.name,
             cores=machine.cores if machine else 0,
             memory_bytes=machine.memory_total_bytes if machine else 0,
-            gpus=tuple(_gpu(gpu, ours) for gpu in facts.gpus) if facts else _gpus_as_told(node.spec),
+            gpus=tuple(_gpu(gpu, ours) for gpu in facts.gpus) if facts else _configured_gpus(node.spec),
             labels=node.spec.labels,
             group=_subnet(node.spec.host if node.spec.transport == "ssh" else self._cluster.config.cluster.master_ip),
             unusable=_objection(node, seen, drained),
@@ -137,7 +137,7 @@ class SchedulerInput:
         )
 
     def _cost(self, node: Node, facts: Facts, held_cores: int) -> float:
-        """As ``ugro health`` picks the best node; what was given away but does not show in the load yet counts too."""
+        """As for ``ugro health``, plus the assigned cores that the measured load does not show yet."""
         settings = self._cluster.config.health_check
         load = (max(facts.load[0], float(held_cores)), *facts.load[1:])
         cores = node.machine.cores if node.machine else None
@@ -152,7 +152,7 @@ class SchedulerInput:
 
 
 def _objection(node: Node, seen: Seen, drained: str | None) -> str | None:
-    """Why it takes no new work, the lasting reasons first."""
+    """Why it takes no new jobs; lasting reasons come first."""
     if drained is not None:
         return f"is drained: {drained}" if drained else "is drained"
     if seen.report is None:
@@ -169,19 +169,19 @@ def _gpu(gpu: Gpu, ours: set[str]) -> GpuView:
         index=gpu.index,
         model=gpu.name,
         memory_bytes=gpu.memory_total_bytes,
-        # By the job and not by a mark of ours alone: another agent's jobs carry such a mark as well.
+        # By job id: processes of another agent's jobs are marked by UGRO, too.
         is_foreign=any(process.job not in ours for process in gpu.processes),
         is_broken=gpu.error is not None,
     )
 
 
-def _gpus_as_told(spec: NodeSpec) -> tuple[GpuView, ...]:
-    """Until it was seen, the user's word for it is all there is."""
+def _configured_gpus(spec: NodeSpec) -> tuple[GpuView, ...]:
+    """The GPU named in the cluster file, until the node has reported its own."""
     return (GpuView(0, spec.gpu, spec.vram_bytes),) if spec.gpu else ()
 
 
 def _subnet(address: str | None) -> str:
-    """What a node shares with those close to it; nothing is known of one that is dialled by name."""
+    """The subnet of a node's address; empty for one that is reached by name."""
     try:
         found = ipaddress.ip_address(address or "")
     except ValueError:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
 from ugro.cli.demo.training import script, show_command
-from ugro.cli.jobs.text import sentence
+from ugro.cli.jobs.describe import sentence
 from ugro.cli.output import Cell, Output
 from ugro.client.client import Client
 from ugro.client.jobs import LogPiece

@@ -20,7 +20,7 @@ from ugro.cli import health
 from ugro.cli.demo.balance import Comparison, document, has_torch, show_results, verdict
 from ugro.cli.demo.training import StepTime, Watch, launch, show_command, show_step_times, step_times
 from ugro.cli.jobs.document import job_document
-from ugro.cli.jobs.show import status
+from ugro.cli.jobs.status import status
 from ugro.cli.lab import find_lab
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ugro.cli.jobs.lines import Prefixed
-from ugro.cli.jobs.text import sentence
+from ugro.cli.jobs.describe import sentence
+from ugro.cli.jobs.log_printer import Prefixed
 from ugro.cli.output import Cell, Output
 from ugro.client.client import Client
 from ugro.client.jobs import LogChoice, LogPiece

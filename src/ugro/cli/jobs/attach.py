@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ugro.cli.jobs.lines import dropped
-from ugro.cli.jobs.text import exit_code, failure_lines, next_commands, sentence
+from ugro.cli.jobs.describe import exit_code, failure_lines, next_commands, sentence
+from ugro.cli.jobs.log_printer import dropped
 from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.client.jobs import LogPiece

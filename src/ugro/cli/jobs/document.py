@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ugro.cli.jobs.text import duration_s, ranks
+from ugro.cli.jobs.describe import duration_s, ranks
 from ugro.core.job import Attempt, Job, Placement
 
 

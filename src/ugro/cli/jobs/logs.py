@@ -1,4 +1,4 @@
-"""``ugro logs`` and ``ugro events``."""
+"""``ugro logs``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Literal
 import click
 
 from ugro.cli import candidates
-from ugro.cli.jobs.lines import Bytes, Documents, Prefixed, Printer
-from ugro.cli.jobs.moments import MOMENT
-from ugro.cli.jobs.text import local_time, ranks
+from ugro.cli.jobs.describe import ranks
+from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed, Printer
+from ugro.cli.jobs.moment import MOMENT, SINCE
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import LogChoice
 from ugro.core.errors import UsageError
-from ugro.core.event import Event
 from ugro.core.job import Job
-
-_SINCE = "Show only what is newer than this: 10m (ago), or a time such as 2030-01-31T08:00."
 
 
 @click.command()
@@ -33,7 +30,7 @@ _SINCE = "Show only what is newer than this: 10m (ago), or a time such as 2030-0
     help="Show only the ranks on this node. May be repeated.",
 )
 @click.option("--attempt", default="newest", metavar="N|all", help="Show this attempt, or all; default: the newest.")
-@click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
+@click.option("--since", type=MOMENT, metavar="TIME", help=SINCE)
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Start with the last N lines of each rank.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
 @json_option
@@ -74,25 +71,6 @@ def logs(
     return 0
 
 
-@click.command()
-@click.argument("job", required=False, shell_complete=candidates.jobs)
-@click.option("--since", type=MOMENT, metavar="TIME", help=_SINCE)
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
-@json_option
-@pass_session
-def events(session: Session, job: str | None, since: float | None, follow: bool) -> None:
-    """Print the history of events.
-
-    Of JOB, or of all jobs and nodes; the oldest first.
-    """
-    output = session.output
-    for event in session.client().jobs.events(job=job, since_unix_s=since, follow=follow):
-        if output.is_json:
-            output.document({"event": event})
-        else:
-            output.text(_line(output, event))
-
-
 def _attempt(text: str) -> int | Literal["newest", "all"]:
     if text == "all":
         return "all"
@@ -108,12 +86,3 @@ def _printer(output: Output, job: Job, choice: LogChoice) -> Printer:
         return Documents(output)
     is_one = len(choice.ranks) == 1 or (not choice.ranks and ranks(job) == 1)
     return Bytes(output) if is_one else Prefixed(output, has_attempts=choice.attempt == "all")
-
-
-def _line(output: Output, event: Event) -> str:
-    about = f"job {event.job}" if event.job is not None else event.node or ""
-    if event.job is not None and event.attempt:
-        about += f".{event.attempt}"
-    if output.is_terminal:
-        return f"{local_time(event.at)}  {about:<10}  {event.kind:<11}  {event.text}"
-    return "\t".join((event.at, about, event.kind, event.text))

@@ -95,7 +95,7 @@ def _submit(
     force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
-        from ugro.cli.jobs.plan import show_dry_run
+        from ugro.cli.jobs.dry_run import show_dry_run
 
         found = client.jobs.dry_run(file, fields=given, force=force)
         show_dry_run(session.output, found)

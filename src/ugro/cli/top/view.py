@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ugro.cli.health import SIGNS, note
-from ugro.cli.jobs import text as words
+from ugro.cli.jobs import describe
 from ugro.cli.output import Cell, Output, Style
 from ugro.core.alert import Alert
 from ugro.core.job import WAITING_STATES, Job, JobState
@@ -165,7 +165,7 @@ def _job_row(job: Job, seen: Seen) -> list[Cell]:
         Cell(job.spec.name, "bold"),
         Cell(job.state, style),
         Cell(", ".join(job.placement.nodes) if job.placement else ""),
-        Cell(format_duration(words.duration_s(job)), is_number=True),
+        Cell(format_duration(describe.duration_s(job)), is_number=True),
         Cell(loss, is_number=True),
         Cell(spark(curve.values) if curve else ""),
         Cell(job.reason if job.state is not JobState.RUNNING else ""),

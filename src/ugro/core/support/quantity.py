@@ -16,15 +16,15 @@ _BYTES: dict[str, int] = _DECIMAL | _BINARY
 
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PART = re.compile(rf"\s*({_NUMBER.pattern})\s*([A-Za-zµμ]+)\s*")
-_LONGEST_TEXT = 64
+_MAX_TEXT = 64
 # Far above any real duration or size, and still a 64-bit integer.
-_LARGEST = 10**18
+_MAX_VALUE = 10**18
 
 
 def parse_duration(value: str | float) -> float:
     """Returns seconds; a number without a unit means seconds."""
     seconds = _seconds_in(value.strip()) if isinstance(value, str) else _plain(value)
-    if seconds is None or not 0 <= seconds <= _LARGEST:
+    if seconds is None or not 0 <= seconds <= _MAX_VALUE:
         raise ValueError(f"expected a duration such as {DURATION_EXAMPLES}, got {_shown(value)}")
     return float(seconds)
 
@@ -32,7 +32,7 @@ def parse_duration(value: str | float) -> float:
 def parse_size(value: str | float) -> int:
     """Returns bytes; a number without a unit means bytes. GB is 10^9 and GiB is 2^30."""
     size = _bytes_in(value.strip()) if isinstance(value, str) else _plain(value)
-    if size is None or not 0 <= size <= _LARGEST:
+    if size is None or not 0 <= size <= _MAX_VALUE:
         raise ValueError(f"expected a size such as {SIZE_EXAMPLES}, got {_shown(value)}")
     return round(size)
 
@@ -67,7 +67,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def _seconds_in(text: str) -> float | None:
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _MAX_TEXT:
         return None
     if _NUMBER.fullmatch(text):
         return float(text)
@@ -83,7 +83,7 @@ def _seconds_in(text: str) -> float | None:
 
 
 def _bytes_in(text: str) -> float | None:
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _MAX_TEXT:
         return None
     if text.isascii() and text.isdigit():
         return int(text)
@@ -119,6 +119,6 @@ def _three_digits(amount: float) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, str):
-        return f'"{value[:_LONGEST_TEXT]}"'
-    is_huge = isinstance(value, int) and abs(value) > _LARGEST
-    return "a number too large" if is_huge else str(value)[:_LONGEST_TEXT]
+        return f'"{value[:_MAX_TEXT]}"'
+    is_huge = isinstance(value, int) and abs(value) > _MAX_VALUE
+    return "a number too large" if is_huge else str(value)[:_MAX_TEXT]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
-_LARGEST_RECORD = 64 << 20  # these files also contain images and graphs
+_MAX_RECORD = 64 << 20  # these files also contain images and graphs
 
 # Field numbers of the messages (event.proto, summary.proto, tensor.proto, types.proto).
 _EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
@@ -71,8 +71,8 @@ def record_end(content: bytes, place: int = 0) -> int:
         return place + _HEADER_BYTES + _CHECKSUM.size
     head = content[place : place + _LENGTH.size]
     length = int(_LENGTH.unpack(head)[0])
-    if masked_checksum(head) != _CHECKSUM.unpack_from(content, place + _LENGTH.size)[0] or length > _LARGEST_RECORD:
-        raise Damaged("the length of a record does not match its checksum, or is beyond all reason")
+    if masked_checksum(head) != _CHECKSUM.unpack_from(content, place + _LENGTH.size)[0] or length > _MAX_RECORD:
+        raise Damaged("the length of a record does not match its checksum, or is too large")
     return place + _HEADER_BYTES + length + _CHECKSUM.size
 
 
@@ -193,7 +193,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
         place, shift = place + 1, shift + 7
         if byte < 0x80:
             return result & (2**64 - 1), place
-    raise Damaged("a number without an end")
+    raise Damaged("an unterminated number")
 
 
 def _signed(number: int) -> int:

@@ -14,7 +14,7 @@ from ugro.policy.balance.split import Bounds, Cost, slowest_s, split
 from ugro.policy.wording import in_words
 
 _WORTH_SAYING = 0.03
-_MOST_RANKS_TO_TRY_ALL = 10
+_MAX_RANKS_TO_TRY_ALL = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _exchanged(ranks: int) -> float:
 def _subsets(costs: Sequence[Cost], total: int) -> list[tuple[int, ...]]:
     """All subsets; of many ranks only the fastest one, two, three…"""
     everyone = range(len(costs))
-    if len(costs) <= _MOST_RANKS_TO_TRY_ALL:
+    if len(costs) <= _MAX_RANKS_TO_TRY_ALL:
         return [ranks for count in range(1, len(costs)) for ranks in combinations(everyone, count)]
     by_speed = sorted(everyone, key=lambda rank: (costs[rank].seconds(total), rank))
     return [tuple(sorted(by_speed[:count])) for count in range(1, len(costs))]
@@ -83,7 +83,7 @@ def _subsets(costs: Sequence[Cost], total: int) -> list[tuple[int, ...]]:
 
 def _words(whole: Alternative, best: Alternative, names: Sequence[str]) -> str:
     if len(whole.ranks) == 1:
-        return "one rank: there is nothing to share"
+        return "one rank: nothing to balance"
     if best is whole:
         return "every rank is worth having"
     left_out = [names[rank] for rank in whole.ranks if rank not in best.ranks]

@@ -14,9 +14,9 @@ from statistics import median
 from ugro.policy.balance.split import Cost
 
 _FADING = 0.7  # the weight of a window relative to the next newer one
-_MOST_WINDOWS = 12
-_LEAST_SPREAD = 0.1  # of the shares around their mean: with less, the slope is unknown
-_LARGEST_RATIO = 0.8
+_MAX_WINDOWS = 12
+_MIN_SPREAD = 0.1  # of the shares around their mean: with less, the slope is unknown
+_MAX_RATIO = 0.8
 # From a median absolute deviation to the standard error of a median, for noise that is about normal.
 _DEVIATION = 1.4826
 _OF_A_MEDIAN = 1.2533
@@ -52,7 +52,7 @@ class RankFit:
         if self.windows:
             variable = (1 - self.fixed_ratio) * window.samples / self.windows[-1].samples
             self.fixed_ratio /= self.fixed_ratio + variable
-        self.windows = [*self.windows, window][-_MOST_WINDOWS:]
+        self.windows = [*self.windows, window][-_MAX_WINDOWS:]
         self._learn_ratio()
 
     def restart(self, window: Window) -> None:
@@ -94,7 +94,7 @@ class RankFit:
         whole = math.fsum(weight for weight, _ in weighted)
         mean_n = math.fsum(weight * window.samples for weight, window in weighted) / whole
         spread = max(abs(window.samples - mean_n) for _, window in weighted)
-        if spread < _LEAST_SPREAD * mean_n:
+        if spread < _MIN_SPREAD * mean_n:
             return
         points = [(weight, window.samples - mean_n, self._as_one_micro(window)) for weight, window in weighted]
         mean_t = math.fsum(weight * seconds for weight, _, seconds in points) / whole
@@ -103,7 +103,7 @@ class RankFit:
         share = self.windows[-1].samples
         seconds = mean_t + slope * (share - mean_n)
         ratio = 1 - slope * share / seconds if seconds > 0 else 0.0
-        self.fixed_ratio = min(_LARGEST_RATIO, max(0.0, ratio))
+        self.fixed_ratio = min(_MAX_RATIO, max(0.0, ratio))
 
     def _as_one_micro(self, window: Window) -> float:
         """The window's time as if the device could hold the share in one micro-batch."""

@@ -66,7 +66,7 @@ def _of_cores(devices: Sequence[Device]) -> Speeds:
         return Speeds((), "equal: the number of cores is not known on every node")
     clocks = [_CLOCK.search(device.cpu_model) for device in devices]
     if not all(clocks):
-        return _relative([float(device.cores) for device in devices], "numbers of cores")
+        return _relative([float(device.cores) for device in devices], "number of cores")
     ghz = [float(clock[1]) for clock in clocks if clock]
     return _relative([device.cores * one for device, one in zip(devices, ghz, strict=True)], "cores times clock")
 

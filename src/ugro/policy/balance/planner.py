@@ -19,11 +19,11 @@ from ugro.policy.balance.watch import RankWatch, Shift
 
 # The first step allocates, compiles and connects; in the second one DDP rebuilds its buckets, and all ranks wait.
 _WARM_UP_STEPS = 2
-_FIRST_WINDOW, _NEXT_WINDOW, _LONGEST_WINDOW = 2, 4, 32
-_LEAST_GAIN = 0.02
-_LEAST_GAIN_OF_A_SHIFT = 0.05  # based on two steps only
+_FIRST_WINDOW, _NEXT_WINDOW, _MAX_WINDOW = 2, 4, 32
+_MIN_GAIN = 0.02
+_MIN_GAIN_OF_A_SHIFT = 0.05  # based on two steps only
 _COMPARED = 2.0
-_LARGEST_ERROR = 0.15  # a noise estimate from two steps is mostly noise itself
+_MAX_ERROR = 0.15  # a noise estimate from two steps is mostly noise itself
 _GAIN_OF_ACCUMULATING = 1.05  # smaller micro-batches are less efficient than they look
 _REMEMBERED_TAILS = 32
 
@@ -158,7 +158,7 @@ class Balancer:
         self.caps = list(state["caps"])
         self._fits = [_fit(one) for one in state["fits"]]
         if self.mode is Mode.ADAPTIVE:
-            self._adopt(tuple(state["shares"]), "as it was when the checkpoint was written")
+            self._adopt(tuple(state["shares"]), "restored from the checkpoint")
         return True
 
     # --- decisions ----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Balancer:
     def _first_plan(self) -> Plan:
         batch = self.batch
         if self.speeds and (len(self.speeds) != batch.ranks or min(self.speeds) <= 0):
-            raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: one above 0 is needed for each")
+            raise UsageError(f"{len(self.speeds)} speeds for {batch.ranks} ranks: give one above 0 for each rank")
         if self.mode is Mode.OFF or not self.speeds:
             if batch.total < batch.least * batch.ranks:
                 self._best_shares()  # raises an error that says what is wrong
@@ -185,7 +185,7 @@ class Balancer:
             self._fits[rank].restart(Window.of(observation.shares[rank], shift.seconds, micro))
         self._window, self._window_steps = [], _NEXT_WINDOW
         words = "; ".join(_shifted(self.batch.names[rank], shift) for rank, shift in shifts.items())
-        return self._replan(words, _LEAST_GAIN_OF_A_SHIFT)
+        return self._replan(words, _MIN_GAIN_OF_A_SHIFT)
 
     def _close_window(self) -> Plan | None:
         steps, self._window = self._window, []
@@ -194,13 +194,13 @@ class Balancer:
             window = Window.of(steps[-1].shares[rank], [step.seconds[rank] for step in steps], micro)
             optimizer = [step.optimizer_s[rank] for step in steps if step.optimizer_s]
             fit.add(window, median(optimizer) if optimizer else 0.0)
-        plan = self._replan(f"measured over {len(steps)} steps", max(_LEAST_GAIN, self._error_of_a_gain()))
-        self._window_steps = _NEXT_WINDOW if plan else min(_LONGEST_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
+        plan = self._replan(f"measured over {len(steps)} steps", max(_MIN_GAIN, self._error_of_a_gain()))
+        self._window_steps = _NEXT_WINDOW if plan else min(_MAX_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
         return plan
 
     def _error_of_a_gain(self) -> float:
         """Compares two times, each the largest of several ranks: the least certain rank may decide."""
-        return min(_LARGEST_ERROR, _COMPARED * max(fit.error for fit in self._fits))
+        return min(_MAX_ERROR, _COMPARED * max(fit.error for fit in self._fits))
 
     def _replan(self, why: str, least_gain: float) -> Plan | None:
         if self.mode is not Mode.ADAPTIVE or not self.is_informed:

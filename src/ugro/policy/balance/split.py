@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ugro.core.errors import Unsatisfiable
 
-_MOST_HALVINGS = 60
+_MAX_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _limits(total: int, bounds: Sequence[Bounds]) -> tuple[list[int], list[int]]
 def _level(costs: Sequence[Cost], total: int, least: list[int], most: list[int], granule: int) -> float:
     """A time within which nearly all of ``total``, and not more, can be done."""
     low, high = 0.0, slowest_s(costs, most)
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = (low + high) / 2
         done = sum(_done_by(middle, costs, least, most, granule))
         if done > total:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _BASELINE_STEPS = 3
-_MOST_REMEMBERED = 16
+_MAX_REMEMBERED = 16
 _IN_A_ROW = 2
 _NEARLY_THE_SAME = 0.1
-_LEAST_DEVIATION, _LARGEST_DEVIATION = 0.25, 0.60
+_MIN_DEVIATION, _MAX_DEVIATION = 0.25, 0.60
 _DEVIATIONS = 3.0
 _SMOOTHING = 0.3
 
@@ -46,7 +46,7 @@ class RankWatch:
         if samples != self.samples:
             self._move_to(samples)
         if not self.is_ready or self._is_usual(seconds):
-            self._usual = [*self._usual, seconds][-_MOST_REMEMBERED:]
+            self._usual = [*self._usual, seconds][-_MAX_REMEMBERED:]
             self._strange = []
             return None
         return self._unusual(seconds)
@@ -72,5 +72,5 @@ class RankWatch:
     def _is_usual(self, seconds: float) -> bool:
         usual = median(self._usual)
         spread = median([abs(one - usual) for one in self._usual]) / usual if usual > 0 else 0.0
-        allowed = 1 + min(_LARGEST_DEVIATION, max(_LEAST_DEVIATION, _DEVIATIONS * spread))
+        allowed = 1 + min(_MAX_DEVIATION, max(_MIN_DEVIATION, _DEVIATIONS * spread))
         return usual / allowed <= seconds <= usual * allowed

@@ -17,7 +17,7 @@ from ugro.policy.experiments.parameters import is_seed, number
 Value = float | str | None
 PARAMETER = "param"
 METRICS = ("last", "best", "min", "max")
-_MOST_PARAMETERS_AT_FIRST = 4
+_DEFAULT_PARAMETERS = 4
 _MAX_LISTED = 200
 _LARGER = re.compile(
     r"acc|auc|f1|bleu|rouge|score|reward|return|precision|recall|iou|map$|throughput|per_s(ec(ond)?)?$|use$|util",
@@ -105,7 +105,7 @@ def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
     differing.sort(key=lambda name: (is_seed(name), name.startswith("env."), len(values[name])))
     keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *metric_order(key)))[:1]
     measured = [Column(kind, key) for key in keys for kind in ("best", "last")]
-    chosen = [Column(PARAMETER, name) for name in differing[:_MOST_PARAMETERS_AT_FIRST]]
+    chosen = [Column(PARAMETER, name) for name in differing[:_DEFAULT_PARAMETERS]]
     return [Column("state"), *chosen, *measured, Column("duration"), Column("submitted"), Column("tags")]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ugro.core.job import JobSpec
 from ugro.core.support.secret import looks_secret
 
-_MOST = 200
-_LONGEST = 200
+_MAX_PARAMETERS = 200
+_MAX_LENGTH = 200
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w./-]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -27,7 +27,7 @@ def parameters(spec: JobSpec) -> dict[str, str]:
     if spec.seed is not None and not any(map(is_seed, found)):
         found["seed"] = str(spec.seed)
     names = [name for name in found if not looks_secret(name.replace("-", "_"))]
-    return {name: found[name][:_LONGEST] for name in names[:_MOST]}
+    return {name: found[name][:_MAX_LENGTH] for name in names[:_MAX_PARAMETERS]}
 
 
 def is_seed(name: str) -> bool:

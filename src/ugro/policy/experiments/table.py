@@ -15,7 +15,7 @@ from ugro.core.experiment import Experiment
 from ugro.policy.experiments.columns import PARAMETER, Column, Value
 from ugro.policy.experiments.parameters import configuration, is_seed
 
-_LONGEST_LABEL = 160
+_MAX_LABEL = 160
 BY_CONFIGURATION = "config"
 BY_NAME = "name"
 _OF_THE_NEWEST = frozenset({"id", "submitted"})  # a mean of these is meaningless
@@ -105,8 +105,8 @@ def label_of(one: Experiment, group: str, shown: frozenset[str]) -> str:
         return one.name
     if group == BY_CONFIGURATION:
         words = [f"{name} {value}" for name, value in configuration(one.parameters) if name in shown]
-        return f"{one.name}: {', '.join(words)}"[:_LONGEST_LABEL] if words else one.name
-    return f"{group} {one.parameters.get(group, 'not given')}"[:_LONGEST_LABEL]
+        return f"{one.name}: {', '.join(words)}"[:_MAX_LABEL] if words else one.name
+    return f"{group} {one.parameters.get(group, 'not given')}"[:_MAX_LABEL]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from ugro.core.job import Ending, JobState
 
 
 class RunState(StrEnum):
-    UNKNOWN = "unknown"  # the node has not been asked yet, or cannot be
-    ABSENT = "absent"  # the node knows nothing of this attempt
+    UNKNOWN = "unknown"  # the node has not been asked yet, or cannot be reached
+    ABSENT = "absent"  # the node has no record of this attempt
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"  # every rank ended with 0
     FAILED = "failed"
-    DEAD = "dead"  # nobody watches its ranks any more
+    DEAD = "dead"  # its supervisor is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Every rank is proven dead: say how it was, and what comes next."""
+    """Every rank is known to have ended: record how, and decide what comes next."""
 
 
 Step = Start | Stop | Move | Conclude
@@ -68,7 +68,7 @@ Step = Start | Stop | Move | Conclude
 
 
 def next_step(view: AttemptView) -> Step | None:
-    """None: there is nothing to do but wait."""
+    """None: wait."""
     if view.state is JobState.STOPPING:
         return _stopping(view)
     if (ending := _ending(view)) is not None:
@@ -83,7 +83,7 @@ def next_step(view: AttemptView) -> Step | None:
 
 
 def _ending(view: AttemptView) -> Move | None:
-    """What makes the attempt end, whatever else is known."""
+    """Why the attempt must end, whatever else is known."""
     if view.ending is not None:
         return Move(JobState.STOPPING, f"asked to end: {view.ending.value.replace('_', ' ')}", view.ending)
     if (problem := _problem(view)) is not None:
@@ -124,7 +124,7 @@ def _out_of_reach(view: AttemptView) -> str:
 def _going_on(view: AttemptView) -> Step | None:
     absent = [run.node for run in view.runs if run.state is RunState.ABSENT]
     if absent:
-        # It ran there before: a folder that was deleted, or a machine set up anew.
+        # It ran there before: its folder was deleted, or the machine was reinstalled.
         return Move(JobState.STOPPING, f"{_names(absent)} knows nothing of it any more", Ending.FAILED)
     if view.state is JobState.UNREACHABLE and _is_running(view):
         return Move(JobState.RUNNING, "every node answers again, and every rank runs")
@@ -136,7 +136,7 @@ def _is_running(view: AttemptView) -> bool:
 
 
 def _stopping(view: AttemptView) -> Step | None:
-    """Every node is asked until it has said that nothing of the attempt lives there."""
+    """Every node is asked until it confirms that no process of the attempt is left."""
     left = tuple(run.node for run in view.runs if run.is_reachable and not _is_over(run))
     if left:
         return Stop(left)

@@ -1,4 +1,4 @@
-"""The circuit breaker of a node: one that fails again and again is left alone for a while.
+"""The circuit breaker of a node: the agent stops asking a node that keeps failing, for a while.
 
 A link that opens or is heard again meanwhile is a sign of life, and the node is asked at once.
 """
@@ -10,9 +10,9 @@ from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    CLOSED = "closed"  # it is asked as usual
-    OPEN = "open"  # it is left alone
-    HALF_OPEN = "half-open"  # the pause is over, or it has shown up: one question decides
+    CLOSED = "closed"  # the node is asked as usual
+    OPEN = "open"  # the node is not asked
+    HALF_OPEN = "half-open"  # the pause is over, or its link is back: the next answer decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Times are seconds of one clock that only goes forward."""
+    """Times are seconds of a monotonic clock."""
 
     failures: int = 0  # in a row
     opened_at: float | None = None
@@ -32,11 +32,11 @@ class Breaker:
         if has_answered:
             return Breaker()
         failed = replace(self, failures=self.failures + 1)
-        # One more failure after the pause opens it for another one.
+        # A failure after the pause starts another pause.
         return replace(failed, opened_at=now) if failed.failures >= limits.failures else failed
 
     def state(self, now: float, limits: Limits, *, alive_since: float | None = None) -> BreakerState:
-        """``alive_since``: when its link was opened, or last heard again after it had been silent."""
+        """``alive_since``: when its link was opened, or last answered again after a silence."""
         if self.opened_at is None:
             return BreakerState.CLOSED
         has_shown_up = alive_since is not None and alive_since > self.opened_at

@@ -31,7 +31,7 @@ class _Sign:
 
 def read(lines: Sequence[str]) -> LastWords:
     lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in lines[-MOST_LINES:]]
-    # What was caught and survived earlier is not what ended it: only the last exception and its causes count.
+    # Exceptions that were handled earlier did not end it: only the last one and its causes count.
     end = lines[_last_chain(lines) :]
     found = _found(_ROOTS, end) or _found(_SYMPTOMS, end)
     if found is not None:
@@ -41,7 +41,7 @@ def read(lines: Sequence[str]) -> LastWords:
 
 
 def _found(signs: Sequence[_Sign], lines: Sequence[str]) -> LastWords | None:
-    """The last line that says something: later lines know more."""
+    """The last line with a known signature: later lines are more specific."""
     for line in reversed(lines):
         if _SAYS_NOTHING.search(line):
             continue
@@ -81,7 +81,7 @@ def _sign(cause: str, pattern: str, hint: str | None = None, *, is_symptom: bool
 
 # PyTorch puts the rank before each line of a traceback.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-# A traceback's frames show code, which may name any error; and NCCL tells at length what it did without.
+# A traceback's frames show code, which may name any error, and NCCL logs at length what it could not use.
 _SAYS_NOTHING = re.compile(r'^    |^  File "|NCCL INFO')
 _TRACEBACK = re.compile(r"\s*(Original )?Traceback \(most recent call last\):")
 _LINK = re.compile(r"direct cause of the following exception|another exception occurred|Caught .* in DataLoader")

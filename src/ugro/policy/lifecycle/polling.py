@@ -1,4 +1,4 @@
-"""How soon a node is looked at again: often while there is work, seldom when nobody has used the cluster for long."""
+"""How soon a node is probed again: often while there are jobs, rarely when the cluster has been idle for long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between two looks at a node, by how long ago there was work."""
+    """Seconds between two probes of a node, by how long ago there were jobs."""
 
     busy_s: float = 5.0
     recent_s: float = 10.0
@@ -26,7 +26,7 @@ class Poll:
 
 
 def poll(pace: Pace, *, jobs: int, idle_s: float, failures: int = 0) -> Poll:
-    """``jobs``: those that are not over. ``idle_s``: since the last one moved. ``failures`` of this node in a row."""
+    """``jobs``: how many have not ended. ``idle_s``: since a job last changed. ``failures`` of this node in a row."""
     if jobs:
         return _poll(pace.busy_s, f"{jobs} jobs are not over" if jobs > 1 else "a job is not over")
     if failures:

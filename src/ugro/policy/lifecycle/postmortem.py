@@ -39,7 +39,7 @@ class RankEnd:
 
     @property
     def death_signal(self) -> int | None:
-        """Also of a shell that reports its child's death as 128 and the signal."""
+        """Including a shell that reports its child's signal as 128 plus its number."""
         if self.signal is None and self.exit_code is not None and self.exit_code - 128 in KNOWN:
             return self.exit_code - 128
         return self.signal
@@ -47,14 +47,14 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node whose part of the attempt is gone: NODE_LOST, NODE_REBOOTED or SUPERVISOR_LOST."""
+    """A node that lost its part of the attempt: NODE_LOST, NODE_REBOOTED or SUPERVISOR_LOST."""
 
     node: str
     cause: Cause
 
 
 def classify(rank_ends: Sequence[RankEnd], *, lost: Sequence[Lost] = (), stopped_for: Cause | None = None) -> Failure:
-    """``stopped_for``: why we ended the attempt ourselves, if no failure of a rank made us."""
+    """``stopped_for``: why UGRO stopped the attempt, if no rank had failed."""
     if stopped_for is not None:
         return Failure(stopped_for, _STOPPED.get(stopped_for, f"it was stopped ({stopped_for})"))
     is_alone = len(rank_ends) == 1
@@ -79,10 +79,10 @@ class _Suspect:
     @classmethod
     def of(cls, end: RankEnd, is_alone: bool) -> _Suspect:
         words = log_signatures.read(end.last_lines)
-        # A kill leaves no last words: what the log says last was said before, about something else.
+        # A killed process writes nothing about it: the last lines of its log are about something else.
         if end.death_signal == signal.SIGKILL:
             return cls(end, Cause.OOM if end.was_oom_killed else Cause.KILLED, LastWords(), is_symptom=False)
-        # Who was alone cannot have failed because of another rank.
+        # A single rank cannot have failed because of another.
         if words.cause is not None and not (words.is_symptom and is_alone):
             return cls(end, Cause(words.cause), words, words.is_symptom)
         is_told_to_stop = end.death_signal in (signal.SIGTERM, signal.SIGINT)
@@ -91,7 +91,7 @@ class _Suspect:
 
 
 def _first(suspects: Sequence[_Suspect]) -> _Suspect:
-    """Within a node by its monotonic clock, between nodes by wall clocks with their offsets taken out."""
+    """Within a node by its monotonic clock, between nodes by wall clocks corrected by their offsets."""
     firsts: dict[str, _Suspect] = {}
     for suspect in suspects:
         other = firsts.get(suspect.end.node)
@@ -122,9 +122,9 @@ def _named(suspect: _Suspect) -> Failure:
 
 
 def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:
-    """Every rank that failed did so because of another one, and that one is not among them."""
+    """Every failed rank failed because of another one, which is not among them."""
     first = _first(suspects)
-    # SIGTERM and no word about a broken connection: somebody outside ended it.
+    # SIGTERM without a broken connection in the log: something outside UGRO stopped it.
     if all(suspect.cause is Cause.KILLED for suspect in suspects):
         return _named(first)
     reason = f"the ranks lost touch, rank {first.end.rank} on {first.end.node} first: {first.words.line}"
@@ -137,7 +137,7 @@ def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:
 
 
 def _silent(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> list[str]:
-    """When ranks waited in vain: those that nobody heard complain."""
+    """For a timeout: the ranks that did not report one."""
     if not any(_TIMEOUT.search(suspect.words.line or "") for suspect in suspects):
         return []
     heard = {suspect.end.rank for suspect in suspects}
@@ -158,8 +158,9 @@ def _ending(end: RankEnd, cause: Cause) -> str:
     meaning = _EXIT_CODES.get(end.exit_code or 0)
     if end.death_signal is not None:
         meaning = f"a child was killed by {signal_name(end.death_signal)}"
-    told = f" ({meaning})" if meaning else ""
-    return f"ended with exit code {end.exit_code}{told}" if end.exit_code is not None else "ended, nobody knows how"
+    if end.exit_code is None:
+        return "ended for an unknown reason"
+    return f"ended with exit code {end.exit_code}" + (f" ({meaning})" if meaning else "")
 
 
 def _exit_code(end: RankEnd) -> int | None:

@@ -1,7 +1,7 @@
 """Whether a job is tried again after a failure, when, and where not. It knows counts, never processes.
 
 What the machines did to a job is not held against it, up to a budget. What its program did is retried only as its
-``retry`` says. An attempt that got further than the one before starts both counts anew.
+``retry`` says. An attempt that got further than the one before resets both counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FREE_RETRIES = 5
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 
-# Not the job's doing: free of charge.
+# Caused by the infrastructure: does not count against the job's retries.
 INFRASTRUCTURE = frozenset(
     {
         Cause.NODE_LOST,
@@ -27,7 +27,7 @@ INFRASTRUCTURE = frozenset(
         Cause.KILLED,
     }
 )
-# The next try would most certainly end the same way.
+# The next attempt would almost certainly fail the same way.
 LASTING = frozenset(
     {
         Cause.IMPORT_ERROR,
@@ -36,7 +36,7 @@ LASTING = frozenset(
         Cause.MISMATCH,
     }
 )
-# Another node may do better.
+# May succeed on another node.
 _NODES_FAULT = frozenset(
     {
         Cause.NODE_LOST,
@@ -60,13 +60,13 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """To be tried again, with the counts as they are then."""
+    """Retry, with the updated counts."""
 
     not_before: float
     charged: int
     free: int
     reason: str
-    avoid: tuple[str, ...] = ()  # nodes to take only when no others are free
+    avoid: tuple[str, ...] = ()  # nodes to use only when no others are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
     words = _words_for(failure)
     if words & set(view.retry.never_on):
         return GiveUp(f"{failure.reason}; never retried after {failure.cause}, as it was submitted", failure.hint)
-    if failure.cause is Cause.PREEMPTED:  # it waits in the queue anyway, and was promised to be tried again
+    if failure.cause is Cause.PREEMPTED:  # it is queued again in any case
         return Retry(now, charged, free, f"{failure.reason}; it is tried again{_from(view)} when there is room")
     if failure.cause in INFRASTRUCTURE and free < FREE_RETRIES:
         return _free_retry(view, failure, charged, free + 1, now)
@@ -124,7 +124,7 @@ def _not_retried(retry: job.Retry, failure: Failure) -> str:
 
 
 def _words_for(failure: Failure) -> set[str]:
-    """What ``on`` and ``never_on`` may call it: by its cause, or by the exit code."""
+    """The words by which ``on`` and ``never_on`` can name it: its cause, or the exit code."""
     words = {str(failure.cause)}
     return words if failure.exit_code is None else words | {f"exit_code:{failure.exit_code}"}
 

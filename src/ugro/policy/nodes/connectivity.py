@@ -114,8 +114,8 @@ def meet(endpoints: Sequence[Endpoint], port: int, found: Mapping[str, Connectio
     common = [address for address in arrivals[others[0].node] if all(address in seen for seen in arrivals.values())]
     if not common:
         reached = "; ".join(f"{node} reaches it at {', '.join(seen)}" for node, seen in arrivals.items())
-        hint = "give all of them a network in common, or name one address that all reach: cluster.master_ip"
-        return Apart(f"no address of {first.node} is reached by all: {reached}", hint, first.node)
+        hint = "connect all nodes to one network, or set cluster.master_ip to an address that all reach"
+        return Apart(f"no address of {first.node} can be reached by all: {reached}", hint, first.node)
     interfaces = {other.node: arrivals[other.node][common[0]].interface for other in others}
     interfaces[first.node] = arrivals[others[0].node][common[0]].peer_interface
     broken = [
@@ -135,7 +135,7 @@ def _arrivals(connections: Connections, node: str, port: int) -> dict[str, Reach
 
 
 def _is_reached(connections: Connections, node: str, interface: str, port: int) -> bool:
-    """At a port that nobody reserved: ranks listen for each other at such ports once they have met."""
+    """At a port that is not reserved: ranks listen for each other at such ports once they have met."""
     return any(
         reached.node == node and reached.port != port and interface in ("", reached.peer_interface)
         for reached in connections.reached

@@ -50,10 +50,10 @@ def _reach(node: Examination, quality: LinkQuality) -> Iterator[Verdict]:
 def _host_key(node: Examination, ssh: SshSettings) -> Iterator[Verdict]:
     where = f"in your ssh configuration, for {node.spec.host or node.name}:"
     if ssh.strict_host_key_checking in ("false", "no", "off"):
-        text = "your ssh configuration switches the check off (StrictHostKeyChecking no): anybody could answer"
+        text = "your ssh configuration disables the check (StrictHostKeyChecking no): any machine could answer"
         yield Grade.WARNING, text, f"{where} StrictHostKeyChecking ask"
     elif ssh.user_known_hosts_file in ("/dev/null", "none"):
-        text = f"your ssh configuration remembers no key (UserKnownHostsFile {ssh.user_known_hosts_file})"
+        text = f"your ssh configuration stores no keys (UserKnownHostsFile {ssh.user_known_hosts_file})"
         yield Grade.WARNING, text, f"{where} UserKnownHostsFile ~/.ssh/known_hosts"
     else:
         yield Grade.OK, "checked by ssh", None
@@ -106,7 +106,7 @@ def _ports(node: Examination, found: Ports) -> Iterator[Verdict]:
     taken = [use for use in found.ports if not use.is_free]
     for use in taken:
         section, _, key = node.port_keys[use.port].partition(".")
-        remedy = f"in cluster.yaml another one, such as {section}: {{{key}: {use.port + 1}}}"
+        remedy = f"set another port in cluster.yaml, such as {section}: {{{key}: {use.port + 1}}}"
         if use.pid is not None and use.user == node.machine.user:
             remedy = f"end it: ugro exec {node.name} -- kill {use.pid}   (or {remedy})"
         yield Grade.WARNING, f"{section}.{key} {use.port} {_taken_by(use)}", remedy
@@ -139,19 +139,19 @@ def _gpu(node: Examination, facts: Facts) -> Iterator[Verdict]:
 def _one_gpu(gpu: Gpu, look: str) -> Iterator[Verdict]:
     label = f"GPU {gpu.index} {gpu.name}"
     if gpu.error is not None:
-        yield Grade.FAILED, f"{label} cannot be read: {gpu.error}", f"look, and reboot the node if it stays: {look}"
+        yield Grade.FAILED, f"{label} cannot be read: {gpu.error}", f"run: {look}   (reboot the node if it persists)"
     others = [f"{process.name} (pid {process.pid})" for process in gpu.processes if not process.is_ours]
     if others:
-        yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or look: {look}"
+        yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or check: {look}"
 
 
 def _logout(node: Examination, survival: Survival) -> Iterator[Verdict]:
     if not survival.has_logind:
-        yield Grade.OK, "jobs outlive it (there is no logind)", None
+        yield Grade.OK, "jobs survive it (there is no logind)", None
     elif not survival.kills_processes:
-        yield Grade.OK, "jobs outlive it (KillUserProcesses=no)", None
+        yield Grade.OK, "jobs survive it (KillUserProcesses=no)", None
     elif survival.lingers:
-        yield Grade.OK, "jobs outlive it (linger is on)", None
+        yield Grade.OK, "jobs survive it (linger is on)", None
     else:
         text = "logind ends jobs when the connection closes (KillUserProcesses=yes)"
         yield Grade.WARNING, text, f"on {node.name}: sudo loginctl enable-linger {survival.user}"

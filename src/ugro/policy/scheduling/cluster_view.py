@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ugro.core.job import JobSpec, JobState, Placement
 
-# When a job that has been told to stop, or is past its limit, is taken to be gone. Most are quicker.
+# A job that is stopping or past its time limit is assumed to end within this time. Most are quicker.
 STOPPING_S = 30.0
 
 
@@ -27,13 +27,13 @@ class NodeView:
     memory_bytes: int
     gpus: tuple[GpuView, ...] = ()
     labels: tuple[str, ...] = ()
-    speed: float = 1.0  # against the other nodes, where it was measured; more is faster
+    speed: float = 1.0  # relative to the other nodes, where it was measured; higher is faster
     group: str = ""  # nodes of one group are close to each other: the same subnet or switch
-    # Why it takes no new work, as words after its name: "is drained: new fans", "is unreachable".
+    # Why it takes no new jobs, as words after its name: "is drained: new fans", "is unreachable".
     unusable: str | None = None
-    cost: float = 0.0  # how busy it is, as ``selection`` counts it; less is better
-    is_known: bool = True  # False: it has not said yet what it has; only its labels are sure
-    is_awaited: bool = False  # its very first answer is still on its way
+    cost: float = 0.0  # how busy it is, as ``selection`` counts it; lower is better
+    is_known: bool = True  # False: its hardware has not been reported yet; only its labels are known
+    is_awaited: bool = False  # its first report has not arrived yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Waiting:
     state: JobState = JobState.QUEUED
     attempt: int = 0
     not_before: float | None = None  # the end of the pause before the next attempt
-    avoid: tuple[str, ...] = ()  # nodes that failed it; taken only when no others are free
+    avoid: tuple[str, ...] = ()  # nodes on which it failed; used only when no others are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Holding:
     time_limit_s: float | None = None
     is_preemptible: bool = False
     is_stopping: bool = False
-    expected_end: float | None = None  # where more is known than the time limit
+    expected_end: float | None = None  # where more than the time limit is known
 
     @property
     def devices(self) -> int:
         return devices_of(self.placement)
 
     def end(self, now: float) -> float | None:
-        """When it ends at the latest, as far as we know; never in the past."""
+        """The latest time at which it ends, as far as known; never in the past."""
         if self.is_stopping:
             return now + STOPPING_S
         end = self.expected_end
@@ -87,5 +87,5 @@ class ClusterView:
 
 
 def devices_of(placement: Placement) -> int:
-    """What counts against a user: its GPUs, and a node without any as one."""
+    """The devices counted for its user: the GPUs; a node without GPUs counts as one."""
     return sum(max(1, len(share.gpus)) for share in placement.shares)

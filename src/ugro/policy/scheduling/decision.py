@@ -1,4 +1,4 @@
-"""What the scheduler wants done with a job, and why. Each reason is a sentence for people, with names and figures."""
+"""The scheduler's decisions about jobs. Each has a reason for users, with names and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """End a running job so that another can start; it is to be tried again later."""
+    """Stop a running job so that another can start; it is queued again."""
 
     job: int
     for_job: int
@@ -33,8 +33,8 @@ class Fail:
 class Wait:
     job: int
     reason: str
-    blocked_by: tuple[int, ...] = ()  # jobs that must end, start or stop first; the ones that matter most
-    may_start_at: float | None = None  # at the latest, if nothing more urgent comes; None: nobody knows
+    blocked_by: tuple[int, ...] = ()  # the most important of the jobs that must end, start or stop first
+    may_start_at: float | None = None  # at the latest, if no more urgent job is submitted; None: unknown
 
 
 Decision = Start | Preempt | Fail | Wait

@@ -1,4 +1,4 @@
-"""What a job demands of the nodes, made ready for comparing: alternatives, and which GPUs of a node satisfy each."""
+"""A job's demand: its alternatives, and which GPUs of a node satisfy each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ugro.policy.wording import count_of, in_words
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
-    """One way to satisfy a job: the same of each node. Equal ones are one object in a pass, compared by identity."""
+    """One alternative: the same share on each node. Equal needs are one object in a pass, compared by identity."""
 
     resources: Resources
     min_nodes: int
@@ -27,7 +27,7 @@ class Need:
     is_one_process: bool
     cpus: int | None  # None: one for each process, as far as the node has them
     memory_bytes: int
-    note: str = ""  # why it asks for no GPUs, where its job left that open
+    note: str = ""  # why it asks for no GPUs, if the job left that open
     _fitting: dict[Shape, int | None] = field(default_factory=dict)
 
     @classmethod
@@ -40,7 +40,7 @@ class Need:
         return cls(resources, least, most, gpus, wants_all, on_one_node, resources.cpus, memory_bytes, note)
 
     def fitting_gpus(self, shape: Shape) -> int | None:
-        """The GPUs that satisfy it, as a mask; None if the node itself does not."""
+        """The GPUs that satisfy it, as a mask; None if the node does not have the labels."""
         try:
             return self._fitting[shape]
         except KeyError:
@@ -64,7 +64,7 @@ class Need:
         return min(processes, shape.cores)
 
     def part_of(self, shape: Shape, free: Free) -> Free:
-        """What it takes of a node that fits."""
+        """The share it takes of a node that fits."""
         usable = (self.fitting_gpus(shape) or 0) & free.gpus
         gpus = usable if self.wants_all_gpus else self._choose(shape, usable)
         cpus = self.cpus
@@ -74,8 +74,8 @@ class Need:
         return Free(gpus, cpus, self.memory_bytes, 1)
 
     def _choose(self, shape: Shape, usable: int) -> int:
-        # Who says how much memory a GPU must have gets the smallest that will do. Who does not gets the largest:
-        # a GPU that turns out too small fails the job, one that turns out too large only makes others wait.
+        # A job that states the GPU memory it needs gets the smallest GPUs that have it. One that does not gets the
+        # largest: a GPU that is too small fails the job, one that is too large only makes others wait.
         order = shape.by_memory if self.resources.gpu_memory_bytes is not None else reversed(shape.by_memory)
         chosen, count = 0, 0
         for position in order:
@@ -107,7 +107,7 @@ class Demand:
 
 
 class Demands:
-    """One object per different demand, however many jobs have it: what failed for one is not tried for the others."""
+    """One object per distinct demand: what failed for one job is not tried again for others with the same demand."""
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:
         self._makes = Makes(nodes)
@@ -127,7 +127,7 @@ class Demands:
 
 
 class Makes:
-    """What the nodes have when nobody uses anything, whether they take work now or not."""
+    """What the nodes have in total, whether or not they are in use or take jobs now."""
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:
         self._nodes = nodes
@@ -135,7 +135,7 @@ class Makes:
         self._awaited: list[NodeView] = []
 
     def count(self, need: Need) -> int:
-        """The nodes that can give a share; those that have not answered yet count, for they may."""
+        """How many nodes can give a share. Nodes that have not reported yet count."""
         if self._counts is None:
             shapes = Shapes()
             self._awaited = [node for node in self._nodes if node.is_awaited]
@@ -147,10 +147,10 @@ class Makes:
 
 
 def needs_of(resources: Resources, on_one_node: bool, makes: Makes) -> Iterator[Need]:
-    """A need for each alternative; where GPUs were left open, with or without them, as the cluster allows.
+    """A need for each alternative. If the job left GPUs open, the cluster decides: with them if enough nodes have some.
 
-    Ranks on GPUs and on cores cannot train together, so it is one of them on every node. GPUs that exist but are in use
-    or out of order for now are waited for: training that is slow beyond hope is no help to anybody.
+    Ranks on GPUs and on cores cannot train together, so all nodes get the same. A job waits for GPUs that are in use or
+    broken, because training without them would be far too slow.
     """
     for way in alternatives(resources):
         if way.gpus_per_node != ANY_GPUS:

@@ -1,7 +1,7 @@
-"""Whether a job could ever run on these nodes, whoever uses them now; if not, why, and the nearest that could.
+"""Whether a job could run on these nodes if they were idle; if not, why, and the nearest request that could.
 
-Nodes that are drained or down count, for they come back, and one that has never answered counts as fitting: a job is
-refused only for what is known. Broken GPUs do not count.
+Drained and unreachable nodes count, and a node that has never reported counts as fitting: a job is refused only for
+what is known. Broken GPUs do not count.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _GIB = 2**30
 @dataclass(frozen=True, slots=True)
 class Misfit:
     reason: str
-    hint: str | None = None  # what to ask for instead
-    nearest: Resources | None = None  # the same as a value; it is sure to fit
+    hint: str | None = None  # what to request instead
+    nearest: Resources | None = None  # the same as a value; it is known to fit
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.hint}" if self.hint else self.reason
 
 
 def check_fits(resources: Resources, nodes: Sequence[NodeView], *, on_one_node: bool = False) -> Misfit | None:
-    """``on_one_node``: for a launcher that runs on one node, whatever number is asked for."""
+    """``on_one_node``: the launcher uses one node, whatever number is requested."""
     needs = list(needs_of(resources, on_one_node, Makes(nodes)))
     misfits = []
     for need in needs:
@@ -72,7 +72,7 @@ def _capable(need: Need, nodes: Sequence[NodeView]) -> list[NodeView]:
 
 
 def _shortage(wanted: Resources, nodes: Sequence[NodeView]) -> str | None:
-    """The one thing that no node has; None if each by itself can be had."""
+    """The one thing that no node has; None if each is available on some node."""
     if not nodes:
         return "there are no nodes"
     for label in wanted.labels:

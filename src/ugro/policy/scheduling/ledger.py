@@ -1,4 +1,4 @@
-"""What is free on all nodes and who holds the rest, kept true while a pass gives things away. It decides nothing."""
+"""What is free on all nodes and which jobs hold the rest, updated as a pass assigns devices. It decides nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ugro.policy.scheduling.cluster_view import STOPPING_S, ClusterView
 from ugro.policy.scheduling.demand import Need
 from ugro.policy.scheduling.room import Claim, Free, Held, Room, Shape, Shapes, empty
 
-EVERYTHING = -1  # allowed to use whatever is reserved
+EVERYTHING = -1  # may use everything that is reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Devices kept for a job that cannot start yet; ``start`` is the latest, None when nobody knows."""
+    """Devices kept for a job that cannot start yet. ``start`` is the latest time it can start; None: unknown."""
 
     job: int
     bit: int
@@ -46,14 +46,14 @@ class Ledger:
         self.rooms: dict[str, Room] = {}
         self.holdings = {holder.id: holder for holder in sorted(view.holding, key=lambda holder: holder.id)}
         self.parts: dict[int, list[tuple[Room, Held]]] = defaultdict(list)
-        self.ends: list[tuple[float, int]] = []  # of those whose end is known, the first to end first
+        self.ends: list[tuple[float, int]] = []  # of jobs whose end is known, the first to end first
         self.known_end: dict[int, float] = {}
         self.reservations: list[Reservation] = []
         self.changes: list[Room] = []  # each room that something was taken from, in order
         self._make_rooms()
         self._enter_holdings()
         self.open_rooms = sum(room.free.slots > 0 for room in self.rooms.values())
-        # Nodes that are alike in every way that matters are looked at once for all of them.
+        # Nodes with the same hardware and the same free devices are examined once.
         self._alike: dict[tuple[Shape, Free], dict[Room, None]] = defaultdict(dict)
         self._alike_when_empty: dict[tuple[Shape, Free], list[Room]] = defaultdict(list)
         for room in self.rooms.values():
@@ -61,7 +61,7 @@ class Ledger:
             self._alike_when_empty[room.shape, room.capacity].append(room)
 
     def alike(self, need: Need, allowed: int) -> Iterator[tuple[Shape, Free, list[Room]]]:
-        """The rooms that can give one share of ``need`` now, by what they have free."""
+        """The rooms that can give one share of ``need`` now, grouped by what is free in them."""
         for (shape, free), rooms in self._alike.items():
             if not need.fits(shape, free):
                 continue
@@ -77,7 +77,7 @@ class Ledger:
         return sum(len(rooms) for alike, rooms in self._alike_when_empty.items() if need.fits(*alike))
 
     def capable(self, need: Need) -> Iterator[Room]:
-        """The rooms that could give one share if none of our jobs held anything."""
+        """The rooms that could give one share if none of our jobs were running."""
         for (shape, free), rooms in self._alike_when_empty.items():
             if need.fits(shape, free):
                 yield from rooms
@@ -100,7 +100,7 @@ class Ledger:
             self.changes.append(claim.room)
 
     def stop(self, job: int) -> None:
-        """It has been told to end in this pass."""
+        """This pass has decided to stop it."""
         if job in self.known_end:
             self.ends.remove((self.known_end[job], job))
         self.known_end[job] = self.now + STOPPING_S
@@ -110,7 +110,7 @@ class Ledger:
         return self.known_end.get(job, float("inf")) <= self.now + STOPPING_S
 
     def allowed(self, end: float | None) -> int:
-        """The reservations whose devices a job may use that is gone by ``end``: those that start later."""
+        """The reservations whose devices a job that ends by ``end`` may use: those that start later."""
         if end is None:
             return 0
         return sum(one.bit for one in self.reservations if one.start is not None and end <= one.start)

@@ -1,6 +1,6 @@
-"""Which nodes and GPUs a job gets, of those that are free: the fewest groups, the fastest nodes, the best fit.
+"""Which free nodes and GPUs a job gets: the fewest groups, the fastest nodes, the best fit.
 
-Whether it may start at all, and before whom, is not decided here.
+Whether it may start at all, and before which others, is decided in ``scheduler``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Key = tuple[float | str, ...]
 
 
 class Candidates:
-    """The nodes that can give one share of a need, best first. During a pass nodes only get fuller, never emptier."""
+    """The nodes that can give one share of a need, best first. During a pass nodes only get fuller."""
 
     def __init__(self, ledger: Ledger, need: Need, allowed: int, avoid: Iterable[str] = ()) -> None:
         self.need = need
@@ -37,7 +37,7 @@ class Candidates:
                 self._add(room, rank)
 
     def place(self) -> Placed | None:
-        """Take what the job needs, whole or not at all."""
+        """Takes all that the job needs, or nothing."""
         chosen = self._choose()
         if not chosen:
             return None
@@ -56,7 +56,7 @@ class Candidates:
         return chosen
 
     def _preference(self, key: _Key, room: Room) -> str:
-        """What the last that was chosen has over the next best beside it; empty if nothing but its name."""
+        """Why the last chosen node was preferred to the next best; empty if only by its name."""
         group = self._group(room)
         if not self._fitting[group]:
             return ""
@@ -65,7 +65,7 @@ class Candidates:
         return f"rather than {next_key[-1]}: {self._words[differs]}" if differs < len(self._words) else ""
 
     def _groups(self, wanted: int) -> list[str]:
-        """One group that has enough, the fastest; otherwise those with most, so that few are spanned."""
+        """The fastest group that has enough nodes; if none has, the largest groups, to span as few as possible."""
         groups = [group for group, rooms in self._fitting.items() if rooms]
         if len(groups) == 1:
             return groups
@@ -116,7 +116,7 @@ class Candidates:
         return room.node.group if self.need.max_nodes > 1 else ""
 
 
-# What counts before the node's speed, and what after it; less is better.
+# What counts before the node's speed, and what after it; lower is better.
 _Rank = tuple[tuple[float, float], tuple[float, float]]
 _LEAST_LOAD = "the least load"
 _LEFT = "the fewest GPUs left over"
@@ -125,11 +125,11 @@ _LEFT = "the fewest GPUs left over"
 @dataclass(frozen=True, slots=True)
 class Placed:
     placement: Placement
-    preference: str  # why there and not elsewhere, where that was a choice
+    preference: str  # why this node and not another, if there was a choice
 
 
 def _words(need: Need) -> tuple[str, ...]:
-    """What each part of a key but the name means, as an advantage over others."""
+    """What each part of a key except the name means, as an advantage over others."""
     before, after = _rank_words(need)
     return ("the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
 

@@ -1,6 +1,6 @@
-"""Which running jobs make way for a more urgent one: preemptible, of lower priority, the fewest, then the youngest.
+"""Which running jobs are stopped for a more urgent one: preemptible, of lower priority, few, and the youngest first.
 
-Nobody is ended unless the urgent job can then start.
+No job is stopped unless the urgent job can then start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _Victims = tuple[Holding, ...]
 
 
 def victims_for(demand: Demand, priority: int, ledger: Ledger) -> _Victims:
-    """For the first alternative that can be had this way; none if no alternative can."""
+    """The jobs to stop for the first alternative that this makes possible; none if it helps no alternative."""
     candidates = {
         holder.id: holder
         for holder in ledger.holdings.values()
@@ -51,10 +51,10 @@ class _Search:
         return tuple(sorted(self.chosen.values(), key=_youth))
 
     def _cost(self, room: Room) -> _Victims | None:
-        """The further jobs that must go for this node to fit; None if it would not fit even then."""
+        """The further jobs to stop so that this node fits; None if it would not fit even then."""
         ended = [held for held in room.held if self._is_going(held)]
         state = room.open_after(ended)
-        # What another reservation counts on would not be ours when it is freed.
+        # Devices that another reservation counts on would not be free for this one.
         promised = {job for kept in room.kept for job in kept.ended}
         left = [
             held
@@ -72,7 +72,7 @@ class _Search:
         return tuple(victims)
 
     def _help(self, room: Room, state: Free, part: Free) -> float:
-        """How much of what is missing this part would give: up to 1 for each kind that is short."""
+        """How much of what is missing this part provides: up to 1 for each resource that is short."""
         fitting = self.need.fitting_gpus(room.shape) or 0
         short_gpus = self.need.least_gpus - (fitting & state.gpus).bit_count()
         shortages = (
@@ -84,7 +84,7 @@ class _Search:
         return sum(min(1.0, gain / short) for short, gain in shortages if short > 0)
 
     def _update(self, costs: dict[Room, _Victims], victims: _Victims) -> None:
-        """A victim that spans nodes makes the others cheaper too."""
+        """Stopping a job that spans nodes makes its other nodes cheaper, too."""
         for victim in victims:
             for room, _ in self.ledger.parts[victim.id]:
                 if room in costs and (cost := self._cost(room)) is not None:
@@ -109,6 +109,6 @@ def _dearness(room: Room, victims: _Victims) -> tuple[int, list[tuple[float, int
 
 
 def _youth(holder: Holding) -> tuple[float, int]:
-    """The youngest first: what it did so far is the least to lose."""
+    """The youngest first: stopping it loses the least work."""
     started_at = holder.started_at
     return (float("-inf") if started_at is None else -started_at, -holder.id)

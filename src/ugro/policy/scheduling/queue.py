@@ -1,8 +1,8 @@
 """The order in which waiting jobs are considered: by priority, then fairly between users, then by age.
 
-Within a priority the user who holds the fewest devices comes first. So that nobody with a long running job waits
-forever behind users who come and go, each quarter of an hour that passes without any of a user's older jobs
-starting forgives one held device. So every job becomes the first of its priority in the end.
+Within a priority, the user who holds the fewest devices comes first. For each quarter of an hour in which none of a
+user's older jobs has started, one held device is not counted. So a user with a long running job does not wait forever
+behind others, and every job becomes the first of its priority in the end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Queue:
             if self.skips_closed and self._is_skipped(line.kind):
                 heapq.heappop(heads)
                 continue
-            # Its user may have been given something since it was entered; that only ever moves it back.
+            # Its user may have been given devices since it was entered; that only moves it back.
             if given != self._given and self._standing(line, submitted_at, job_id) > standing:
                 heapq.heapreplace(heads, self._head(line, position))
                 continue
@@ -96,7 +96,7 @@ class _User:
         self._oldest_given = min(self._oldest_given, (job.submitted_at, job.id))
 
     def standing(self, submitted_at: float, job_id: int, now: float) -> int:
-        """The devices held, less what the job's wait forgives."""
+        """The devices held, less those that the job's wait makes up for."""
         place = (submitted_at, job_id)
         if not self.devices or self._oldest_given < place:
             return self.devices

@@ -1,4 +1,4 @@
-"""The words of the scheduler's decisions: why a job starts, why it waits and for whom."""
+"""The reasons of the scheduler's decisions in words: why a job starts, or what it waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ugro.policy.scheduling.ledger import EVERYTHING, Ledger, Reservation
 from ugro.policy.scheduling.placement import Placed
 from ugro.policy.wording import in_words, jobs, names
 
-# The jobs that a waiting one is said to be blocked by; whoever wants all asks ``ugro why``.
+# How many blocking jobs are named.
 _MOST_BLOCKERS = 8
 _MOST_LOOKED_AT = 200
 
@@ -26,7 +26,7 @@ class Blocked:
 
 
 def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: float | None) -> str:
-    """``end``: when it is gone at the latest, which is why it may use the reservations in ``allowed``."""
+    """``end``: the latest time at which it ends, which is why it may use the reservations in ``allowed``."""
     placement = placed.placement
     where = f"free now: {names([given(share) for share in placement.shares])}"
     reason = "; ".join(part for part in (where, placed.preference, need.note) if part)
@@ -35,13 +35,13 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
     borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]
     if borrowed and end is not None:
         gone = format_duration(end - ledger.now)
-        return f"{reason}; it is gone within {gone}, before {jobs(borrowed)} may start there"
+        return f"{reason}; it ends within {gone}, before {jobs(borrowed)} can start there"
     waiting = [one.job for one in ledger.reservations]
     return f"{reason}; fills a gap: {jobs(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for other devices"
 
 
 def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledger: Ledger) -> Blocked:
-    """One of the first in the queue, with devices kept for it."""
+    """For one of the first jobs in the queue, with devices reserved for it."""
     need, holders = reservation.need, reservation.holders
     free = sum(not claim.ended for claim in reservation.claims)
     reason = f"needs {need}; {_free_now(need, free)}; "
@@ -53,21 +53,21 @@ def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledg
         reason += f"waits for {jobs(holders)} on {names(waited_for)}"
     if reservation.start is None:
         endless = [job for job in holders if job not in ledger.known_end]
-        reason += f"; nobody knows for how long: {jobs(endless)} {_has(endless)} no time limit"
+        reason += f"; unknown for how long, because {jobs(endless)} {_has(endless)} no time limit"
     else:
         reason += f", for {format_duration(reservation.start - ledger.now)} at most"
     return Blocked(reason, holders[:_MOST_BLOCKERS], reservation.start)
 
 
 def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
-    """Not among the first in the queue, or nothing could be kept for it."""
+    """For a job that is not among the first, or for which nothing could be reserved."""
     capable = [ledger.count_capable(need) for need in demand.needs]
     if all(count < need.min_nodes for need, count in zip(demand.needs, capable, strict=True)):
         return Blocked(f"needs {demand}; {_too_few(demand, ledger, max(capable))}")
-    keepers = [one.job for one in ledger.reservations]
+    reserved_for = [one.job for one in ledger.reservations]
     for need in demand.needs:
-        if keepers and ledger.count(need, EVERYTHING) >= need.min_nodes:
-            return Blocked(f"needs {need}; that is free, but kept for {jobs(keepers)}", tuple(keepers))
+        if reserved_for and ledger.count(need, EVERYTHING) >= need.min_nodes:
+            return Blocked(f"needs {need}; that is free, but reserved for {jobs(reserved_for)}", tuple(reserved_for))
     free = ledger.count(demand.needs[0], 0)
     return Blocked(f"needs {demand}; {_free_now(demand.needs[0], free)}", _blockers(demand, ledger))
 
@@ -101,7 +101,7 @@ def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
 
 
 def _blockers(demand: Demand, ledger: Ledger) -> tuple[int, ...]:
-    """Who holds what it could use, the first to end first."""
+    """The jobs on devices that it could use, the first to end first."""
     capable = {room for need in demand.needs for room in ledger.capable(need)}
     endless = [job for job in ledger.holdings if job not in ledger.known_end]
     order = [*(job for _, job in ledger.ends[:_MOST_LOOKED_AT]), *endless[:_MOST_LOOKED_AT]]

@@ -1,8 +1,8 @@
-"""When a job that cannot start now could, and on which devices, if running jobs end as expected.
+"""When and on which devices a waiting job can start, if running jobs end as expected.
 
-The promise behind it: what is kept for a job never gets worse from pass to pass, so it starts, however many small
-jobs come. With known ends the start never moves back. Without them the number of jobs that must still end never
-grows: freed devices stay free for it, and jobs that came later are not among those that it waits for.
+A reservation never gets worse from pass to pass, so the job starts in the end, however many small jobs are submitted.
+With known ends its start never moves back. Without them the number of jobs that must still end never grows: freed
+devices stay free for it, and it never waits for jobs that started later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ugro.policy.scheduling.room import Claim, Held, Room
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A node that fits once ``ended`` have ended; at a known time, or after so many jobs without one."""
+    """A node that fits once ``ended`` have ended: at a known time, or after ``unknown`` jobs without a time limit."""
 
     room: Room
     ended: tuple[Held, ...]
@@ -39,7 +39,7 @@ class _Plan:
 
 
 def reservation_for(job: int, demand: Demand, ledger: Ledger) -> Reservation | None:
-    """The earliest; of equals the preferred alternative. None if no end of running jobs would make it fit."""
+    """The earliest; among equals the preferred alternative. None if the job does not fit even after all jobs ended."""
     plans = [plan for need in demand.needs if (plan := _plan(need, ledger)) is not None]
     if not plans:
         return None
@@ -52,7 +52,7 @@ def _plan(need: Need, ledger: Ledger) -> _Plan | None:
     openings = [_Opening(room, (), ledger.now) for _, _, rooms in ledger.alike(need, 0) for room in rooms]
     for opening in _openings_by_time(need, ledger, {opening.room for opening in openings}):
         openings.append(opening)
-        # All that open in the same moment count: the faster ones are preferred below.
+        # All nodes that become free at the same time count: the faster ones are preferred below.
         if len(openings) > need.min_nodes and opening.at > openings[need.min_nodes - 1].at:
             break
     if len(openings) >= need.min_nodes:
@@ -67,7 +67,7 @@ def _plan(need: Need, ledger: Ledger) -> _Plan | None:
 
 
 def _openings_by_time(need: Need, ledger: Ledger, known: set[Room]) -> Iterator[_Opening]:
-    """The nodes that come to fit as jobs with a known end end, the first first."""
+    """The nodes that will fit as jobs with a known end finish, the earliest first."""
     capable = set(ledger.capable(need)) - known
     ended: dict[Room, list[Held]] = {}
     for end, job in ledger.ends:
@@ -82,7 +82,7 @@ def _openings_by_time(need: Need, ledger: Ledger, known: set[Room]) -> Iterator[
 
 
 def _openings_some_day(need: Need, ledger: Ledger, known: set[Room]) -> Iterator[_Opening]:
-    """The nodes that fit once jobs without a known end have ended too, the oldest of them first."""
+    """The nodes that fit once jobs without a known end have ended, too, the oldest of those first."""
     for room in ledger.capable(need):
         if room in known:
             continue

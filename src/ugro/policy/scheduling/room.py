@@ -1,6 +1,6 @@
-"""What one node has left during a pass, as small numbers: GPUs are bits of a mask, in the order the node lists them.
+"""What is free on one node during a pass. GPUs are bits of a mask, in the order in which the node lists them.
 
-A pass looks at these many thousand times, which is why they are not the frozen views that it is given.
+A pass reads these many thousand times, so they are small mutable objects instead of the frozen views.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from ugro.core.job import Share
 from ugro.policy.scheduling.cluster_view import Holding, NodeView
 
-# Jobs that ask for nothing still take a process, memory and a log each: this many per core may share a node.
+# Jobs that request no cores still need a process, memory and a log: this many per core may share a node.
 _SLOTS_PER_CORE = 16
 _LEAST_SLOTS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What nodes of one make have in common. There is one object of each in a pass, so it is compared by identity."""
+    """The hardware that equal nodes have in common. Equal shapes are one object in a pass, compared by identity."""
 
     gpus: tuple[tuple[str, int | None], ...]  # model and memory
     labels: frozenset[str]
@@ -49,11 +49,11 @@ class Free(NamedTuple):
 
 @dataclass(slots=True)
 class Kept:
-    """What others may still take from a node after something on it was reserved."""
+    """What other jobs may still take from a node on which something is reserved."""
 
     reservation: int  # its bit among the reservations of this pass
     spare: Free
-    ended: frozenset[int]  # the jobs that the reservation takes to have ended here
+    ended: frozenset[int]  # the jobs that the reservation assumes to have ended here
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A part of one node for later: once ``ended`` have ended, ``state`` is free, and ``part`` of it is wanted."""
+    """A part of one node for later: once ``ended`` have ended, ``state`` is free and ``part`` of it is reserved."""
 
     room: Room
     ended: tuple[Held, ...]
@@ -79,10 +79,10 @@ class Room:
     node: NodeView
     shape: Shape
     free: Free
-    capacity: Free = field(init=False)  # what would be free if none of our jobs held anything
+    capacity: Free = field(init=False)  # what would be free if none of our jobs were running
     held: list[Held] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
-    given: int = 0  # cores in this pass; a job that takes none counts as one
+    given: int = 0  # cores assigned in this pass; a job without cores counts as one
     version: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Room:
 
     @property
     def cost(self) -> float:
-        """What the node's load will be, for a load that was measured before this pass knows nothing of it."""
+        """The node's load including what this pass has assigned, which is not measured yet."""
         return self.node.cost + self.given / max(1, self.node.cores)
 
     def hold(self, holder: Holding, share: Share) -> Held:
@@ -101,7 +101,7 @@ class Room:
         return held
 
     def open_to(self, allowed: int) -> Free:
-        """What is free to a job that may use the reservations in ``allowed``."""
+        """What is free for a job that may use the reservations in ``allowed``."""
         free = self.free
         for kept in self.kept:
             if not kept.reservation & allowed:
@@ -109,7 +109,7 @@ class Room:
         return free
 
     def open_after(self, ended: Iterable[Held]) -> Free:
-        """What would be free to a job without any reservation once those have ended."""
+        """What would be free for a job without a reservation once those have ended."""
         ended = list(ended)
         free = self.free
         for held in ended:
@@ -145,7 +145,7 @@ class Room:
 
 
 class Shapes:
-    """One object per different shape."""
+    """One object per distinct shape."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Shape] = {}
@@ -160,7 +160,7 @@ class Shapes:
 
 
 def empty(node: NodeView, *, with_foreign: bool = False) -> Free:
-    """All of a node. A GPU that others use counts as taken, a broken one as not there."""
+    """All of a node. A GPU used by other processes counts as taken, a broken one as missing."""
     mask = 0
     for position, gpu in enumerate(node.gpus):
         if not gpu.is_broken and (with_foreign or not gpu.is_foreign):

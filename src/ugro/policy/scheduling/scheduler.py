@@ -1,8 +1,8 @@
 """Which waiting jobs start now, where, and what the others wait for: one pass over the queue, without side effects.
 
-Gangs start whole or not at all. Jobs are taken in the queue's order; small ones fill gaps, but nothing that is kept
-for a job before them. A pass gives devices away and never takes any back: where a job could not start, no later one of
-its kind can, so most of a long queue need not be looked at.
+A job on several nodes starts on all of them or not at all. Jobs are considered in the queue's order; small ones fill
+gaps, but never use devices reserved for a job before them. A pass only assigns devices and never frees any: where a job
+could not start, no later one of its kind can, so most of a long queue need not be looked at.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ugro.policy.scheduling.reservation import reservation_for
 from ugro.policy.scheduling.waiting_jobs import Kind, WaitingJobs
 from ugro.policy.wording import jobs
 
-# Devices are kept for this many waiting jobs, the first in the queue that cannot start. One would do against
-# starvation; a few more also protect jobs that wait for quite different nodes.
+# Devices are reserved for this many waiting jobs, the first in the queue that cannot start. One would prevent
+# starvation; a few more also protect jobs that wait for different nodes.
 MOST_RESERVATIONS = 4
 
 
 def schedule(view: ClusterView) -> list[Decision]:
-    """The decisions in the queue's order: one for each waiting job, and one for each job that is to make way."""
+    """The decisions in the queue's order: one for each waiting job, and one for each job to be stopped for another."""
     return _Pass(view, None).decisions()
 
 
 def actions(view: ClusterView, waiting: WaitingJobs | None = None) -> list[Decision]:
-    """What is to be done, and nothing about those that wait; ``waiting`` stands for the jobs in ``view``."""
+    """The decisions to act on, without those to wait. ``waiting`` replaces the waiting jobs in ``view``."""
     return [one for one in _Pass(view, waiting).short() if not isinstance(one, _Behind | Wait)]
 
 
 class Explanation:
-    """What one pass decides about single jobs; the reasons of those nobody asks for are never put into words."""
+    """The decisions of one pass about single jobs. Reasons are worded only for the jobs that are asked for."""
 
     def __init__(self, view: ClusterView, waiting: WaitingJobs | None = None) -> None:
         self._pass = _Pass(view, waiting)
@@ -64,7 +64,7 @@ class Turn:
 
 
 def turn_of(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Turn:
-    """Every job up to this one is looked at, the others only as far as they matter. The job must be waiting."""
+    """Looks at every job up to this one, and at the others only as far as they matter. The job must be waiting."""
     return _Pass(view, waiting).turn_of(job_id)
 
 
@@ -83,11 +83,11 @@ class _Pass:
 
     def decisions(self) -> list[Decision]:
         self._queue.skips_closed = False
-        # What is free and what is kept is only known once everybody had a turn.
+        # What is free and what is reserved is only known at the end of the pass.
         return [self.worded(one) if isinstance(one, _Behind) else one for one in list(self.short())]
 
     def short(self) -> Iterator[Decision | _Behind]:
-        """As far into each line as there can be something to do."""
+        """Reads each line only as far as there can be something to do."""
         for job, kind in self._queue:
             yield from self._before_its_turn(job) or self._decide(job, kind)
 
@@ -111,7 +111,7 @@ class _Pass:
         return Turn(decision, tuple(starts), tuple(before))
 
     def without_its_turn(self, job_id: int) -> Wait | _Behind | None:
-        """What becomes of a job that a short pass did not look at."""
+        """The decision about a job that a short pass did not look at."""
         job = self._waiting.get(job_id)
         if job is None:
             return None
@@ -129,8 +129,8 @@ class _Pass:
         now = self._view.now
         if job.not_before is not None and job.not_before > now:
             pause = format_duration(job.not_before - now)
-            return [Wait(job.id, f"pauses for {pause} before attempt {job.attempt + 1}", (), job.not_before)]
-        # Between attempts it has started before: what it came after is long over.
+            return [Wait(job.id, f"waits {pause} before attempt {job.attempt + 1}", (), job.not_before)]
+        # Between attempts: the jobs it runs after ended before its first attempt.
         if job.state is not JobState.QUEUED or not (job.spec.after.ok or job.spec.after.any):
             return []
         return _after(job, self._waiting)
@@ -152,7 +152,7 @@ class _Pass:
     def _close(self, kind: Kind) -> None:
         self._queue.close(kind)
         if not self._ledger.open_rooms and len(self._ledger.reservations) >= MOST_RESERVATIONS:
-            self._queue.close_all()  # nobody can start any more, and nothing more is kept for anybody
+            self._queue.close_all()  # no job can start any more, and no more is reserved
 
     def _start(self, job: Waiting, kind: Kind, demand: Demand) -> Start | None:
         end = kind.end(self._view.now)
@@ -176,9 +176,9 @@ class _Pass:
         return found
 
     def _keep(self, job: Waiting, demand: Demand) -> list[Decision | _Behind]:
-        """Keep devices for a job that cannot start, if it is among the first of those; end others if it is urgent.
+        """Reserves devices for one of the first jobs that cannot start, and stops others if it is urgent.
 
-        Nothing if nothing is kept for it.
+        Returns nothing if nothing is reserved for it.
         """
         ledger = self._ledger
         if len(ledger.reservations) >= MOST_RESERVATIONS or demand in self._cannot_be_kept:
@@ -198,7 +198,7 @@ class _Pass:
 
 
 class _Behind(NamedTuple):
-    """A job that waits with nothing kept for it."""
+    """A job that waits with nothing reserved for it."""
 
     job: int
     demand: Demand
@@ -209,7 +209,8 @@ def _wait(job: int, blocked: Blocked) -> Wait:
 
 
 def _preempt(victim: Holding, job: Waiting) -> Preempt:
-    reason = f"makes way for job {job.id} of priority {job.spec.priority}; it is preemptible and has {victim.priority}"
+    urgent, own = job.spec.priority, victim.priority
+    reason = f"stopped for job {job.id} of priority {urgent}; it is preemptible and has priority {own}"
     return Preempt(victim.id, job.id, reason)
 
 
@@ -217,7 +218,7 @@ def _after(job: Waiting, waiting: WaitingJobs) -> list[Decision | _Behind]:
     ended, after = waiting.outcomes, job.spec.after
     for other in after.ok:
         if ended.get(other) in FINAL_STATES - {JobState.SUCCEEDED}:
-            return [Fail(job.id, f"it was to run once job {other} had succeeded, and that ended as {ended[other]}")]
+            return [Fail(job.id, f"it requires that job {other} succeeds, and job {other} ended as {ended[other]}")]
     missing = [other for other in (*after.ok, *after.any) if ended.get(other) not in FINAL_STATES]
     if not missing:
         return []

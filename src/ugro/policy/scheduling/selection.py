@@ -1,4 +1,4 @@
-"""Which node should run the next thing: the one with the lowest cost, and why. It reserves nothing."""
+"""The best node for the next command: the one with the lowest cost, and why. It reserves nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Candidate:
     status: Status
     cores: int | None = None
     facts: Facts | None = None
-    drained: str | None = None  # the reason given, when it takes no new work
+    drained: str | None = None  # the reason given, if it takes no new jobs
 
     @classmethod
     def of(cls, report: NodeReport) -> Candidate:
@@ -38,7 +38,7 @@ class Choice:
 
 
 def best_node(candidates: Sequence[Candidate], *, cpu_weight: float, gpu_weight: float) -> Choice | None:
-    """The cheapest node that can take work, ties by name. When there is none, ``exclusions`` says why."""
+    """The cheapest node that can take work; ties are decided by name. If there is none, ``exclusions`` says why."""
     offers = [
         _offer(candidate, facts, cpu_weight, gpu_weight)
         for candidate in candidates
@@ -75,7 +75,7 @@ def _facts_or_objection(candidate: Candidate) -> Facts | str:
 
 
 def _offer(candidate: Candidate, facts: Facts, cpu_weight: float, gpu_weight: float) -> _Offer:
-    # A node that did not say how many cores it has is taken for the smallest there is.
+    # A node that did not report its cores counts as the smallest possible.
     load_per_core = facts.load[0] / (candidate.cores or 1)
     ratios = [gpu.memory_ratio for gpu in facts.gpus if not gpu.error]
     known = [ratio for ratio in ratios if ratio is not None]

@@ -1,8 +1,8 @@
-"""The waiting jobs, kept in lines from pass to pass, so that a pass need not look at all of them.
+"""The waiting jobs in lines that are kept from pass to pass, so that a pass need not look at all jobs.
 
-Jobs of one user, priority and kind form a line, the oldest first. Jobs of one kind ask for the same and run as long at
-most: where one cannot start, no later one can. Jobs that cannot start yet for another reason are parked in lines of
-their own, which a pass that only acts leaves out.
+Jobs of the same user, priority and kind form a line, the oldest first. Jobs of the same kind have the same demand and
+time limit: if one cannot start, no later one can. Jobs that cannot start yet for another reason are parked in lines of
+their own, which most passes skip.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ugro.policy.scheduling.cluster_view import Waiting
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What decides whether a job can start now. Equal ones are one object, compared by identity."""
+    """What decides whether a job can start now. Equal kinds are one object, compared by identity."""
 
     resources: Resources
-    is_command: bool  # runs on one node, whatever number is asked for
+    is_command: bool  # runs on one node, whatever number is requested
     time_limit_s: float | None
     grace_s: float
 
@@ -31,8 +31,8 @@ class Kind:
         return None if self.time_limit_s is None else now + self.time_limit_s + self.grace_s
 
 
-PARKED = Kind(Resources(), False, None, 0.0)  # pauses before its next attempt, or runs after a job that has not ended
-DOOMED = Kind(Resources(), False, None, 0.0)  # was to run after the success of a job that did not succeed
+PARKED = Kind(Resources(), False, None, 0.0)  # waits before its next attempt, or for a job that it runs after
+DOOMED = Kind(Resources(), False, None, 0.0)  # requires the success of a job that did not succeed
 
 _NOT_SUCCEEDED = FINAL_STATES - {JobState.SUCCEEDED}
 _FEW_KINDS = 64
@@ -83,7 +83,7 @@ class WaitingJobs:
 
     @property
     def outcomes(self) -> Mapping[int, JobState]:
-        """How the jobs ended that waiting ones run after."""
+        """The final states of the ended jobs that waiting ones run after."""
         return self._outcomes
 
     def kind_of(self, job_id: int) -> Kind:
@@ -125,7 +125,7 @@ class WaitingJobs:
                 self._move(job)
 
     def unknown_jobs(self) -> list[int]:
-        """Jobs that others run after, and whose state nobody has said yet."""
+        """Jobs that others run after and whose state is to be looked up."""
         return list(self._unknown)
 
     def learn(self, job_id: int, state: JobState) -> None:
@@ -179,5 +179,5 @@ class WaitingJobs:
 
 
 def _followed(job: Waiting) -> tuple[int, ...]:
-    """The jobs that must have ended before it starts. Between attempts it has started before: they have."""
+    """The jobs that must have ended before it starts. Between attempts there are none: they ended before the first."""
     return (*job.spec.after.ok, *job.spec.after.any) if job.state is JobState.QUEUED else ()

@@ -1,4 +1,4 @@
-"""What a job waits for, who holds it and when it may start, in words: the answer of ``ugro why``."""
+"""What a job waits for, which jobs hold it and when it can start, in words: the answer of ``ugro why``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ugro.policy.scheduling.scheduler import Turn, actions, turn_of
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.policy.wording import count_of, names
 
-# How much looking ahead may cost: so many jobs are considered again, over all the ends that are played through.
+# The most that a forecast may cost: jobs considered, summed over all simulated passes.
 _FORECAST_JOBS = 5_000
 _MOST_ROUNDS = 200
 
@@ -26,12 +26,12 @@ class Why:
     text: str
     details: tuple[str, ...] = ()
     blocked_by: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()  # where those are
-    may_start_at: float | None = None  # None: nobody knows
+    nodes: tuple[str, ...] = ()  # where those run
+    may_start_at: float | None = None  # None: unknown
 
 
 def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Why:
-    """``waiting`` stands for the waiting jobs in ``view``, where they are kept from pass to pass."""
+    """``waiting`` replaces the waiting jobs in ``view``, if they are kept from pass to pass."""
     if waiting is None:
         waiting = WaitingJobs.of(view.waiting, view.ended)
     job = waiting.get(job_id)
@@ -52,7 +52,7 @@ def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> W
 
 
 def _other_ways(view: ClusterView, job: Waiting, waiting: WaitingJobs) -> Iterator[str]:
-    """A job that left GPUs open may wait for some although nodes without any are free."""
+    """A job that left GPUs open may wait for some although nodes without GPUs are free."""
     if job.spec.resources.gpus_per_node != ANY_GPUS:
         return
     on_cores = replace(job, spec=replace(job.spec, resources=replace(job.spec.resources, gpus_per_node=0)))
@@ -106,18 +106,18 @@ def _nodes_of(wait: Wait, view: ClusterView) -> tuple[str, ...]:
 
 def _when(start: float | None, now: float) -> str:
     if start is None:
-        return "nobody knows when it may start"
-    return f"it may start within {format_duration(start - now)}, if nothing more urgent comes"
+        return "unknown when it can start"
+    return f"it can start within {format_duration(start - now)}, unless a more urgent job is submitted"
 
 
 def _up_to(job: Waiting, turn: Turn, view: ClusterView, waiting: WaitingJobs) -> ClusterView:
-    """Without the jobs behind it in the queue: they may fill gaps, but do not hold it up."""
+    """Without the jobs behind it in the queue: they may fill gaps, but do not delay it."""
     before = [waiting.get(number) for number in (*(start.job for start in turn.starting_before), *turn.waiting_before)]
     return replace(view, waiting=(*(one for one in before if one is not None), job), ended=waiting.outcomes)
 
 
 def _forecast(view: ClusterView, turn: Turn, job_id: int) -> float | None:
-    """When it starts if everything takes as long as its limit; None if that is not known, or too far away to tell."""
+    """When it starts if every job runs up to its time limit; None if that is unknown or too far ahead."""
     starts = turn.starting_before
     for _ in range(min(_MOST_ROUNDS, _FORECAST_JOBS // len(view.waiting))):
         placements = {start.job: start.placement for start in starts}

@@ -16,10 +16,10 @@ from ugro.policy.balance.split import Cost
 from ugro.policy.training.verdict import Facts, findings
 
 WINDOW = 50
-LEAST_STEPS = 3  # too few to judge below this
+MIN_STEPS = 3  # too few to judge below this
 _SETTLED = 8  # with so many steps of the newest plan, older ones do not count
 _DISTURBED = 3.0  # times the usual duration, without waiting for data: a checkpoint, an evaluation
-_LEAST_OF_A_SHARE = 3  # so many steps with the same share are needed to learn its cost
+_MIN_OF_A_SHARE = 3  # so many steps with the same share are needed to learn its cost
 
 
 def profile(training: Training, attempt: int, steps: int | None = None) -> JobProfile | None:
@@ -57,8 +57,8 @@ def profile(training: Training, attempt: int, steps: int | None = None) -> JobPr
 
 
 def _judged(found: JobProfile, training: Training) -> JobProfile:
-    if found.steps < LEAST_STEPS:
-        words = f"too early to judge: {found.steps} of at least {LEAST_STEPS} steps"
+    if found.steps < MIN_STEPS:
+        words = f"too early to judge: {found.steps} of at least {MIN_STEPS} steps"
         return replace(found, findings=(Finding(FindingKind.TOO_EARLY, words),))
     costs = _costs(training.steps, len(found.ranks))
     advice = training.advice
@@ -146,7 +146,7 @@ def _costs(steps: Sequence[StepRecord], ranks: int) -> list[_Learned] | None:
             by_share[step.shares[rank]] = same
         fit, seen = RankFit(), 0
         for share, same in by_share.items():
-            if share and len(same) >= _LEAST_OF_A_SHARE:
+            if share and len(same) >= _MIN_OF_A_SHARE:
                 times = Window.of(share, [step.own_s[rank] for step in same])
                 fit.add(times, median(step.optimizer_s[rank] for step in same))
                 seen += 1

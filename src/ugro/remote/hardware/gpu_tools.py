@@ -342,7 +342,7 @@ def _amd_uuid(serial: Any, bus: Any) -> str:
 
 def _with_silence_as_error(gpu: Gpu) -> Gpu:
     if gpu["memory_used_bytes"] is None and gpu["use_ratio"] is None and gpu["temperature_c"] is None:
-        gpu["error"] = "the driver gives no readings of it"
+        gpu["error"] = "the driver reports no readings for it"
     return gpu
 
 

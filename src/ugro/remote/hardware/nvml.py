@@ -36,7 +36,7 @@ _GONE = (_GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND)
 
 _WORDS = {
     _UNINITIALIZED: "the NVIDIA library lost its driver",
-    2: "the driver refuses the question",
+    2: "the driver rejects the query",
     _NO_PERMISSION: "no permission to use the NVIDIA driver",
     6: "the driver does not find the GPU",
     8: "a power cable of the GPU is not connected",

@@ -1,4 +1,4 @@
-"""Ending a whole process tree: also children that left the group or the session, or ignore SIGTERM.
+"""Ending what a guard started, the whole process tree: also children that left the group or the session, or ignore SIGTERM.
 
 The caller is a child subreaper, so whatever is orphaned below it becomes its child and is found here.
 """

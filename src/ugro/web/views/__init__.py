@@ -1,1 +1,1 @@
-"""The data of each page, computed from the state of the agent. No I/O."""
+"""What a page shows, computed from what the agent knows. No HTTP."""

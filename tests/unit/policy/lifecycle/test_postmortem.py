@@ -167,7 +167,7 @@ def test_a_kill_that_nobody_explains_is_just_that() -> None:
         (end(0, code=137), "ended with exit code 137 (a child was killed by SIGKILL)", Cause.KILLED),
         (end(0, code=127), "ended with exit code 127 (command not found)", Cause.RANK_FAILED),
         (end(0, code=3), "ended with exit code 3", Cause.RANK_FAILED),
-        (end(0, code=None), "ended, nobody knows how", Cause.RANK_FAILED),
+        (end(0, code=None), "ended for an unknown reason", Cause.RANK_FAILED),
     ],
 )
 def test_codes_and_signals_are_put_in_words(ended: RankEnd, words: str, cause: Cause) -> None:

@@ -203,7 +203,7 @@ def test_a_taken_port_names_its_key_its_process_and_the_line_to_write() -> None:
 def test_nobody_is_told_to_kill_what_belongs_to_others() -> None:
     taken = PortUse(6379, False, pid=12, process="redis-server", user="redis")
     finding = only(node(ports=Ports((taken,))), "ports")
-    assert finding.remedy == "in cluster.yaml another one, such as ray: {redis_port: 6380}"
+    assert finding.remedy == "set another port in cluster.yaml, such as ray: {redis_port: 6380}"
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_nodes_with_no_network_in_common_are_told_so() -> None:
     elsewhere = Connections((*both("gpu1", B, "eth3", "eth1"), *both("gpu2", "10.0.0.2", "eth3", "eth2")))
     found = meet(ENDPOINTS, PORT, crossings(gpu3=elsewhere))
     assert isinstance(found, Apart)
-    assert found.text == f"no address of gpu1 is reached by all: gpu2 reaches it at {A}; gpu3 reaches it at {B}"
+    assert found.text == f"no address of gpu1 can be reached by all: gpu2 reaches it at {A}; gpu3 reaches it at {B}"
 
 
 def test_many_broken_pairs_blame_the_node_they_have_in_common() -> None:

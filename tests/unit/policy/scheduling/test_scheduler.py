@@ -136,7 +136,7 @@ def test_what_ends_in_time_may_use_what_is_kept() -> None:
     decisions = schedule(snapshot(nodes(2), waiting, holding))
     assert started(decisions) == {3: ("n1",)}
     assert wait_of(decisions, 1).may_start_at == 1000.0
-    assert "gone within 13m50s, before job 1 may start" in next(
+    assert "ends within 13m50s, before job 1 can start" in next(
         one.reason for one in decisions if isinstance(one, Start)
     )
     assert wait_of(decisions, 4).reason == "needs a node with 1 GPU; none is free now"
@@ -157,10 +157,10 @@ def test_without_known_ends_nobody_may_use_what_is_kept() -> None:
     gang, small = wait_of(decisions, 1), wait_of(decisions, 2)
     assert gang.reason == (
         "needs 2 nodes each with 1 GPU; 1 of 2 are free now; waits for job 9 on n0; "
-        "nobody knows for how long: job 9 has no time limit"
+        "unknown for how long, because job 9 has no time limit"
     )
     assert (gang.blocked_by, gang.may_start_at) == ((9,), None)
-    assert small.reason == "needs a node with 1 GPU; that is free, but kept for job 1"
+    assert small.reason == "needs a node with 1 GPU; that is free, but reserved for job 1"
     assert small.blocked_by == (1,)
 
 
@@ -215,12 +215,12 @@ def test_a_job_waits_for_those_it_comes_after() -> None:
     assert started(schedule(snapshot(cluster, waiting, ended=done))) == {5: ("n0",)}
     for state in (JobState.FAILED, JobState.CANCELLED):
         decision = schedule(snapshot(cluster, waiting, ended={1: state}))
-        assert decision == [Fail(5, f"it was to run once job 1 had succeeded, and that ended as {state}")]
+        assert decision == [Fail(5, f"it requires that job 1 succeeds, and job 1 ended as {state}")]
 
 
 def test_between_attempts_it_pauses_and_what_it_came_after_no_longer_counts() -> None:
     again = replace(job(1, after=After(ok=(7,))), state=JobState.RECOVERING, attempt=2, not_before=130.0)
-    assert schedule(snapshot(nodes(1), [again])) == [Wait(1, "pauses for 30.0 s before attempt 3", (), 130.0)]
+    assert schedule(snapshot(nodes(1), [again])) == [Wait(1, "waits 30.0 s before attempt 3", (), 130.0)]
     assert started(schedule(snapshot(nodes(1), [again], now=130.0))) == {1: ("n0",)}
 
 
@@ -231,7 +231,7 @@ def test_an_urgent_job_ends_the_fewest_and_youngest_preemptible_ones() -> None:
     old, young = batch(1, "n0", at=10.0), batch(2, "n1", at=90.0)
     decisions = schedule(snapshot(nodes(2), [job(9, priority=URGENT)], [old, young]))
     assert [one for one in decisions if isinstance(one, Preempt)] == [
-        Preempt(2, 9, "makes way for job 9 of priority 90; it is preemptible and has 10")
+        Preempt(2, 9, "stopped for job 9 of priority 90; it is preemptible and has priority 10")
     ]
     assert wait_of(decisions, 9).may_start_at == 130.0
     pair, singles = batch(3, "n0", 0, 1, at=10.0), [batch(4, "n1", 0, at=80.0), batch(5, "n1", 1, at=90.0)]

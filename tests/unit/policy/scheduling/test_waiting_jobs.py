@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.policy.scheduling.test_scheduler import GIB, job, nodes, snapshot
+from tests.unit.policy.scheduling.test_scheduler import GIB, job, node, nodes, snapshot
 from tests.unit.policy.scheduling.test_scheduler_simulated import clusters, workloads
 from ugro.core.job import FINAL_STATES, After, JobSpec, JobState, Launcher, Resources
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting, devices_of
@@ -105,7 +107,7 @@ def told(decision: Decision | None) -> tuple[object, ...]:
         case Fail(number):
             return ("fail", number)
         case Wait(number, reason, by, until) if by or until or reason not in ("pause", "after"):
-            is_early = reason.startswith(("pauses", "runs after"))
+            is_early = " before attempt " in reason or reason.startswith("runs after")
             return ("early", number) if is_early else ("wait", number, reason, by, until)
         case Wait(number):
             return ("early", number)
@@ -230,15 +232,41 @@ def small(number: int, user: str = "ann") -> Waiting:
     return Waiting(number, user, spec, float(number))
 
 
-def test_a_short_pass_looks_at_as_many_jobs_as_it_starts_and_a_few_more() -> None:
-    views = nodes(2)
-    waiting = WaitingJobs.of([small(number, f"user{number % 3}") for number in range(5000)], {})
-    looked_at = [line.jobs for line in waiting.lines]
-    assert len(looked_at) == 3, "jobs of one user that ask for the same form one line"
-    wanted = actions(ClusterView(10_000.0, views), waiting)
-    assert len(wanted) == 256, "each of the two nodes takes 128"
-    again = actions(ClusterView(10_000.0, ()), waiting)
-    assert again == []
+class Counted(list[tuple[float, int, Waiting]]):
+    """Jobs of a line, which counts how often a pass looks at one."""
+
+    looks = 0
+
+    def __getitem__(self, position: Any) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(position)
+
+
+def counted(count: int) -> WaitingJobs:
+    waiting = WaitingJobs.of([small(number, f"user{number % 3}") for number in range(count)], {})
+    assert len(list(waiting.lines)) == 3, "jobs of one user that ask for the same form one line"
+    for line in waiting.lines:
+        line.jobs = Counted(line.jobs)
+    Counted.looks = 0
+    return waiting
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+def test_a_pass_looks_at_the_jobs_that_it_starts_and_a_few_more(count: int) -> None:
+    waiting = counted(count)
+    assert len(actions(ClusterView(1e6, nodes(2)), waiting)) == 256, "each of the two nodes takes 128"
+    assert Counted.looks <= 2 * (256 + 10)
+
+
+@pytest.mark.parametrize("view", [ClusterView(1e6), ClusterView(1e6, (node("n0", unusable="is drained"),))])
+def test_a_pass_over_a_queue_that_cannot_move_looks_at_one_job_of_a_kind(view: ClusterView) -> None:
+    waiting = counted(20_000)
+    assert actions(view, waiting) == []
+    assert Counted.looks <= 10
+    wait = Explanation(view, waiting).of(19_999)
+    assert isinstance(wait, Wait)
+    assert wait.reason.startswith("needs a node; no usable node has that")
+    assert Counted.looks <= 20
 
 
 def test_memory_does_not_grow_with_the_jobs_that_have_been() -> None:

@@ -20,12 +20,12 @@ def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:
     assert first.details == (
         "job 7 of bob holds n0 (GPU 0) and ends within 15m",
         "n2 is drained: new fans",
-        "it may start within 15m, if nothing more urgent comes",
+        "it can start within 15m, unless a more urgent job is submitted",
     )
     second = why(seen, 2)
     assert second.may_start_at is None
     assert "1 waiting job before it in the queue" in second.details
-    assert second.details[-1] == "nobody knows when it may start"
+    assert second.details[-1] == "unknown when it can start"
 
 
 def test_why_looks_ahead_through_the_queue() -> None:
@@ -41,7 +41,7 @@ def test_why_names_who_has_the_cores() -> None:
     assert told.text == "needs a node with a free core; none is free now; waits for job 9 on n0, for 10m at most"
     assert told.details == (
         "job 9 of bob holds n0 and ends within 10m",
-        "it may start within 10m, if nothing more urgent comes",
+        "it can start within 10m, unless a more urgent job is submitted",
     )
 
 

@@ -1,4 +1,4 @@
-"""``ugro status``, ``ugro why`` and ``ugro clone``."""
+"""``ugro status``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from ugro.cli import candidates
-from ugro.cli.jobs import text as words
+from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
@@ -60,64 +60,6 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     return 0
 
 
-@click.command()
-@click.argument("job", default="last", shell_complete=candidates.jobs)
-@json_option
-@pass_session
-def clone(session: Session, job: str) -> None:
-    """Print a job as a job file, to edit and submit again.
-
-    Submit it in the folder of its code. Environment variables that look secret have no value in it: give them when you
-    submit.
-
-    \b
-    Example:
-      ugro clone 12 > job.yaml && ugro launch -f job.yaml
-    """
-    text = session.client().jobs.file(job)
-    if session.output.is_json:
-        session.output.document({"file": text})
-    else:
-        session.output.text(text.removesuffix("\n"))
-
-
-@click.command()
-@click.argument("job", default="last", shell_complete=candidates.jobs)
-@json_option
-@pass_session
-def why(session: Session, job: str) -> None:
-    """Explain why a job waits, where it runs, or how it ended.
-
-    For a waiting job: what it needs, which jobs hold that, and when it may start.
-    """
-    jobs = session.client().jobs
-    details = jobs.details(job)
-    found = details.job
-    answer = jobs.why(found.id) if found.state in WAITING_STATES else None
-    if session.output.is_json:
-        session.output.document({"job": job_document(found, details.attempts), "why": answer})
-        return
-    if answer is None:
-        lines = _outcome(details)
-    else:
-        lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer['text']}", *answer["details"]])
-        if found.state is JobState.RECOVERING:
-            lines = iter([*lines, *_outcome(details)])
-    for number, line in enumerate(lines):
-        session.output.text(line if number == 0 else f"  {line}")
-
-
-def _outcome(details: Details) -> Iterator[str]:
-    job = details.job
-    yield words.sentence(job)
-    if job.placement is not None and not job.is_final:
-        yield f"on {places(job.placement)}, for {format_duration(words.duration_s(job))}"
-    failure = details.attempts[-1].failure if details.attempts else None
-    if failure is not None:
-        yield from list(words.failure_lines(failure))[int(failure.reason in job.reason) :]
-    yield f"next: {words.next_commands(job, failure)}"
-
-
 def _show_all(output: Output, jobs: list[Job]) -> None:
     if output.is_json:
         output.document({"jobs": [job_document(job) for job in jobs]})
@@ -129,15 +71,15 @@ def _show_all(output: Output, jobs: list[Job]) -> None:
 
 
 def _row(output: Output, job: Job, now: datetime) -> list[Cell]:
-    sign, style = words.SIGNS[job.state]
-    seconds = words.duration_s(job, now)
+    sign, style = describe.SIGNS[job.state]
+    seconds = describe.duration_s(job, now)
     return [
         Cell(sign, style),
         Cell(str(job.id), "bold", is_number=True),
         Cell(job.spec.name),
         Cell(job.state, style),
         Cell(_nodes(output, job)),
-        Cell(str(words.gpus(job) or ""), is_number=True),
+        Cell(str(describe.gpus(job) or ""), is_number=True),
         Cell(str(job.attempt) if job.attempt > 1 or not output.is_terminal else "", is_number=True),
         Cell(format_duration(seconds) if output.is_terminal else f"{seconds:.3f}", is_number=True),
         Cell(job.user),
@@ -154,7 +96,7 @@ def _nodes(output: Output, job: Job) -> str:
 
 def _show(output: Output, details: Details) -> None:
     job = details.job
-    sign, style = words.SIGNS[job.state]
+    sign, style = describe.SIGNS[job.state]
     output.raw(f"{output.styled(f'{sign} job {job.id} {job.spec.name} {job.state}', style)}\n".encode())
     for name, text in _facts(job):
         if text:
@@ -163,22 +105,22 @@ def _show(output: Output, details: Details) -> None:
         for number, line in enumerate(_attempt(attempt, job)):
             output.text(f"  {line}" if number == 0 else f"    {line}")
     failure = details.attempts[-1].failure if details.attempts else None
-    output.text(f"  {'next':<11}{words.next_commands(job, failure)}")
+    output.text(f"  {'next':<11}{describe.next_commands(job, failure)}")
 
 
 def _facts(job: Job) -> Iterator[tuple[str, str]]:
     spec = job.spec
     yield "why", job.reason
-    yield "command", words.command(spec.argv)
-    yield "launcher", f"{spec.launcher}, {words.ranks(job)} ranks" if words.ranks(job) > 1 else ""
+    yield "command", describe.command(spec.argv)
+    yield "launcher", f"{spec.launcher}, {describe.ranks(job)} ranks" if describe.ranks(job) > 1 else ""
     yield "in", spec.cwd or ""
-    yield "env", " ".join(words.variables(spec.env))
+    yield "env", " ".join(describe.variables(spec.env))
     yield "on", places(job.placement)
     yield "priority", str(spec.priority) if spec.priority != JobSpec("", ()).priority else ""
-    yield "submitted", f"{words.local_time(job.submitted_at)} by {job.user}"
-    yield "started", words.local_time(job.started_at) if job.started_at else ""
-    yield "ended", words.local_time(job.ended_at) if job.ended_at else ""
-    yield _what_time_is(job), format_duration(words.duration_s(job))
+    yield "submitted", f"{describe.local_time(job.submitted_at)} by {job.user}"
+    yield "started", describe.local_time(job.started_at) if job.started_at else ""
+    yield "ended", describe.local_time(job.ended_at) if job.ended_at else ""
+    yield _what_time_is(job), format_duration(describe.duration_s(job))
     yield "exit code", "" if job.exit_code is None else str(job.exit_code)
 
 
@@ -189,9 +131,9 @@ def _what_time_is(job: Job) -> str:
 
 
 def _attempt(attempt: Attempt, job: Job) -> Iterator[str]:
-    took = words.attempt_duration(attempt)
+    took = describe.attempt_duration(attempt)
     state = attempt.outcome or (f"{job.state} now" if attempt.number == job.attempt else "")
     yield f"attempt {attempt.number}  {places(attempt.placement)}, {took}: {state}"
     if attempt.failure is not None:
-        lines = list(words.failure_lines(attempt.failure))
+        lines = list(describe.failure_lines(attempt.failure))
         yield from lines[int(attempt.failure.reason in (attempt.outcome or "")) :]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ugro.cli import candidates
-from ugro.cli.jobs import text as words
+from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
 from ugro.cli.results.pull import Conflict, Pulled, pull
@@ -135,7 +135,7 @@ def _copied(done: Pulled, made: JobResults) -> str:
 
 
 def _show(output: Output, job: Job, made: JobResults) -> None:
-    sign, style = words.SIGNS[job.state]
+    sign, style = describe.SIGNS[job.state]
     output.raw(f"{output.styled(f'{sign} job {job.id} {job.spec.name} {job.state}', style)}\n".encode())
     for name, text in _facts(job, made):
         if text:
@@ -163,7 +163,7 @@ def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
     yield "cached", f"from job {job.cached_from}, an identical job" if job.cached_from else ""
     yield "in", made.folder
     yield "attempt", str(made.attempt) if made.attempt > 1 else ""
-    yield "took", format_duration(words.duration_s(job)) if job.is_final else ""
+    yield "took", format_duration(describe.duration_s(job)) if job.is_final else ""
     yield "exit code", "" if job.exit_code is None else str(job.exit_code)
     if made.metrics is not None:
         yield from _measured(made.metrics)

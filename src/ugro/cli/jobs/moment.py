@@ -30,3 +30,4 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 MOMENT = Moment()
+SINCE = "Show only what is newer than this: 10m (ago), or a time such as 2030-01-31T08:00."

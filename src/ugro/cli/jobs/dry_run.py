@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ugro.cli.jobs.text import command, variables
+from ugro.cli.jobs.describe import command, variables
 from ugro.cli.output import Output
 from ugro.core.job import places
 from ugro.core.plan import DryRun, Plan
