@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from ugro.remote.files.capped_log import read_cut
 from ugro.remote.state.rundir import RunDir
@@ -19,15 +19,23 @@ Logs = Dict[str, Dict[str, Any]]
 
 def of_run(run: RunDir, record: Dict[str, Any]) -> Optional[Logs]:
     """Of a run that has exited with that record; None when they are large or cut, or a process may still write."""
+    numbers = sorted(_numbers(run))
+    with contextlib.suppress(OSError):
+        if all(read_cut(run.log(number)) == (0, 0, False) for number in numbers):
+            return whole(run, numbers, record)
+    return None
+
+
+def whole(run: RunDir, ranks: Iterable[int], record: Dict[str, Any]) -> Optional[Logs]:
+    """As ``of_run``, where it is known which ranks have logs, and that those are not cut."""
     if record.get("unkillable"):
         return None
     found: Logs = {}
     left = MOST_BYTES
     with contextlib.suppress(OSError):
-        for number in sorted(_numbers(run)):
-            path = run.log(number)
-            content = content_of(path, left)
-            if content is None or read_cut(path) != (0, 0, False):
+        for number in ranks:
+            content = content_of(run.log(number), left)
+            if content is None:
                 return None
             left -= len(content)
             found[str(number)] = {"content": base64.b64encode(content).decode("ascii"), "size": len(content)}

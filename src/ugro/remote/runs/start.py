@@ -11,7 +11,6 @@ from ugro.remote.clock import boot_id, moment
 from ugro.remote.program import Call, Program, Refused
 from ugro.remote.runs.supervisors import Start, Supervisors
 from ugro.remote.state.rundir import AgentDir, RunDir
-from ugro.remote.state.runspec import RunSpec
 
 MOST = 500
 _AT_ONCE = 16  # then other calls are heard
@@ -86,7 +85,6 @@ def start(call: Call, agent: AgentDir, wanted: Any) -> None:
 
 def _start(answers: Answers, index: int, agent: AgentDir, wanted: Dict[str, Any]) -> Start:
     run, spec, as_of = agent.run(str(wanted["job"]), int(wanted["attempt"])), dict(wanted["spec"]), wanted.get("as_of")
-    RunSpec(spec)
     if as_of is not None:
         as_of = {"boot_id": str(as_of["boot_id"]), "clock_s": float(as_of["clock_s"])}
     _expect_root(agent, wanted.get("root"))

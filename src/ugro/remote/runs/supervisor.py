@@ -36,6 +36,7 @@ _STARTS_AT_ONCE = 4  # then those that have ended are heard
 _MOST_UNREAD = 8 << 20  # a node program that reads no more is left to look at the files
 _GATHER_S = 0.005
 _AGAIN_S = 1.0
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def main(argv: List[str]) -> None:
@@ -73,9 +74,10 @@ class _Run:
 
     def with_exit(self, record: Dict[str, Any]) -> bytes:
         """What is sent along with its exit record."""
-        logs = inline_logs.of_run(self.claimed.run, record) if self.has_whole_logs() else None
+        ranks = [rank.number for rank in self.life.ranks]
+        logs = inline_logs.whole(self.claimed.run, ranks, record) if self.has_whole_logs() else None
         has_outputs = self.life.spec.outputs or self.claimed.run.has_written()
-        text = b"" if logs is None else b',"logs":%s' % json.dumps(logs, separators=(",", ":")).encode()
+        text = b"" if logs is None else b',"logs":%s' % _encode(logs).encode()
         return text + (b',"has_outputs":true' if has_outputs else b"")
 
 
