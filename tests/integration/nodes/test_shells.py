@@ -71,6 +71,7 @@ async def test_every_login_shell_will_do_whatever_its_rc_file_prints(farm_of: Fa
         assert sorted(output.decode().splitlines()) == ["Jürgen's 🐍", "gone", "not a tty"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("shell", SHELLS)
 @in_loop
 async def test_a_missing_python_is_named_by_every_shell(farm_of: Farms, shell: str) -> None:
@@ -92,6 +93,7 @@ async def test_a_banner_just_under_the_limit_is_passed_over_and_one_over_it_is_r
     assert "rc files" in error.hint
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("stream", ["stdout", "stderr", "stderr in the background"])
 @in_loop
 async def test_an_endless_banner_is_refused_with_little_memory_and_ends_there_too(farm_of: Farms, stream: str) -> None:
@@ -238,6 +240,7 @@ def test_what_a_death_in_the_middle_left_is_not_used_and_is_removed_when_it_is_o
     assert {path.name for path in program_folder(tmp_path).iterdir()} == {name, f"{name}.young"}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("damage", ["a file", "the folder inside", "everything"])
 @in_loop
 async def test_a_program_of_which_a_cleaner_took_something_is_sent_anew(farm_of: Farms, damage: str) -> None:
@@ -281,6 +284,7 @@ def test_whoever_comes_second_takes_nothing_away_from_the_first(tmp_path: Path) 
         finish(process)
 
 
+@pytest.mark.proof
 @in_loop
 async def test_many_agents_that_come_to_a_fresh_node_at_once_all_get_in(farm_of: Farms) -> None:
     node: SshdNode = (farm := farm_of(1)).nodes[0]

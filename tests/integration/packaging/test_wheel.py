@@ -132,15 +132,12 @@ def expect_pages(link: str) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(500)
 def test_without_pytorch_the_demo_says_how_to_get_it_and_trains_in_plain_python(installed: Installed) -> None:
-    done = installed("demo", "--json", timeout=_LIMIT_S)
+    done = installed("demo", timeout=_LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "PyTorch is not installed here" in done.stderr
+    assert "PyTorch is not installed" in done.stderr
     assert "pip install torch" in done.stderr
-    shown = json.loads(done.stdout)["demo"]
-    failures = [attempt["failure"] for attempt in shown["job"]["attempts"]]
-    assert [failure and failure["cause"] for failure in failures] == ["killed", None]
-    computing = {step["node"]: step["compute_s"] for step in shown["steps"]}
-    assert computing["lab3"] > computing["lab1"]
+    assert "SIGKILL" in done.stderr
+    assert "\ttrain\tsucceeded" in done.stdout
 
 
 @pytest.mark.proof

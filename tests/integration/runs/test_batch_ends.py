@@ -208,6 +208,7 @@ def test_one_that_left_every_trace_ends_when_no_run_can_have_left_it(node: Local
     ledger.expect_nothing_alive(1)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("pause_s", [0.002, 0])
 def test_a_process_that_is_never_the_same_for_long_ends_too(node: LocalNode, ledger: Ledger, pause_s: float) -> None:
     link = node.link()
@@ -312,6 +313,7 @@ def test_a_run_has_nothing_of_the_one_that_had_its_folder_before(node: LocalNode
     assert (folder / "logs" / "rank_0.log").read_bytes() == b""
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["exit.json", "exit.reserve", "state.json", "spec.json"])
 def test_what_a_power_cut_brings_back_of_another_run_is_not_believed(node: LocalNode, name: str) -> None:
     link = node.link()
@@ -321,12 +323,13 @@ def test_what_a_power_cut_brings_back_of_another_run_is_not_believed(node: Local
     os.kill(supervisor_of(result), signal.SIGKILL)
     wait_until(lambda: statuses(node, link)["1"] == "dead")
     (node.run_dir("1", 1) / name).write_bytes(content)
-    [found] = [run for run in node.call(link, "list")["runs"] if run["job"] == "1"]
+    [found] = [run for run in node.runs() if run["job"] == "1"]
     assert found["status"] == "dead"
     assert (found["state"] or {"run": "1.1"})["run"] == "1.1"
     assert node.call(link, "stop", job="1", attempt=1)["run"]["exit"]["outcome"] == "lost"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "script",
     [
