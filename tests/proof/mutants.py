@@ -151,9 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "no space is kept for the exit record",
-        (
-            Edit(_CLAIM, "dir_pool.reserve_exit(path, LEAST_EXIT_BYTES if wanted.spec.is_shared else EXIT_BYTES)", "pass"),
-        ),
+        (Edit(_CLAIM, "        dir_pool.reserve_exit(path, LEAST", "        (path, LEAST"),),
         FILES,
     ),
     Mutant(
