@@ -150,8 +150,8 @@ MUTANTS = (
         NODE,
     ),
     Mutant(
-        "no space is kept for the last word",
-        (Edit(_RUNDIR, 'durable.take_space(self.file("exit.reserve"), EXIT_BYTES)', "pass"),),
+        "no space is kept for the exit record",
+        (Edit(_CLAIM, "        dir_pool.reserve_exit(path, LEAST", "        (path, LEAST"),),
         FILES,
     ),
     Mutant(

@@ -33,13 +33,13 @@ def start(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]]) -> list
 
 
 def statuses(node: LocalNode, link: Link) -> dict[str, str]:
-    return {run["job"]: run["status"] for run in node.call(link, "list")["runs"]}
+    return {run["job"]: run["status"] for run in node.runs()}
 
 
 def records(node: LocalNode, link: Link, timeout_s: float = 20) -> dict[str, dict[str, Any]]:
     """How each ended, once all have."""
     wait_until(lambda: set(statuses(node, link).values()) <= {"exited"}, timeout_s, "all runs to end")
-    return {run["job"]: run["exit"] for run in node.call(link, "list")["runs"]}
+    return {run["job"]: run["exit"] for run in node.runs()}
 
 
 def end_as_reported(node: LocalNode, link: Link, specs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

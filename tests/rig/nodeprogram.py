@@ -26,6 +26,7 @@ from ugro.nodes.transport import SshOptions
 from ugro.remote import durable
 from ugro.remote.identity import node_key
 from ugro.remote.process_id import ProcessName
+from ugro.remote.state.rundir import AgentDir
 
 T = TypeVar("T")
 AGENT = "agent-1"
@@ -109,6 +110,11 @@ class LocalNode:
 
     def run_dir(self, job: str, attempt: int) -> Path:
         return agent_folder(self.root.resolve(), self.spec.name) / "runs" / f"{job}.{attempt}"
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The status of every run, as its files say."""
+        agent = AgentDir(str(self.root), AGENT, node_key(self.spec.name))
+        return [run.status() for run in agent.runs()] if os.path.isdir(agent.runs_path) else []
 
     def supervisors(self, job: str, attempt: int) -> list[int]:
         """The one that has the run, if it lives."""

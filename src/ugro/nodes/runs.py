@@ -66,7 +66,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An instant on a node's own clock, as it was told to us; given back, it says how fresh our word is."""
+    """An instant on a node's own clock, as the node reported it; given back, it says how fresh our request is."""
 
     boot_id: str
     clock_s: float
@@ -278,8 +278,8 @@ def _rank(record: dict[str, Any]) -> RankRecord:
     )
 
 
-def _logs(told: dict[str, Any]) -> tuple[tuple[int, bytes], ...]:
-    found = [(int(rank), base64.b64decode(log["content"], validate=True), log["size"]) for rank, log in told.items()]
+def _logs(logs: dict[str, Any]) -> tuple[tuple[int, bytes], ...]:
+    found = [(int(rank), base64.b64decode(log["content"], validate=True), log["size"]) for rank, log in logs.items()]
     if any(len(content) != size for _, content, size in found):
         raise ValueError("a log is not as long as it says")
     return tuple((rank, content) for rank, content, _ in found)

@@ -29,7 +29,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def write_json(path: str, value: Dict[str, Any], *, is_lasting: bool = True) -> None:
-    """Whoever reads sees the old file or the new one; ``is_lasting``: also after a power cut."""
+    """A reader sees the old file or the new one; ``is_lasting``: also after a power cut."""
     fresh = "%s.%d.new" % (path, os.getpid())
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -21,7 +21,6 @@ METHODS = {
     "runs.start": "starts runs; one run is a list of one",
     "runs.stop": "ends a run",
     "runs.remove": "deletes the directories of runs that have ended",
-    "runs.list": "lists the runs of an agent",
     "runs.watch": "streams the state of runs as it changes",
     "runs.follow": "streams a run's log from an offset",
     "runs.renew": "extends the leases of runs",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What an agent that grants no more than it reads can never reach, however many calls it makes.
 MAX_PENDING = 64 << 20
 _LONGEST_TIMER_S = 24 * 3600.0
-_TIMERS_AT_ONCE = 8  # then whoever wrote to us is heard: work that many wait for comes in such pieces
+_TIMERS_AT_ONCE = 8  # then new input is read: long work is done in such pieces
 
 
 class Refused(Exception):
@@ -183,7 +183,7 @@ class Program:
             if call.on_credit:
                 call.on_credit(wire.AMOUNT.unpack(payload)[0])
         else:
-            raise wire.ProtocolError("kind %d makes no sense towards a node" % kind)
+            raise wire.ProtocolError("kind %d is invalid towards a node" % kind)
 
     def _start(self, number: int, request: Dict[str, Any]) -> None:
         call = Call(self, number)

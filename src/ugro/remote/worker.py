@@ -196,7 +196,7 @@ class _Receiver(_Worker):
         self._untaken -= amount
         if not self._call.is_done:
             self._call.data(wire.OUT, wire.AMOUNT.pack(amount))
-        # A full pipe is poured into again here: whoever reads it says so when he has.
+        # A full pipe is filled again here, when its reader has said that it took something.
         self._pour()
 
     def _pour(self) -> None:

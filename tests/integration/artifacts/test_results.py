@@ -446,6 +446,7 @@ FINE = listed(["a", 4, 1, 1, None])
         ([listed(["a", True, 1, 1, None])], "invalid"),
         ([listed({"a": 1})], "invalid"),
         ([listed(["a", 4, 1, 1, None], unlisted="many")], "invalid"),
+        ([listed(["a", 4, 1, 1, None], unlisted=5)], "too many output files: 1 are listed, 5 are not"),
         ([FINE, sent(header(4, number=3) + b"evil\0")], "not asked for"),
         ([FINE, sent(header(4, offset=2) + b"il\0")], "invalid"),
         ([FINE, sent(file(b"evil") + header(4))], "not asked for"),

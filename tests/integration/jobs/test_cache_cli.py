@@ -104,7 +104,7 @@ def test_what_was_removed_or_ran_with_other_packages_stands_for_nobody(
     try:
         second = run(ugro, project, "--cache")
         assert second["cached_from"] is None
-        assert "newcomer was not there and is 1.0: it is run" in events(ugro, second)
+        assert "newcomer was not there and is 1.0; the job is run" in events(ugro, second)
         compared = ugro("compare", str(first["id"]), str(second["id"])).stdout
         assert "package newcomer\t-\t1.0" in compared
         assert "package pip" not in compared

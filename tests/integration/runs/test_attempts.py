@@ -23,6 +23,7 @@ from tests.rig.watcher import comes
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.nodes.link import Link
 from ugro.remote import wire
+from ugro.remote.clock import boot_id, moment
 from ugro.remote.identity import node_key
 from ugro.remote.state.rundir import POINTS, AgentDir
 
@@ -98,7 +99,7 @@ def test_a_supervisor_that_comes_late_does_not_start_what_was_started_and_lost(
 def test_a_supervisor_with_a_fault_says_so_and_leaves_its_traceback(node: LocalNode, ledger: Ledger) -> None:
     """Here: one in whose folder something else is."""
     link = node.link()
-    node.call(link, "list")
+    node.call(link, "stop", job="train", attempt=9)  # makes the agent's folder
     folder = node.run_dir("train", 1).parent.parent
     (folder / "supervisors").write_text("not a folder")
     with pytest.raises(RemoteFailure, match="supervisor cannot be set up"):
@@ -136,7 +137,7 @@ def test_a_newer_attempt_starts_when_the_older_is_dead(node: LocalNode, ledger: 
     wait_until(lambda: ledger.lines("ready"))
     node.call(link, "start", job="train", attempt=2, spec=ledger.sleeping(1))
     assert ledger.alive_of(ONE) == []
-    runs = node.call(link, "list")["runs"]
+    runs = node.runs()
     assert [(run["attempt"], run["status"]) for run in runs] == [(1, "exited"), (2, "running")]
     assert runs[0]["exit"]["reason"] == "attempt 2 takes its place"
 
@@ -148,7 +149,7 @@ def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(nod
     assert refused.value.cause == "other-boot"
     assert ledger.starts() == []
     assert not node.run_dir("train", 1).exists()
-    here = node.call(link, "list")["now"]["boot_id"]
+    here = boot_id()
     assert node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(), boot_id=here)["run"]["is_claimed"]
 
 
@@ -178,7 +179,7 @@ def test_an_attempt_that_was_overtaken_while_it_started_never_does(node: LocalNo
     assert status_of(node.wait(overtaken())) == "running"
     wait_until(lambda: len(ledger.starts(TWO)) == 2)
     assert ledger.starts(ONE) == []
-    assert [(run["attempt"], run["status"]) for run in node.call(second, "list")["runs"]] == [(2, "running")]
+    assert [(run["attempt"], run["status"]) for run in node.runs()] == [(2, "running")]
 
 
 @pytest.mark.parametrize("point", UNFENCED)
@@ -229,7 +230,7 @@ def test_an_agent_of_an_older_generation_has_no_say(node: LocalNode, ledger: Led
     wait_until(lambda: len(ledger.starts(ONE)) == 2)
     node.generation = 1
     link = node.link()
-    for method in ("start", "stop", "remove", "list", "renew", "follow", "reserve_port", "free_port", "control"):
+    for method in ("start", "stop", "remove", "watch", "renew", "follow", "reserve_port", "free_port", "control"):
         with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2"):
             node.call(link, method, job="train", attempt=1, spec=ledger.sleeping(), file="exit.json")
     assert len(ledger.alive_of(ONE)) == 2
@@ -242,7 +243,7 @@ def test_a_refusal_says_its_kind_in_a_stable_word(tmp_path: Path) -> None:
         ("start", {"generation": 2, "attempt": 2, "spec": {**spec, "cwd": "/"}}, "conflict"),
         ("start", {"generation": 2, "attempt": 1, "spec": spec}, "fenced"),
         ("start", {"generation": 2, "attempt": 1, "spec": {}}, "usage"),
-        ("list", {"generation": 1}, "fenced-agent"),
+        ("watch", {"generation": 1}, "fenced-agent"),
         ("follow", {"generation": 2, "attempt": 9, "file": "exit.json"}, "not-found"),
         ("renew", {"generation": 2, "as_of": {"boot_id": "x", "clock_s": 1}}, "other-boot"),
         ("control", {"generation": 2, "attempt": 9, "key": "a", "trace_steps": 1}, "not-running"),
@@ -279,7 +280,7 @@ def test_after_a_kill_at_any_point_all_goes_on(node: LocalNode, ledger: Ledger, 
 
     node.wait(live_until_killed())
     sound = node.link()
-    known = node.call(sound, "list")["runs"]
+    known = node.runs()
     with suppress(RemoteFailure):  # removed, or never started: both are answers
         node.call(sound, "start", job="train", attempt=1, spec=spec)
     assert status_of(node.call(sound, "start", job="train", attempt=2, spec=spec)) == "running", known
@@ -298,7 +299,7 @@ def test_a_result_that_was_written_down_is_not_lost_with_its_supervisor(node: Lo
     node.call(link, "start", job="train", attempt=1, spec={"ranks": [ledger.rank(0, "exit_with", 4)]})
     wait_until(lambda: not node.supervisors("train", 1))
     link = node.link()
-    assert [run["status"] for run in node.call(link, "list")["runs"]] == ["dead"]
+    assert [run["status"] for run in node.runs()] == ["dead"]
     record = node.call(link, "stop", job="train", attempt=1)["run"]["exit"]
     assert (record["outcome"], record["failure"]["code"]) == ("failed", 4)
 
@@ -340,7 +341,7 @@ def test_renewals_keep_a_run_and_old_ones_do_not(node: LocalNode, ledger: Ledger
 
 def test_a_start_that_is_older_than_its_lease_starts_nothing(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
-    now = node.call(link, "list")["now"]
+    now = moment()
     old = {**now, "clock_s": now["clock_s"] - 10}
     with pytest.raises(RemoteFailure, match="longer than its lease"):
         node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(lease_s=5), as_of=old)

@@ -175,7 +175,7 @@ def test_a_start_that_was_decided_before_a_restart_of_the_machine_is_refused(nod
     assert (refused["error"]["kind"], taken["run"]["status"]) == ("other-boot", "running")
     records(node, link)
     node.call(link, "remove", runs=[["2", 1]])
-    assert node.call(link, "list")["runs"] == []
+    assert node.runs() == []
     node.call(link, "start", job="1", attempt=1, spec=saying("x"), boot_id=boot_id())
     assert records(node, link)["1"]["outcome"] == "succeeded"
 
@@ -264,7 +264,7 @@ def test_a_newer_attempt_ends_the_older_and_the_older_never_starts_again(node: L
     link = node.link()
     start(node, link, {"7": spec_of(ledger, 0, "hostile")})
     wait_until(lambda: ledger.lines("ready"))
-    runs = [{"job": "7", "attempt": attempt, "spec": spec_of(ledger, 0, "sleep")} for attempt in (2, 1)]
+    runs = [wanted({"7": spec_of(ledger, 0, "sleep")}, attempt)[0] for attempt in (2, 1)]
     newer, older = node.call(link, "start", runs=runs)["results"]
     assert newer["run"]["status"] == "running"
     assert older["error"]["kind"] in ("fenced", "conflict")
@@ -292,7 +292,7 @@ def test_after_a_kill_of_a_shared_supervisor_all_goes_on(node: LocalNode, ledger
 
     node.wait(live_until_killed())
     sound = node.link()
-    known = node.call(sound, "list")["runs"]
+    known = node.runs()
     node.call(sound, "start", runs=runs)
     [second] = node.call(sound, "start", runs=wanted({"7": spec_of(ledger, 0, "sleep")}, attempt=2))["results"]
     assert second["run"]["status"] == "running", known

@@ -323,7 +323,7 @@ def test_what_a_power_cut_brings_back_of_another_run_is_not_believed(node: Local
     os.kill(supervisor_of(result), signal.SIGKILL)
     wait_until(lambda: statuses(node, link)["1"] == "dead")
     (node.run_dir("1", 1) / name).write_bytes(content)
-    [found] = [run for run in node.call(link, "list")["runs"] if run["job"] == "1"]
+    [found] = [run for run in node.runs() if run["job"] == "1"]
     assert found["status"] == "dead"
     assert (found["state"] or {"run": "1.1"})["run"] == "1.1"
     assert node.call(link, "stop", job="1", attempt=1)["run"]["exit"]["outcome"] == "lost"

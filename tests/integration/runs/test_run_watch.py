@@ -49,7 +49,7 @@ def made(folder: Path, prefix: tuple[str, ...]) -> Iterator[LocalNode]:
 
 def test_all_runs_are_told_first_and_then_each_change(node: LocalNode, ledger: Ledger, tmp_path: Path) -> None:
     link = node.link()
-    node.call(link, "start", job="old", attempt=1, spec=TRUE)
+    node.call(node.link(), "start", job="old", attempt=1, spec=TRUE)
     wait_until((node.run_dir("old", 1) / "exit.json").exists)
     go = tmp_path / "go"
 
@@ -238,7 +238,7 @@ def test_a_folder_that_goes_away_ends_the_watch_with_a_word(node: LocalNode, led
 
 def test_an_older_generation_may_not_watch(node: LocalNode) -> None:
     node.generation = 2
-    node.call(node.link(), "list")
+    node.call(node.link(), "stop", job="none", attempt=1)  # makes the agent's folder
     node.generation = 1
     with pytest.raises(RemoteFailure, match="generation"):
         node.call(node.link(), "watch")

@@ -371,6 +371,17 @@ def test_what_a_killed_agent_left_half_done_is_not_taken_and_deleted(home: Check
     assert names(tmp_path) == {str(second.serial)}
 
 
+def test_what_arrived_of_a_checkpoint_is_used_by_its_next_transfer_and_deleted_when_none_follows(
+    home: CheckpointStore, tmp_path: Path
+) -> None:
+    half = home.arriving(found("step_2", fingerprint="1" * 32)).root
+    (half / "weights").write_text("ha")
+    assert (home.arriving(found("step_2", fingerprint="1" * 32)).root / "weights").read_text() == "ha"
+    home.drop_incomplete()
+    assert names(tmp_path) == set()
+    assert home.newest() is None
+
+
 def test_one_that_was_changed_at_home_is_not_resumed_from(home: CheckpointStore, tmp_path: Path) -> None:
     bring(home, "step_1")
     assert home.begin(1) is not None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ugro.agent.artifacts.file_store import FileStore, expect_room
+from ugro.agent.artifacts.file_store import FileStore, expect_room, sync_file_system
 from ugro.core.errors import NotFound
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.files import Found
@@ -82,7 +82,7 @@ class CheckpointStore:
         """All files are here: from now on it is the newest. Only then older ones are deleted."""
         folder = self._arriving(found)
         received.expect_same(str(folder / "content"), files)
-        received.sync_tree(str(folder / "content"))
+        sync_file_system(folder)
         serial = max(self._serials(), default=0) + 1
         place = self._folder / str(serial)
         settled = Checkpoint(serial, found, node, attempt, _fingerprint(folder / "content"), str(place / "content"))

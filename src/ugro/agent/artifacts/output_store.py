@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ugro.agent.artifacts.file_store import FileStore
+from ugro.agent.artifacts.file_store import FileStore, sync_file_system
 from ugro.core.results import LeftFile
 from ugro.core.support.codec import DecodeError, decode
 from ugro.policy.result_selection import Choice
@@ -25,7 +24,6 @@ from ugro.remote.files.received import is_file
 MIRROR = ".mirror"
 _MOST_NAMED = 1000
 _DUPLICATES = threading.Lock()
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class OutputStore(FileStore):
             named = (before.left, before.left_count)
         self.drop_partial()
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_file_system(self._state)
+        sync_file_system(self._state)
         # One node at a time: the last one to finish finds the files of the others.
         with _DUPLICATES:
             same = (before.same if before is not None else 0) + self._drop_duplicates()
@@ -125,13 +123,3 @@ def _is_same(path: Path, other: Path) -> bool:
             if not piece:
                 return True
     return False
-
-
-def _sync_file_system(path: Path) -> None:
-    """One call instead of one for each file: there may be ten thousand small ones."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(fd) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    finally:
-        os.close(fd)

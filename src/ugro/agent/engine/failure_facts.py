@@ -14,20 +14,20 @@ _STOPPED_FOR = {Ending.TIME_LIMIT: Cause.TIME_LIMIT, Ending.PREEMPTED: Cause.PRE
 _LOST = frozenset({"lost", "lease-expired", "interrupted"})
 
 
-def failure_of(job: Job, told: Sequence[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
-    """``told``: each node and its last word; None for one whose part is over without any."""
-    return replace(_judged(job, told, offset_s), exits=exits_of(status for _, status in told))
+def failure_of(job: Job, statuses: Sequence[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
+    """``statuses``: each node and its exit status; None for one whose part is over without any."""
+    return replace(_judged(job, statuses, offset_s), exits=exits_of(status for _, status in statuses))
 
 
-def exits_of(told: Iterable[RunStatus | None]) -> tuple[RankExit, ...]:
-    records = [rank for status in told if status is not None for rank in status.ranks]
+def exits_of(statuses: Iterable[RunStatus | None]) -> tuple[RankExit, ...]:
+    records = [rank for status in statuses if status is not None for rank in status.ranks]
     return tuple(RankExit(one.rank, one.code, one.signal) for one in sorted(records, key=lambda one: one.rank))
 
 
-def _judged(job: Job, told: Iterable[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
+def _judged(job: Job, statuses: Iterable[tuple[str, RunStatus | None]], offset_s: Callable[[str], float]) -> Failure:
     ends: list[RankEnd] = []
     lost: list[Lost] = []
-    for node, status in told:
+    for node, status in statuses:
         if status is None:
             lost.append(Lost(node, Cause.NODE_LOST))
         elif status.outcome == "start-failed":

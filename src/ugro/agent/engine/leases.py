@@ -1,6 +1,6 @@
 """Leases: a job that may be restarted elsewhere runs on a node only as long as we keep saying that we are there.
 
-A renewal gives back an instant that the node told us, so one that comes late renews no more than that instant. We take
+A renewal gives back an instant that the node reported, so one that comes late renews no more than that instant. We take
 a silent node's part for dead only when its own clock must have ended it.
 """
 
@@ -81,7 +81,7 @@ class Leases:
             await self._renew(node)
             known = self._watch.moment(node)
         if known is None or boot_clock_s() - known[1] > limit_s / 2:
-            raise Unreachable("it has not told the time lately", subject=node, cause="silent")
+            raise Unreachable("it has not reported its clock lately", subject=node, cause="silent")
         self._vouch(node, known[1])
         return known[0]
 

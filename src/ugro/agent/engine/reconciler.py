@@ -114,8 +114,8 @@ class Engine:
         await self._watch.close()
         await self._collector.close()
 
-    def told(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
-        """What each node of the newest attempt says of it now, and its last word."""
+    def reports(self, job: Job) -> dict[str, tuple[NodeRun, RunStatus | None]]:
+        """What each node of the newest attempt reports now: its state, and its last status."""
         return {
             node: (self._watch.state(node, job.id, job.attempt), self._watch.status(node, job.id, job.attempt))
             for node in _nodes(job)

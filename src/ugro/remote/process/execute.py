@@ -211,7 +211,7 @@ class _Execution:
 
 
 def _is_known(pid: int) -> bool:
-    """A guard, or a run's supervisor: those are not ours to end, whoever their parent is."""
+    """A guard, or a supervisor: those are not ours to end, even if we are their parent."""
     return pid in _guards or any(entry.startswith(b"UGRO_RUN=") for entry in process_tree.environment(pid))
 
 

@@ -1,4 +1,4 @@
-"""Ending what a guard started, the whole process tree: also children that left the group or the session, or ignore SIGTERM.
+"""Ends the whole process tree of a guard: also children that left the group or the session, or ignore SIGTERM.
 
 The caller is a child subreaper, so whatever is orphaned below it becomes its child and is found here.
 """

@@ -1,7 +1,7 @@
 """Ending all processes of a run: SIGTERM or what its ranks want, grace, SIGKILL, until two looks in a row find none.
 
-A step at a time, so that whoever does it goes on watching logs and orders meanwhile. Who is to end is looked for anew
-at each step; whose processes they are is a ``Family``'s to say.
+A step at a time, so that the caller can watch logs and orders meanwhile. Processes are looked for again at each step;
+which ones are the run's, a ``Family`` says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tu
 from ugro.remote.process import process_tree
 
 UNIT_PREFIX = "ugro-run-"  # of the control group that systemd makes for a run
-LIMIT_S = 30.0  # after SIGKILL; whoever is left then hangs in the kernel
+LIMIT_S = 30.0  # after SIGKILL; what is left then hangs in the kernel
 _QUICK_S = 0.01  # between two looks, at first
 _SLOW_S = 0.1
 QUICK_ROUNDS = 20
@@ -70,7 +70,7 @@ class Ending:
         leaders = self._leaders()
         if leaders and now < self._kill_at:
             self._ask(leaders, self._first_signal)
-            self.pause_s = self._kill_at - now  # the end of each is told
+            self.pause_s = self._kill_at - now  # the end of each wakes the caller
             return False
         alive = self._family.find()
         self.found.update(alive)

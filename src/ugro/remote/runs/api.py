@@ -6,11 +6,10 @@ that the node program goes on answering. That process can be killed at any momen
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, Set
 
-from ugro.remote import durable, wire, worker
+from ugro.remote import durable, worker
 from ugro.remote.clock import moment
 from ugro.remote.files.tail import follow as follow_file
 from ugro.remote.program import Call, Refused
@@ -18,13 +17,12 @@ from ugro.remote.runs import ports
 from ugro.remote.runs import start as starting
 from ugro.remote.runs import stop as stopping
 from ugro.remote.runs.setup import setup as set_up
-from ugro.remote.runs.supervisors import Supervisors, without_tail
+from ugro.remote.runs.supervisors import Supervisors
 from ugro.remote.runs.watch import watch as watch_runs
 from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import GRACE_S, grace, stop_signal
 from ugro.remote.worker import Answer
 
-_LIST_BYTES = wire.MAX_PAYLOAD // 2
 MOST_TRACED = 1000
 _EXIT_S = 0.5  # from a run's exit record to the end of its lock
 _PAUSE_S = 0.005
@@ -46,24 +44,6 @@ def stop(call: Call, params: Dict[str, Any]) -> None:
 def remove(call: Call, params: Dict[str, Any]) -> None:
     agent = _agent(call, params)
     starting.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
-
-
-def list_(call: Call, params: Dict[str, Any]) -> None:
-    agent = _agent(call, params)
-    after = params.get("after")
-    found: List[Answer] = []
-    size = 0
-    has_more = False
-    for run in agent.runs():
-        if after is not None and run.name <= str(after):
-            continue
-        status = without_tail(run.status())
-        size += len(json.dumps(status))
-        if size > _LIST_BYTES:
-            has_more = True
-            break
-        found.append(status)
-    call.finish({"now": moment(), "runs": found, "has_more": has_more})
 
 
 def watch(call: Call, params: Dict[str, Any]) -> None:
@@ -110,7 +90,6 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "start": start,
     "stop": stop,
     "remove": remove,
-    "list": list_,
     "watch": watch,
     "follow": follow,
     "renew": renew,

@@ -1,7 +1,7 @@
 """How a supervisor is started so that it stays when all that started it goes: node program, session, login.
 
 Where a session of its own is enough, it is forked, with all that is loaded already. Where it needs a control group of
-its own, or cannot be told from the node program otherwise, it is a fresh Python.
+its own, or would look like the node program otherwise, it is a fresh Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A forked process that shows itself in /proc as if it had been started afresh: its own command line and environment.
+"""A forked process that has its own command line and environment in /proc, as if it had been started afresh.
 
-By the environment the processes of a run are found; a fork alone would show the one of its parent. Starting afresh
-takes twenty times as long.
+The environment tells which processes are ours; a fork alone would show its parent's. Starting afresh takes twenty
+times as long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProcessTitle:
 
 
 def _memory() -> List[int]:
-    """What stays as it is; the kernel wants to be told all at once."""
+    """What stays as it is; the kernel takes only all values at once."""
     with open("/proc/self/stat", "rb") as stat:
         text = stat.read()
     # The name is in brackets and may hold spaces and brackets itself.

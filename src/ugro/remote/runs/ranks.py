@@ -96,7 +96,7 @@ class Rank:
         finally:
             os.close(said)
         if complaint:
-            # It ends by itself, now; whoever ends the run must not be quicker, for how it ended is recorded.
+            # It ends by itself, now, and must not be killed before: how it ended is recorded.
             self.end(os.waitpid(self.pid, 0)[1])
             number, _, what = complaint.partition(b" ")
             raise NotStarted(self.number, int(number), what.decode("utf-8", "replace"))

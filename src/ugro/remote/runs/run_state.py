@@ -119,7 +119,7 @@ class RunLife:
     # --- ending -------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """True when all is over, and only the last word is missing."""
+        """True when all is over, and only the exit record is missing."""
         self.judge()
         if self.verdict is None:
             return False

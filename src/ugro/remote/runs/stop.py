@@ -62,7 +62,7 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
 
 
 def clean(run: RunDir) -> None:
-    """Ends what a dead supervisor left and writes the run's last word. Nothing, if somebody else is at it."""
+    """Ends what a dead supervisor left and writes the run's exit record. Nothing, if another process is at it."""
     lock = run.take_lock(timeout_s=0.1)
     if lock is None:
         return

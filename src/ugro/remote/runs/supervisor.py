@@ -295,7 +295,7 @@ class Supervisor:
             self._say(b"S%d %s\n" % (run.number, text))
 
     def _let_go(self, run: _Run) -> None:
-        """From now on it does not live; before anybody is told that it is over."""
+        """From now on it does not live; before its exit is reported."""
         del self._lives[run.name], self._ending[run.name]
         self._ownership.remove(run.family)
         for rank in run.life.ranks:
@@ -332,7 +332,7 @@ class Supervisor:
             return
         if not part:
             self._is_taking = False
-            # It may still want to hear from us; only that it has said all must not be told again and again.
+            # It may still want to hear from us; but its end of file must not wake us again and again.
             self._poll.modify(link, 0)
             return
         *lines, self._heard = (self._heard + part).split(b"\n")

@@ -127,7 +127,7 @@ class Supervisors:
         if status["status"] == "starting" and time.monotonic() < until:
             self._program.after(_LOOK_S, lambda: self.answer_from_files(start, until))
         elif status["status"] != "dead" or status["is_claimed"]:
-            start.on_answer(_encode(without_tail(status)).encode())
+            start.on_answer(_encode(_without_tail(status)).encode())
         else:
             start.on_refusal("not-started", "the supervisor of %s ended before it had begun" % start.run.name)
 
@@ -188,7 +188,7 @@ class Supervisors:
 _all: Dict[str, Supervisors] = {}  # by the agent's path
 
 
-def without_tail(status: Dict[str, Any]) -> Dict[str, Any]:
+def _without_tail(status: Dict[str, Any]) -> Dict[str, Any]:
     """An answer to a start needs no log lines."""
     record = status["exit"]
     if record is None or record.get("failure") is None:

@@ -1,8 +1,8 @@
-"""`runs.watch`: what becomes of an agent's runs on this node, told as it happens.
+"""`runs.watch`: what becomes of an agent's runs on this node, sent as it happens.
 
 Each OUT frame is one JSON document. First all runs, in one document or more: ``{"now", "runs", "is_first": true,
 "has_more"}``. Then, when something changed, the runs that did and the names of those that were removed: ``{"now",
-"runs", "gone"}``. A reader that is slow is told the latest of each run, however often that changed meanwhile.
+"runs", "gone"}``. A slow reader gets the latest status of each run, however often that changed meanwhile.
 
 The kernel says what to look at again. A supervisor that is killed says nothing, but its lock is closed with it.
 """
@@ -26,8 +26,8 @@ from ugro.remote.state.rundir import AgentDir, RunDir
 _RUNS_MASK = inotify.CREATE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE
 _RUN_MASK = inotify.CREATE | inotify.MOVED_TO | inotify.CLOSE_WRITE
 _TELLING = frozenset(("claim", "state.json", "exit.json", "lock"))
-_SETTLE_S = 0.002  # what happens together is told together
-_GATHER_S = 0.02  # at least from one document to the next: when much happens, more of it is told together
+_SETTLE_S = 0.002  # what happens together is sent together
+_GATHER_S = 0.02  # at least from one document to the next: when much happens, more of it is sent together
 _POLL_S = 0.25  # where the kernel does not tell us
 _LOOK_S = 2.0  # and where it does: between two looks at what lives, should we ever have been too quick for it
 _MOST_AT_ONCE = 64  # runs; others want to be served, too
@@ -163,7 +163,7 @@ class _Watching:
         run = self._agent.named(name)
         if has_sent_exit and run is not None and run.exists():
             return True
-        # Watched before it is looked at: what happens in between is then told, and looked at again.
+        # Watched before it is looked at: what happens in between is then heard, and looked at again.
         is_there = run is not None and self._watch(run)
         if run is None or not is_there:
             self._unwatch(name)
@@ -176,7 +176,7 @@ class _Watching:
         seen = (str(status["status"]), bool(status["is_claimed"]))
         if seen[0] == "exited":
             self._unwatch(name)
-        # What nobody has claimed is no news: whoever asked for its start is told how that went.
+        # A run that nobody has claimed is no news: the caller of its start gets an answer.
         if seen != self._sent.get(name) and (seen[0] == "exited" or seen[1] or self._first is not None):
             self._sent[name] = seen
             document.add(status)

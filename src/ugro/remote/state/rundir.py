@@ -219,7 +219,7 @@ class RunDir:
     # --- the guards ---------------------------------------------------------------------------------------------
 
     def claim(self) -> bool:
-        """True for one caller, ever: whoever gets it may start the ranks."""
+        """True for one caller, ever: that one may start the ranks."""
         try:
             fd = os.open(self.file("claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -243,7 +243,7 @@ class RunDir:
     def make_claim_last(self) -> None:
         """Before the first rank starts. A claim or a fence that a power cut takes back would let it start again.
 
-        With it last the names of all that was made before: the run's folder, and the space for its last word.
+        With it the names of all that was made before: the run's folder, and the space for its exit record.
         """
         durable.sync_file(self.file("claim"))
         durable.sync_folder(self.path)
@@ -256,7 +256,7 @@ class RunDir:
 
     def is_alive(self) -> bool:
         try:
-            # Not for writing: who watches the file is told when one that was open for writing is closed.
+            # Not for writing: closing a file that was open for writing wakes those who watch it.
             fd = os.open(self.file("lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
@@ -283,7 +283,7 @@ class RunDir:
         return self._read("state.json")
 
     def reserve_exit(self) -> None:
-        """Takes the space for the last word now; a disk may be full by then."""
+        """Takes the space for the exit record now; the disk may be full by then."""
         durable.take_space(self.file("exit.reserve"), EXIT_BYTES)
 
     def write_exit(self, record: Dict[str, Any]) -> bytes:
@@ -294,7 +294,7 @@ class RunDir:
             if not _overwritten(fd, content):
                 content = _fitting({"v": VERSION, **record}, LEAST_EXIT_BYTES)
                 if not _overwritten(fd, content):
-                    # A file system that writes anew what is overwritten: give the space back first.
+                    # A file system that copies what is overwritten: give the space back first.
                     os.ftruncate(fd, 0)
                     os.lseek(fd, 0, os.SEEK_SET)
                     durable.write_all(fd, content)
@@ -313,14 +313,14 @@ class RunDir:
         durable.sync_file(self.file("exit.json"))
 
     def unadopted_exit(self) -> Optional[Dict[str, Any]]:
-        """A last word that was written down and not yet put in its place."""
+        """An exit record that was written and not yet renamed."""
         return self._read("exit.reserve")
 
     def exit(self) -> Optional[Dict[str, Any]]:
         return self._read("exit.json")
 
     def status(self) -> Dict[str, Any]:
-        # Before the look at the lock: whoever claims it holds that, so a claimed run whose lock is free is dead.
+        # Before the look at the lock: a claim is made under it, so a claimed run whose lock is free is dead.
         claimed_in = self.claimed_in()
         is_alive = False
         record = self.exit()
