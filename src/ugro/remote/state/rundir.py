@@ -90,6 +90,7 @@ class AgentDir:
         """Remembers the newest generation; an agent that was replaced has no say any more."""
         newest = self._generation.read()[0]
         if generation > newest:
+            self._expect_no_older_layout()
             for folder in (self.runs_path, self._fences_path):
                 durable.make_folder(folder)
             with durable.locked(self._generation.path, _GENERATION_S):
@@ -99,6 +100,15 @@ class AgentDir:
         if generation < newest:
             text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
             raise Refused("fenced-agent", text % (generation, newest))
+
+    def _expect_no_older_layout(self) -> None:
+        """Earlier versions kept the runs of all nodes in one folder. Those jobs must not be started a second time."""
+        older = os.path.join(self.root, ".ugro", "agents", self.name, "runs")
+        with contextlib.suppress(FileNotFoundError):
+            runs = sorted(filter(self.is_name, os.listdir(older)))
+            if runs:
+                text = "an older version of UGRO left runs on this node (%s): finish them with it, or delete %s"
+                raise Refused("older-layout", text % (", ".join(runs[:5]), older))
 
     def fence(self, job: str) -> Fence:
         return Fence(self._fences_path, job)

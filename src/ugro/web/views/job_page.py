@@ -84,9 +84,9 @@ async def load(agent: Agent, word: str) -> JobPage:
 
 async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
     """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
-    told = agent.monitoring.parts.engine.reports(job) if job.state in HOLDING_STATES else {}
+    reports = agent.monitoring.parts.engine.reports(job) if job.state in HOLDING_STATES else {}
     summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
-    return Known(told, failure, last_steps(summaries))
+    return Known(reports, failure, last_steps(summaries))
 
 
 # --- for templates ------------------------------------------------------------------------------------------------
