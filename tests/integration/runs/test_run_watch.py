@@ -50,7 +50,7 @@ def made(folder: Path, prefix: tuple[str, ...]) -> Iterator[LocalNode]:
 def test_all_runs_are_told_first_and_then_each_change(node: LocalNode, ledger: Ledger, tmp_path: Path) -> None:
     link = node.link()
     node.call(node.link(), "start", job="old", attempt=1, spec=TRUE)
-    wait_until((node.run_dir("old", 1) / "exit.json").exists)
+    wait_until(lambda: [run["status"] for run in node.runs()] == ["exited"])
     go = tmp_path / "go"
 
     async def story() -> Watcher:

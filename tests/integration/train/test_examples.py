@@ -88,6 +88,7 @@ def test_data_that_are_no_use_are_named(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.proof
 def test_an_example_runs_on_two_ranks(tmp_path: Path) -> None:
     started = ranks.start([str(EXAMPLES / "train_gpt.py"), "--tiny"], tmp_path, 2)
     assert started.wait(LIMIT_S) == [0, 0], started.logs()

@@ -40,7 +40,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
 
 
-@pytest.mark.parametrize(("count", "workers"), [pytest.param(3, 0, marks=pytest.mark.proof), (2, 2)])
+@pytest.mark.proof
+@pytest.mark.parametrize(("count", "workers"), [(3, 0), (2, 2)])
 def test_an_epoch_has_every_sample_once_while_shares_change(
     tmp_path: Path, undisturbed: list[float], count: int, workers: int
 ) -> None:
