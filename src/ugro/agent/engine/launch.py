@@ -69,13 +69,7 @@ class Launch:
             await asyncio.sleep(_AGAIN_S)
         else:
             point("start.planned")
-            await self._start_on_all(job, nodes, plan)
-
-    async def _start_on_all(self, job: Job, nodes: tuple[str, ...], plan: Plan) -> None:
-        """Rank 0's node first: a rank that connects before rank 0 listens is refused, and retries after a pause."""
-        first = [node for node in nodes if job.placement is not None and node == job.placement.nodes[0]]
-        for some in (first, [node for node in nodes if node not in first]):
-            await asyncio.gather(*(self._start_on(node, job, plan) for node in some))
+            await asyncio.gather(*(self._start_on(node, job, plan) for node in nodes))
 
     async def plan(self, job: Job) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
