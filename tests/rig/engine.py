@@ -134,9 +134,9 @@ class EngineRig:
         signal_all(signal.SIGKILL, self.processes())
 
     def lease_from_s(self, node: str) -> float:
-        """The instant, by the node's own clock, that the leases of its runs count from."""
-        (file,) = self.folder.glob(f"{node}/.ugro/agents/*/lease")
-        return Numbers(str(file), 2).read()[1] / 1000
+        """The instant, by the node's own clock, that the leases of its runs count from; 0 before the first renewal."""
+        files = list(self.folder.glob(f"{node}/.ugro/agents/*/lease"))
+        return Numbers(str(files[0]), 2).read()[1] / 1000 if files else 0.0
 
     def run_folders(self, node: str) -> list[str]:
         return [path.name for path in self.folder.glob(f"{node}/.ugro/agents/*/runs/*")]
