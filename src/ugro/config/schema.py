@@ -112,7 +112,7 @@ class Sync(Section):
 
 @section
 class Ray(Section):
-    """The Ray cluster that `ugro cluster start` makes."""
+    """Settings for Ray clusters. No command uses them yet."""
 
     dashboard_port: int = key(8265, _PORT, "The port of Ray's dashboard on the head node.")
     redis_port: int = key(6379, _PORT, "The port on which the head node accepts the other nodes.")

@@ -63,7 +63,6 @@ class Monitor:
         self.changed = ChangeSignal()  # a new report of some node
         self.reports: dict[str, NodeReport] = {}  # the newest of each
         self._cluster = cluster
-        self._node_reports = node_reports
         self._store = store
         self._metrics = metrics
         self._notifier = notifier

@@ -17,7 +17,8 @@ from ugro.remote.cas import checkout, fsync, gc
 from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking, PackWriter, is_full
 from ugro.remote.cas.stream import BlockReader, StreamError
 from ugro.remote.program import Call, Refused
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.access import agent_of
+from ugro.remote.state.rundir import RunDir
 
 WINDOW = 4 << 20  # unacknowledged: less would leave a link with a long delay idle
 MOST_PUT = 128 * 1024
@@ -141,7 +142,7 @@ def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[Content
 
 
 def _store(call: Call, params: Dict[str, Any]) -> ContentStore:
-    AgentDir(call.program.root, str(params["agent"]), call.program.node_key).admit(int(params["generation"]))
+    agent_of(call, params)  # one that was replaced is refused
     return store_in(call.program.root)
 
 

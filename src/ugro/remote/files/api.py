@@ -16,7 +16,7 @@ from ugro.remote.files import listing, resumable
 from ugro.remote.files.checkpoints import Checkpoint, CheckpointDir, Resume, fingerprint_in, name_in
 from ugro.remote.files.outputs import Outputs, forget_kept
 from ugro.remote.program import Call, Refused
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.access import agent_of, run_of
 
 Answer = Dict[str, Any]
 Source = Union[Outputs, Checkpoint]
@@ -50,20 +50,20 @@ def hashes(call: Call, params: Dict[str, Any]) -> None:
 
 def written(call: Call, params: Dict[str, Any]) -> None:
     """Which of many runs have written anything, as positions in the list: one call instead of many."""
-    agent = _agent(call, params)
+    agent = agent_of(call, params)
     runs = [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]]
     call.finish({"written": [place for place, run in enumerate(runs) if run.has_written()]})
 
 
 def keep(call: Call, params: Dict[str, Any]) -> None:
     """Files that are not fetched stay on this node when the run is removed."""
-    outputs = Outputs(_run(call, params))
+    outputs = Outputs(run_of(call, params))
     names = [listing.name_of(name) for name in params["names"]]
     worker.do(call, lambda: {"kept": outputs.keep(names)})
 
 
 def drop_kept(call: Call, params: Dict[str, Any]) -> None:
-    run = _run(call, params)
+    run = run_of(call, params)
     worker.do(call, lambda: forget_kept(run.agent, run.job))
 
 
@@ -72,13 +72,13 @@ def drop_kept(call: Call, params: Dict[str, Any]) -> None:
 
 def prepare(call: Call, params: Dict[str, Any]) -> None:
     """Creates the folder for checkpoints; returns its path, and that of the checkpoint to resume from if it is here."""
-    folder = CheckpointDir(_agent(call, params), params)
+    folder = CheckpointDir(agent_of(call, params), params)
     resume = Resume(folder, name_in(params), fingerprint_in(params)) if params.get("checkpoint") else None
     worker.do(call, lambda: {"dir": folder.make(), "resume": resume.find() if resume else None})
 
 
 def newest(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(_agent(call, params), params)
+    folder = CheckpointDir(agent_of(call, params), params)
     if folder.is_ours and not folder.has_any():  # most jobs have none, and are asked again and again
         call.finish({"found": []})
         return
@@ -86,14 +86,14 @@ def newest(call: Call, params: Dict[str, Any]) -> None:
 
 
 def receive(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(_agent(call, params), params)
+    folder = CheckpointDir(agent_of(call, params), params)
     resume = Resume(folder, name_in(params), fingerprint_in(params))
     size = int(params["bytes"])
     worker.receive(call, lambda out, took: {"dir": folder.path, "resume": resume.receive(size, out, took)})
 
 
 def drop_checkpoints(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(_agent(call, params), params)
+    folder = CheckpointDir(agent_of(call, params), params)
     worker.do(call, folder.drop)
 
 
@@ -111,20 +111,10 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 }
 
 
-def _agent(call: Call, params: Dict[str, Any]) -> AgentDir:
-    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
-    agent.admit(int(params["generation"]))
-    return agent
-
-
-def _run(call: Call, params: Dict[str, Any]) -> RunDir:
-    return _agent(call, params).run(str(params["job"]), int(params["attempt"]))
-
-
 def _source(call: Call, params: Dict[str, Any]) -> Source:
     if params.get("checkpoint"):
-        return Checkpoint(CheckpointDir(_agent(call, params), params), name_in(params))
-    return Outputs(_run(call, params))
+        return Checkpoint(CheckpointDir(agent_of(call, params), params), name_in(params))
+    return Outputs(run_of(call, params))
 
 
 def _list(source: Source, into: int) -> Answer:

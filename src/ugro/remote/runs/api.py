@@ -19,7 +19,8 @@ from ugro.remote.runs import stop as stopping
 from ugro.remote.runs.setup import setup as set_up
 from ugro.remote.runs.supervisors import Supervisors
 from ugro.remote.runs.watch import watch as watch_runs
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.access import agent_of, run_of
+from ugro.remote.state.rundir import RunDir
 from ugro.remote.state.runspec import GRACE_S, grace, stop_signal
 from ugro.remote.worker import Answer
 
@@ -31,51 +32,51 @@ _swept: Set[str] = set()
 
 
 def start(call: Call, params: Dict[str, Any]) -> None:
-    starting.start(call, _agent(call, params), params["runs"])
+    starting.start(call, agent_of(call, params), params["runs"])
 
 
 def stop(call: Call, params: Dict[str, Any]) -> None:
-    run = _run(call, params)
+    run = run_of(call, params)
     reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
     signum = stop_signal(params.get("signal"))
     worker.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
 
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
-    agent = _agent(call, params)
+    agent = agent_of(call, params)
     starting.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
 
 
 def watch(call: Call, params: Dict[str, Any]) -> None:
-    watch_runs(call, _agent(call, params))
+    watch_runs(call, agent_of(call, params))
 
 
 def follow(call: Call, params: Dict[str, Any]) -> None:
-    follow_file(call, _run(call, params), str(params["file"]), int(params.get("offset", 0)))
+    follow_file(call, run_of(call, params), str(params["file"]), int(params.get("offset", 0)))
 
 
 def renew(call: Call, params: Dict[str, Any]) -> None:
-    silent_s = _agent(call, params).renew(params.get("as_of"))
+    silent_s = agent_of(call, params).renew(params.get("as_of"))
     call.finish({"now": moment(), "silent_s": round(silent_s, 3)})
 
 
 def setup(call: Call, params: Dict[str, Any]) -> None:
-    set_up(call, _run(call, params), params)
+    set_up(call, run_of(call, params), params)
 
 
 def reserve_port(call: Call, params: Dict[str, Any]) -> None:
-    run, count = _run(call, params), int(params.get("count", 1))
+    run, count = run_of(call, params), int(params.get("count", 1))
     preferred = None if params.get("preferred") is None else int(params["preferred"])
     worker.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
 
 
 def free_port(call: Call, params: Dict[str, Any]) -> None:
-    call.finish({"now": moment(), "ports": ports.free(_run(call, params))})
+    call.finish({"now": moment(), "ports": ports.free(run_of(call, params))})
 
 
 def control(call: Call, params: Dict[str, Any]) -> None:
     """A word to the ranks of a run, in a file that they look at now and then; the newest one holds."""
-    run = _run(call, params)
+    run = run_of(call, params)
     steps = int(params["trace_steps"])
     if not 1 <= steps <= MOST_TRACED:
         raise ValueError("between 1 and %d steps can be traced" % MOST_TRACED)
@@ -98,16 +99,6 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "free_port": free_port,
     "control": control,
 }
-
-
-def _agent(call: Call, params: Dict[str, Any]) -> AgentDir:
-    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
-    agent.admit(int(params["generation"]))
-    return agent
-
-
-def _run(call: Call, params: Dict[str, Any]) -> RunDir:
-    return _agent(call, params).run(str(params["job"]), int(params["attempt"]))
 
 
 def _remove(call: Call, run: RunDir) -> None:
