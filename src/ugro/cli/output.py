@@ -21,6 +21,7 @@ from ugro.core.errors import UgroError, UsageError
 _CONTROLS = (*range(9), *range(11, 32), *range(127, 160))
 _TURNS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), "�")
+_IN_NO_NAME = frozenset((*range(32), *_CONTROLS, *_TURNS))
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
 _NARROWEST = 8  # a column of text is not cut below this
@@ -37,6 +38,15 @@ class Cell:
 def clean(text: str) -> str:
     """Untrusted text, safe for a terminal."""
     return text.translate(_HARMLESS)
+
+
+def file_name(name: str) -> str:
+    """The name of a file from a node, on one line: what no terminal should get is written as in Python."""
+    return "".join(_escaped(letter) if ord(letter) in _IN_NO_NAME else letter for letter in name)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 class Output:
