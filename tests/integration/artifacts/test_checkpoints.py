@@ -38,7 +38,7 @@ def rig() -> Iterator[Rig]:
 async def test_a_job_resumes_on_another_node_when_the_one_that_wrote_is_lost(rig: Rig) -> None:
     async with rig.agent("n1", "n2", "n3") as checkpoints:
         first = await checkpoints.place(job(1), "n1")
-        assert first.env == {"UGRO_CHECKPOINT_DIR": str(rig.written("n1"))}
+        assert first.env == {"UGRO_CHECKPOINT_DIR": str(rig.workdir("n1", 1) / "checkpoints")}
         checkpoints.follow(job(1), ["n1", "n2"])
         write(rig.written("n1"), "step_000100", b"old")
         await is_home(checkpoints, "step_000100")
@@ -55,7 +55,7 @@ async def test_a_job_resumes_on_another_node_when_the_one_that_wrote_is_lost(rig
         assert collected.problems == ("no node n1",)
         placed = [await checkpoints.place(job(2), node) for node in ("n2", "n3")]
         for node, place in zip(("n2", "n3"), placed, strict=True):
-            assert place.env["UGRO_CHECKPOINT_DIR"] == str(rig.written(node))
+            assert place.env["UGRO_CHECKPOINT_DIR"] == str(rig.workdir(node, 2) / "checkpoints")
             assert contents(place.env["UGRO_RESUME_DIR"]) == wanted
         assert not await checkpoints.has_progressed(job(2))
 
@@ -198,13 +198,15 @@ async def test_a_folder_on_another_file_system_is_resumed_from_where_it_is(rig: 
 
 
 @in_loop
-async def test_a_relative_folder_is_below_the_jobs_own_or_below_ours(rig: Rig) -> None:
+async def test_a_relative_folder_is_below_the_working_directory(rig: Rig) -> None:
     async with rig.agent("n1") as checkpoints:
         below = await checkpoints.place(job(1, directory="out/ckpt", cwd=str(rig.folder)), "n1")
         assert below.dir == str(rig.folder / "out" / "ckpt")
         assert Path(below.dir).is_dir()
         ours = await checkpoints.place(job(1, directory="out/ckpt"), "n1")
-        assert ours.dir == str(rig.written("n1") / "out" / "ckpt")
+        assert ours.dir == str(rig.workdir("n1", 1) / "out" / "ckpt")
+        unnamed = await checkpoints.place(job(1, cwd=str(rig.folder)), "n1")
+        assert unnamed.dir == str(rig.written("n1")), "two jobs in one folder must not mix their checkpoints"
         for bad in ("../elsewhere", "/data/../etc"):
             with pytest.raises(RemoteFailure, match="not a folder for checkpoints"):
                 await checkpoints.place(job(1, directory=bad), "n1")

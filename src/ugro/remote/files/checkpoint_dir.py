@@ -30,7 +30,6 @@ from ugro.remote.state.runspec import inner_folder
 DEFAULT = "checkpoints"
 REMOVING = ".removing."
 _ARRIVING = ".arriving."
-_RESUMED = ".name"
 _MOST_LOOKED_AT = 20
 
 Answer = Dict[str, Any]
@@ -97,6 +96,11 @@ class CheckpointDir:
         return self._users or (self._in_run(self._run) if self._inner else self._own)
 
     @property
+    def _resumed(self) -> str:
+        """Says under which name the attempt finds what it resumes from."""
+        return self.resume + ".json"
+
+    @property
     def _run(self) -> RunDir:
         return self.agent.run(self.job, self._attempt)
 
@@ -131,12 +135,24 @@ class CheckpointDir:
     def newest(self) -> List[Answer]:
         """The newest that can be sent, preceded by newer ones that cannot, with the reason."""
         described: List[Answer] = []
-        for found in sorted(self._complete(), key=lambda one: one.order, reverse=True)[:_MOST_LOOKED_AT]:
+        for found in self.complete()[:_MOST_LOOKED_AT]:
             with contextlib.suppress(FileNotFoundError):
                 described.append(_describe(found))
                 if described[-1]["problem"] is None:
                     break
         return described
+
+    def complete(self) -> List[Found]:
+        """Newest first."""
+        found = []
+        for folder, name in self.entries():
+            if is_complete(name):
+                with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
+                    status = os.lstat(os.path.join(folder, name))
+                    kind = _kind(status.st_mode)
+                    if kind and status.st_mtime_ns >= self._since_ns:
+                        found.append(Found(folder, name, kind, status.st_mtime_ns))
+        return sorted(found, key=lambda one: one.order, reverse=True)
 
     def entries(self) -> Iterator[Tuple[str, str]]:
         """Each folder and name of what the job wrote, complete or not; of several with one name the newest."""
@@ -159,15 +175,6 @@ class CheckpointDir:
         names = [name for name in _names(self.agent.runs_path) if name.startswith(start)]
         runs = [run for run in map(self.agent.named, names) if run is not None and run.job == self.job]
         return sorted(runs, key=lambda run: run.attempt, reverse=True)
-
-    def _complete(self) -> Iterator[Found]:
-        for folder, name in self.entries():
-            if is_complete(name):
-                with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
-                    status = os.lstat(os.path.join(folder, name))
-                    kind = _kind(status.st_mode)
-                    if kind and status.st_mtime_ns >= self._since_ns:
-                        yield Found(folder, name, kind, status.st_mtime_ns)
 
     # --- moving -------------------------------------------------------------------------------------------------
 
@@ -200,15 +207,15 @@ class CheckpointDir:
 
     def note_resumed(self, name: str, kind: str, fingerprint: str) -> None:
         record = {"name": name, "kind": kind, "fingerprint": fingerprint}
-        durable.write_json(os.path.join(self.resume, _RESUMED), record, is_lasting=False)
+        durable.write_json(self._resumed, record, is_lasting=False)
 
     def forget_resumed(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.resume, _RESUMED))
+            os.unlink(self._resumed)
 
     def _place_resumed(self) -> None:
         """Links to the files of the checkpoint that the attempt resumes from, under its name."""
-        record = durable.read_json(os.path.join(self.resume, _RESUMED))
+        record = durable.read_json(self._resumed)
         if not record or not is_complete(str(record.get("name"))):
             return
         name, source = str(record["name"]), os.path.join(self.resume, str(record["fingerprint"]))
@@ -243,6 +250,7 @@ class CheckpointDir:
         for folder in (*written, self._own, self.resume):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.rename(folder, beside(self._own, REMOVING))
+        self.forget_resumed()
         self._clean_up()
         return {}
 
