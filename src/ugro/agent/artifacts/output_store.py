@@ -124,6 +124,15 @@ class OutputStore(FileStore):
         return same
 
 
+def has_left(folder: Path) -> bool:
+    """Whether any attempt at the job left files on a node. Blocks."""
+    for record in folder.glob(f"attempt_*/{MIRROR}/*.json"):
+        with contextlib.suppress(OSError, ValueError, DecodeError):
+            if decode(Arrived, json.loads(record.read_bytes())).left_count:
+                return True
+    return False
+
+
 def shown(name: bytes) -> str:
     """A name as text that can be written anywhere."""
     return name.decode("utf-8", "backslashreplace")
