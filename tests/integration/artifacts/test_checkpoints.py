@@ -239,6 +239,38 @@ async def test_the_nodes_forget_a_job_but_not_while_it_runs(rig: Rig) -> None:
 
 
 @in_loop
+async def test_the_next_attempt_finds_what_runs_before_it_wrote_wherever_that_is(rig: Rig) -> None:
+    """Removed runs and runs that are still there; whatever a program does to its folder."""
+    node = rig.node("n1")
+    runs = Runs(node, Identity(AGENT, 1), 5, 10)
+
+    async def attempt(number: int, script: str) -> Path:
+        plan = NodePlan("n1", (RankPlan(0, 0, ("sh", "-c", script), ()),))
+        await runs.start([RunStart(7, number, plan, {"checkpoint_dir": "out/ckpt"})])
+        async for news in runs.watch():
+            if any(run.attempt == number and run.has_ended for run in news.runs):
+                break
+        return rig.workdir("n1", number) / "out" / "ckpt"
+
+    try:
+        folder = await attempt(1, "cd out/ckpt; mkdir step_1; echo 1 > step_1/part; echo last > last.pt")
+        assert contents(folder) == {"step_1/part": b"1\n", "last.pt": b"last\n"}
+        assert await runs.remove([(7, 1)]) == [None]
+        assert not folder.exists()
+        assert contents(rig.written("n1")) == {"step_1/part": b"1\n", "last.pt": b"last\n"}
+        folder = await attempt(2, "echo 2 > out/ckpt/step_2; echo newer > out/ckpt/last.pt; rm -r out/ckpt/step_1")
+        assert contents(folder) == {"step_2": b"2\n", "last.pt": b"newer\n"}
+        assert contents(rig.written("n1")) == {}, "each checkpoint is in one place"
+        folder = await attempt(3, "ls out/ckpt > seen; rm -r out; mkdir -p out/ckpt; echo 3 > out/ckpt/step_3")
+        assert (folder.parent.parent / "seen").read_text().split() == ["last.pt", "step_2"]
+        assert contents(folder) == {"step_3": b"3\n"}
+        assert await runs.remove([(7, 2), (7, 3)]) == [None, None]
+        assert contents(rig.written("n1")) == {"step_3": b"3\n"}
+    finally:
+        await node.close()
+
+
+@in_loop
 async def test_an_agent_that_was_replaced_has_no_say(rig: Rig) -> None:
     async with rig.agent("n1", generation=2) as checkpoints:
         await checkpoints.place(job(1), "n1")
