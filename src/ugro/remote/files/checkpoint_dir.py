@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import shutil
 import stat
@@ -31,6 +30,7 @@ DEFAULT = "checkpoints"
 REMOVING = ".removing."
 _ARRIVING = ".arriving."
 _MOST_LOOKED_AT = 20
+_LOCK_S = 60.0
 
 Answer = Dict[str, Any]
 
@@ -144,8 +144,12 @@ class CheckpointDir:
 
     def complete(self) -> List[Found]:
         """Newest first."""
+        with self._alone():
+            return self._complete()
+
+    def _complete(self) -> List[Found]:
         found = []
-        for folder, name in self.entries():
+        for folder, name in self._entries():
             if is_complete(name):
                 with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
                     status = os.lstat(os.path.join(folder, name))
@@ -154,7 +158,21 @@ class CheckpointDir:
                         found.append(Found(folder, name, kind, status.st_mtime_ns))
         return sorted(found, key=lambda one: one.order, reverse=True)
 
-    def entries(self) -> Iterator[Tuple[str, str]]:
+    def files(self) -> List[RunFile]:
+        """All of them, under the names by which the job wrote them."""
+        with self._alone():
+            return [file for folder, name in self._entries() for file in self._files_of(folder, name)]
+
+    def _files_of(self, folder: str, name: str) -> Iterator[RunFile]:
+        path, named = os.fsencode(os.path.join(folder, name)), self.prefix + os.fsencode(name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                yield from (file for file in listing.below(path, named + b"/", 1) if not file.is_folder)
+            else:
+                yield listing.described(named, status)
+
+    def _entries(self) -> Iterator[Tuple[str, str]]:
         """Each folder and name of what the job wrote, complete or not; of several with one name the newest."""
         seen: Set[str] = set()
         for place in self._places():
@@ -178,22 +196,33 @@ class CheckpointDir:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing moves meanwhile: what is on its way would be in neither place."""
+        if self._inner is None:
+            yield
+            return
+        with durable.locked(os.path.join(self.agent.path, "checkpoints.lock"), _LOCK_S):
+            yield
+
     def gather(self) -> None:
         """Before the ranks start: all that is here of earlier attempts, and what this one resumes from."""
-        os.makedirs(self.path, exist_ok=True)
-        for place in reversed(self._places()):
-            if place.path != self.path:
-                self._move_all(place, self.path)
-        self._place_resumed()
+        with self._alone():
+            os.makedirs(self.path, exist_ok=True)
+            for place in reversed(self._places()):
+                if place.path != self.path:
+                    self._move_all(place, self.path)
+            self._place_resumed()
         self._clean_up()
 
     def save(self, run: RunDir) -> None:
         """Before the folder of the run is removed."""
         place = _Place(self._in_run(run), run)
-        if any(True for _ in _made(place, self._inner)):
-            durable.make_folder(self._own)
-            self._move_all(place, self._own)
-            self._clean_up()
+        with self._alone():
+            if any(True for _ in _made(place, self._inner)):
+                durable.make_folder(self._own)
+                self._move_all(place, self._own)
+        self._clean_up()
 
     def _move_all(self, place: _Place, folder: str) -> None:
         for name in list(_made(place, self._inner)):
@@ -233,11 +262,12 @@ class CheckpointDir:
 
     def keep(self, names: List[bytes], *, with_unlisted: bool) -> Answer:
         """Moves these files to where what is left of the attempt is kept, and those that are too many to be listed."""
-        found = itertools.islice(Checkpoints(self).files(), MOST_FILES, None) if with_unlisted else ()
-        for name in [*names, *(file.name for file in found)]:
-            parts = self.parts_inside(name)
-            place = os.path.join(self.place_of(parts[0]), *parts)
-            keep(self._run, name, [os.fsencode(place)])
+        found = self.files()[MOST_FILES:] if with_unlisted else []
+        with self._alone():
+            for name in [*names, *(file.name for file in found)]:
+                parts = self.parts_inside(name)
+                place = os.path.join(self.place_of(parts[0]), *parts)
+                keep(self._run, name, [os.fsencode(place)])
         return {}
 
     def drop(self) -> Answer:
@@ -247,10 +277,11 @@ class CheckpointDir:
             raise Refused("busy", "job %s is running here: its checkpoints stay" % self.job)
         written = [self._in_run(run) for run in runs] if self._inner else []
         durable.make_folder(os.path.dirname(self._own))
-        for folder in (*written, self._own, self.resume):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.rename(folder, beside(self._own, REMOVING))
-        self.forget_resumed()
+        with self._alone():
+            for folder in (*written, self._own, self.resume):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.rename(folder, beside(self._own, REMOVING))
+            self.forget_resumed()
         self._clean_up()
         return {}
 
@@ -271,7 +302,7 @@ class CheckpointDir:
 
 
 class Checkpoints:
-    """All files of a job's checkpoints, under the names by which the job wrote them. None of a folder of the user."""
+    """All files of a job's checkpoints, to be sent. None of a folder of the user."""
 
     def __init__(self, folder: CheckpointDir) -> None:
         self._folder = folder
@@ -280,22 +311,16 @@ class Checkpoints:
         return self._folder.is_ours and self._folder.has_any()
 
     def files(self) -> Iterator[RunFile]:
-        prefix = self._folder.prefix
-        for folder, name in self._folder.entries() if self._folder.is_ours else ():
-            path = os.fsencode(os.path.join(folder, name))
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISDIR(status.st_mode):
-                    inside = listing.below(path, prefix + os.fsencode(name) + b"/", 1)
-                    yield from (file for file in inside if not file.is_folder)
-                else:
-                    yield listing.described(prefix + os.fsencode(name), status)
+        return iter(self._folder.files() if self._folder.is_ours else ())
 
     def open(self, name: bytes) -> Optional[int]:
         """None when it is no longer there."""
         parts = self._folder.parts_inside(name)
-        with contextlib.suppress(FileNotFoundError):
-            return open_below(self._folder.place_of(parts[0]), parts)
+        for _ in range(2):  # it may move while it is looked for
+            with contextlib.suppress(FileNotFoundError):
+                fd = open_below(self._folder.place_of(parts[0]), parts)
+                if fd is not None:
+                    return fd
         return None
 
 
