@@ -1,4 +1,4 @@
-"""Progress bars at the end of a log, as tqdm draws them: ``Train:  45%|████▌     | 450/1000 [01:02<01:15, 7.2it/s]``."""
+"""Progress bars at the end of a log, as tqdm draws them: ``Train:  45%|████▌    | 450/1000 [01:02<01:15, 7.2it/s]``."""
 
 from __future__ import annotations
 

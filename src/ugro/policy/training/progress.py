@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from ugro.core.headline import JobProgress
@@ -27,7 +28,15 @@ _STEP_ARGUMENTS = (
     "max_iters", "num_iters", "total_iters", "max_iterations", "num_iterations", "train_iters",
 )  # fmt: skip
 _MAYBE_PER_EPOCH = ("steps", "iters", "iterations")  # with a number of epochs they may count the steps of one
-_EPOCH_ARGUMENTS = ("epochs", "num_epochs", "max_epochs", "total_epochs", "n_epochs", "train_epochs", "num_train_epochs")
+_EPOCH_ARGUMENTS = (
+    "epochs",
+    "num_epochs",
+    "max_epochs",
+    "total_epochs",
+    "n_epochs",
+    "train_epochs",
+    "num_train_epochs",
+)
 
 _RECENT = 20  # intervals that the speed is taken from
 _STALL = 5.0  # times the usual pace
@@ -63,9 +72,9 @@ class Known:
 def progress(known: Known) -> JobProgress | None:
     """None if the job has told of no step."""
     done = _done(known)
-    if done is not None and (found := _total(known, done)) is not None:
-        return _by_steps(known, done, *found)
-    if known.epochs is not None and (found := _by_epochs(known, done)) is not None:
+    if done is not None and (total := _total(known, done)) is not None:
+        return _by_steps(known, done, *total)
+    if (found := _by_epochs(known, done)) is not None:
         return found
     if not known.is_final and (bar := newest_bar(known.log_tail)) is not None:
         return _by_bar(bar)
@@ -84,7 +93,7 @@ def seconds_per_step(track: Track) -> float | None:
     usual = median(length / steps for steps, length in intervals)
     stalls = sum(length / steps > _STALL * usual for steps, length in intervals)
     if stalls < _RECURS:
-        intervals = [(steps, length if length <= _STALL * usual * steps else usual * steps) for steps, length in intervals]
+        intervals = [(n, usual * n if length > _STALL * usual * n else length) for n, length in intervals]
     return sum(length for _, length in intervals) / sum(steps for steps, _ in intervals)
 
 
@@ -152,7 +161,7 @@ def _progress(known: Known, words: str, part: tuple[float, float], track: Track 
 def _intervals(track: Track) -> list[tuple[float, float]]:
     """Steps and seconds between neighbours. Where time does not advance, nothing can be said."""
     pairs = list(zip(track.steps, track.times, strict=True))
-    found = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(pairs, pairs[1:], strict=False)]
+    found = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pairs)]
     return [(steps, length) for steps, length in found if steps > 0 and length > 0]
 
 

@@ -64,7 +64,13 @@ def test_a_total_is_found_where_a_training_tells_it(
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"max_steps": "-1"}, {"steps": "5"}, {"save-steps": "500"}, {"steps": "500", "epochs": "3"}, {"max_steps": "many"}],
+    [
+        {"max_steps": "-1"},
+        {"steps": "5"},
+        {"save-steps": "500"},
+        {"steps": "500", "epochs": "3"},
+        {"max_steps": "many"},
+    ],
 )
 def test_a_number_that_is_no_total_is_not_taken_for_one(parameters: dict[str, str]) -> None:
     found = progress(Known(_NOW, _steps(1200), parameters=parameters))
@@ -140,7 +146,12 @@ _BAR = "Train:  45%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]"
     [
         (f"\r{_BAR}", "Train: 450 of 1,000", "1m15s left", 75),
         ("  0%|          | 0/1000 [00:00<?, ?it/s]", "0 of 1,000", "time left not known yet", None),
-        ("Epoch 3:  45%|███ | 450/1000 [01:02<01:15, 7.2it/s]", "Epoch 3: 450 of 1,000", "1m15s left of this part", None),
+        (
+            "Epoch 3:  45%|███ | 450/1000 [01:02<01:15, 7.2it/s]",
+            "Epoch 3: 450 of 1,000",
+            "1m15s left of this part",
+            None,
+        ),
         (f"{_BAR}\r\x1b[A100%|███| 5/5 [00:01<00:00, 5it/s]\n", "Train: 450 of 1,000", "1m15s left", 75),
         ("50%|█ | 1.5k/3.0k [1:00:00<1:00:00, 1it/s]", "1,500 of 3,000", "1h left", 3600),
     ],
@@ -155,7 +166,9 @@ def test_a_bar_in_the_log_is_the_last_resort(log: str, words: str, left: str, le
     assert told.words == "step 3 of 10"
 
 
-@pytest.mark.parametrize("log", ["", "100 % done", "7/9", "45%|███ no numbers", "45%|█| x/y [z<z]", "9%|█| 20/10 [00:01<00:01"])
+@pytest.mark.parametrize(
+    "log", ["", "100 % done", "7/9", "45%|███ no numbers", "45%|█| x/y [z<z]", "9%|█| 20/10 [00:01<00:01"]
+)
 def test_what_is_no_bar_is_none(log: str) -> None:
     assert progress(Known(_NOW, log_tail=log)) is None
 
