@@ -25,6 +25,7 @@ from ugro.core.support.codec import decode
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.headline import Headline
     from ugro.core.plan import DryRun
     from ugro.core.profile import JobProfile, TraceFile, TraceRequest
     from ugro.core.results import JobResults
@@ -210,6 +211,18 @@ class Jobs:
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
+
+    def headline(self, job: str | int) -> Headline:
+        """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
+        from ugro.core.headline import Headline
+
+        return decode(Headline, self._ask("GET", f"{_path(job)}/headline")["headline"])
+
+    def headlines(self) -> list[Headline]:
+        """Of the newest running jobs."""
+        from ugro.core.headline import Headline
+
+        return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
