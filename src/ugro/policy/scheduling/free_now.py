@@ -5,13 +5,14 @@ Every answer about a waiting job takes them from here: ``ugro why``, ``status``,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ugro.core.support.quantity import format_size
 from ugro.policy.scheduling.demand import Need
-from ugro.policy.scheduling.ledger import EVERYTHING, Ledger
-from ugro.policy.scheduling.room import Room
+from ugro.policy.scheduling.ledger import Ledger
+from ugro.policy.scheduling.room import Free, Room, Shape
 from ugro.policy.wording import count_of, jobs, names
 
 
@@ -24,26 +25,29 @@ class FreeNow:
 
 def free_now(need: Need, ledger: Ledger) -> FreeNow:
     """For a job that cannot start now, whatever it waits for."""
-    open_rooms = _rooms(need, ledger, 0)
-    taken = set(open_rooms)
-    kept = [room for room in _rooms(need, ledger, EVERYTHING) if room not in taken]
+    count, kept = _open_and_kept(need, ledger)
     owners = _owners(need, kept, ledger)
-    is_enough = len(open_rooms) + len(kept) >= need.min_nodes
-    reserved_for = owners if is_enough else ()
-    where = names([room.node.name for room in kept])
+    reserved_for = owners if count + len(kept) >= need.min_nodes else ()
+    where = names(sorted(room.node.name for room in kept))
     if need.min_nodes > 1:
-        text = f"{len(open_rooms)} of {need.min_nodes} are free now"
+        text = f"{count} of {need.min_nodes} are free now"
         more = f"; {where} {'is' if len(kept) == 1 else 'are'} free too, but reserved for {jobs(owners)}"
-        return FreeNow(text + more if kept else text, reserved_for, bool(open_rooms or kept))
+        return FreeNow(text + more if kept else text, reserved_for, bool(count or kept))
     if kept:
         return FreeNow(f"that is free on {where}, but reserved for {jobs(owners)}", reserved_for)
     nearly = _nearly(need, ledger)
     return FreeNow(nearly or "none is free now", is_something=nearly is not None)
 
 
-def _rooms(need: Need, ledger: Ledger, allowed: int) -> list[Room]:
-    found = [room for _, _, rooms in ledger.alike(need, allowed) for room in rooms]
-    return sorted(found, key=lambda room: room.node.name)
+def _open_and_kept(need: Need, ledger: Ledger) -> tuple[int, list[Room]]:
+    """How many nodes could give it now, and the nodes on which only reservations are in the way."""
+    count, kept = 0, []
+    for shape, free, rooms in ledger.all_alike():
+        if need.fits(shape, free):
+            closed = [room for room in rooms if room.kept and not need.fits(shape, room.open_to(0))]
+            count += len(rooms) - len(closed)
+            kept += closed
+    return count, kept
 
 
 def _owners(need: Need, kept: list[Room], ledger: Ledger) -> tuple[int, ...]:
@@ -58,24 +62,29 @@ def _owners(need: Need, kept: list[Room], ledger: Ledger) -> tuple[int, ...]:
 
 def _nearly(need: Need, ledger: Ledger) -> str | None:
     """Where a part of what one node must give is free; None if nothing of it is."""
-    some = [(_much(need, room), room) for room in ledger.capable(need)]
-    much, room = min(some, key=lambda one: (-one[0], one[1].node.name), default=(0, None))
-    if room is None or not much:
-        return None
-    return f"no node has all of that free now: {room.node.name} has {names(list(_parts(need, room)))}"
+    groups: dict[int, list[Room]] = defaultdict(list)
+    for shape, free, rooms in ledger.all_alike():
+        if much := _much(need, shape, free):
+            groups[much] += rooms
+    for much in sorted(groups, reverse=True):
+        capable = [room for room in groups[much] if need.fits(room.shape, room.capacity)]
+        if capable:
+            room = min(capable, key=lambda room: room.node.name)
+            return f"no node has all of that free now: {room.node.name} has {names(list(_parts(need, room)))}"
+    return None
 
 
-def _much(need: Need, room: Room) -> int:
+def _much(need: Need, shape: Shape, free: Free) -> int:
     """GPUs that would do or, if it needs none, cores."""
     if need.least_gpus:
-        return ((need.fitting_gpus(room.shape) or 0) & room.free.gpus).bit_count()
-    return max(0, room.free.cpus) if need.cpus else 0
+        return ((need.fitting_gpus(shape) or 0) & free.gpus).bit_count()
+    return max(0, free.cpus) if need.cpus else 0
 
 
 def _parts(need: Need, room: Room) -> Iterator[str]:
     free, cpus = room.free, need.least_cpus(room.shape)
     if need.least_gpus:
-        yield f"{_much(need, room)} of {count_of(need.least_gpus, 'GPU')}"
+        yield f"{_much(need, room.shape, free)} of {count_of(need.least_gpus, 'GPU')}"
     if free.cpus < cpus:
         yield f"{max(0, free.cpus)} of {count_of(cpus, 'core')}"
     if free.memory_bytes < need.memory_bytes:
