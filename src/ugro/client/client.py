@@ -318,8 +318,8 @@ class Client:
 
     # --- the connection ----------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=_ANSWER_S))
+    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = _ANSWER_S) -> Any:
+        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=timeout_s))
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
