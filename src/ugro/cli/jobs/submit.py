@@ -86,7 +86,7 @@ def retry(session: Session, job: str, exact: bool, detach: bool) -> int:
     """
     under_way = Submitting(session.output)
     try:
-        client = under_way.client = session.client()
+        client = under_way.client = session.client(uses_nodes=True)
         found = under_way.job = client.jobs.retry(job, exact=exact, key=under_way.key)
         return _submitted(session, client, found, detach=detach)
     except KeyboardInterrupt:
@@ -102,7 +102,7 @@ def _submit(
         return _dry_run(session, file, given, force=force)
     under_way = Submitting(session.output)
     try:
-        client = session.client()
+        client = session.client(uses_nodes=True)
         session.output.progress("reading the code")
         origin = origin_of(_folder(file, given))
         under_way.client = client
@@ -115,7 +115,7 @@ def _submit(
 def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, force: bool) -> int:
     from ugro.cli.jobs.dry_run import show_dry_run
 
-    client = session.client()
+    client = session.client(uses_nodes=True)
     found = client.jobs.dry_run(file, fields=fields, force=force)
     show_dry_run(session.output, found)
     _advise(session, client, found.spec, found.placement.nodes if found.placement else ())
