@@ -166,7 +166,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  # the top of the program: a user gets one clear line, never a traceback
         return output.crash(error)
     finally:
-        output.end_progress()
+        output.close()
 
 
 def _mend_streams() -> None:
