@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import click
 
@@ -46,7 +46,7 @@ def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, 
     output.progress(f"reading {workdir}")
     snapshot: Snapshot | None = None
     reports: dict[str, SyncReport] = {}
-    for update in client.sync(Path(workdir), nodes, dry_run=dry_run, force=force):
+    for update in client.sync(os.path.expanduser(workdir), nodes, dry_run=dry_run, force=force):
         if isinstance(update, Snapshot):
             snapshot = update
         else:
