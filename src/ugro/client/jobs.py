@@ -203,12 +203,30 @@ class Jobs:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
 
-    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
-        """The job, and the results of its newest attempt or of another."""
+    def results(
+        self, job: str | int, *, attempt: int | None = None, all_files: bool = False
+    ) -> tuple[Job, JobResults]:
+        """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
         from ugro.core.results import JobResults
 
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
+        answer = self._ask("GET", f"{_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def brief_results(self, job: str | int) -> JobResults:
+        """How many files are here and on the nodes, without their names: fast, and asks no node."""
+        from ugro.core.results import JobResults
+
+        return decode(JobResults, self._ask("GET", f"{_path(job)}/results/brief")["results"])
+
+    def fetch_results(
+        self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
+    ) -> tuple[Job, JobResults]:
+        """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
+        from ugro.core.results import JobResults
+
+        body = {"patterns": list(patterns), "attempt": attempt}
+        answer = self._ask("POST", f"{_path(job)}/results/fetch", body)
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def profile(

@@ -200,9 +200,13 @@ class JobStore:
         return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
 
     async def to_keep(self) -> list[Job]:
-        """Ended jobs whose last checkpoint has not been collected yet."""
+        """Ended jobs whose checkpoints have not been collected yet."""
         query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
         return await self._database.run(lambda db: readable_jobs(db.execute(query)))
+
+    async def is_to_keep(self, job: int) -> bool:
+        query = "SELECT 1 FROM to_keep WHERE job = ?"
+        return await self._database.run(lambda db: db.execute(query, (job,)).fetchone() is not None)
 
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
+from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
@@ -21,6 +22,7 @@ from ugro.core.job import FINAL_STATES, Job, JobState
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
+from ugro.policy.result_selection import NamedBy
 from ugro.remote import trees
 from ugro.remote.program import Refused
 from ugro.store.database import Store
@@ -57,6 +59,11 @@ class Code:
         if is_lasting:
             self._snapshots.settle()
         return taken
+
+    def result_rules(self, root: str | None) -> NamedBy:
+        """Who says that a file which a job with this code makes is not to be sent."""
+        rules = ResultRules(self._snapshots, root, self._cluster.config.sync.exclude_patterns)
+        return rules.named_by
 
     def is_left_alone(self, folder: Path) -> bool:
         """A home directory or the root: nobody who runs a command there means to send all of it."""

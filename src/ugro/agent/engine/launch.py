@@ -196,6 +196,10 @@ def _settings(job: Job) -> dict[str, Any]:
         settings["code"] = spec.snapshot
     if spec.outputs:
         settings["outputs"] = list(spec.outputs)
+    if not spec.results.workdir:
+        settings["workdir"] = False
+    if spec.checkpoint_dir is not None:
+        settings["checkpoint_dir"] = spec.checkpoint_dir
     if (limit_s := lease_s(job)) is not None:
         settings["lease_s"] = limit_s
     return settings
