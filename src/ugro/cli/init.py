@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 
 from ugro.cli import health
-from ugro.cli.output import clean
+from ugro.cli.output import Output, clean
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.clusterfile import find_cluster_file
+from ugro.client.machines import with_second_names
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.node import NodeReport, Status
 from ugro.core.support.destination import Destination
@@ -52,16 +53,23 @@ def init(
         raise UsageError(f"{path} exists already", hint=f"edit it, or overwrite it: {_again(session, output)}")
     ssh_config = _existing(ssh_config) if ssh_config else None
     _check_writable(path)
-    reports = _examine(session, hosts, ssh_config)
+    reports = with_second_names(_examine(session, hosts, ssh_config), has_local=local)
     if not reports and not local:
         raise NotFound(f"no hosts in {ssh_config or _SSH_CONFIG}", hint="name some: ugro init gpu1 me@10.0.0.7")
     _write(path, _render(reports, ssh_config, has_local=local, is_explicit=bool(hosts)))
     if reports or session.output.is_json:
-        health.show(session.output, reports)
+        _show(session.output, reports)
     else:
         session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file has this machine only")
     session.output.note(f"wrote {path}; next: {_next(path)}")
     return 0
+
+
+def _show(output: Output, reports: Sequence[NodeReport]) -> None:
+    health.show(output, [report for report in reports if output.is_json or report.same_as is None])
+    for report in reports:
+        if report.same_as is not None:
+            output.note(f"{report.name}: the same machine as {report.same_as}: written as a comment")
 
 
 def _again(session: Session, output: Path | None) -> str:
@@ -139,12 +147,15 @@ def _write(path: Path, text: str) -> None:
 
 def _render(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool, is_explicit: bool) -> str:
     names: set[str] = set()
-    answering = [report for report in reports if is_explicit or report.status is not Status.UNREACHABLE]
+    distinct = [report for report in reports if report.same_as is None]
+    answering = [report for report in distinct if is_explicit or report.status is not Status.UNREACHABLE]
     lines = ["# The machines of this cluster. Edit it at any time: the agent reads changes by itself.", "nodes:"]
     if has_local or not answering:
         name = _unique(os.uname().nodename, names)
         lines.append(f"  {name}: {{transport: local, role: master}}  # this machine")
-    lines += [("  " if report in answering else "  # ") + _entry(report, names) for report in reports]
+    lines += [("  " if report in answering else "  # ") + _entry(report, names) for report in distinct]
+    second = [f"{report.name}: the same machine as {report.same_as}" for report in reports if report.same_as]
+    lines += [f"  # {_on_one_line(text)}" for text in second]
     if ssh_config:
         lines += ["ssh:", f"  config_file: {json.dumps(ssh_config)}"]
     return "\n".join(lines) + "\n"

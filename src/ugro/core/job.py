@@ -236,6 +236,7 @@ class Share:
     boot_id: str | None = None
     hostname: str | None = None
     root: str | None = None
+    uuids: tuple[str, ...] = ()  # of the GPUs, in the same order; empty if not known
 
     def is_of(self, machine: Machine) -> bool:
         """False if the node's name now leads to another machine or folder."""

@@ -21,7 +21,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
-from ugro.core.job import Job
+from ugro.core.job import Job, Share
 from ugro.core.plan import Plan
 from ugro.nodes.runs import RunStart, RunStatus
 from ugro.policy.lifecycle.supervision import shares_supervisor
@@ -37,6 +37,12 @@ _AGAIN_S = 0.5
 _NO_CODE = "no-code"
 _PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
 _NODES_OWN_SIGNAL = "TERM"
+# What a refusal of a node means, by its kind.
+_CAUSES = {
+    "other-boot": Cause.NODE_REBOOTED,
+    "gpu-busy": Cause.GPU_UNAVAILABLE,
+    "gpu-changed": Cause.GPU_UNAVAILABLE,
+}
 
 Key = tuple[int, int]  # job and attempt
 
@@ -165,8 +171,8 @@ class Launch:
         if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
             self._code.forget(job.spec.snapshot, node)
         if not _is_passing(error):
-            is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
-            cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED
+            kind = error.cause if isinstance(error, RemoteFailure) else None
+            cause = _CAUSES.get(kind or "", Cause.START_FAILED)
             self._refuse(job, Failure(cause, f"{node}: {error.message}", node=node, hint=error.hint))
 
     def _refuse(self, job: Job, failure: Failure) -> None:
@@ -182,7 +188,15 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
-    return RunStart(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
+    settings = {**_settings(job), **_gpus(job, share)}
+    return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
+
+
+def _gpus(job: Job, share: Share) -> dict[str, Any]:
+    """By which the node locks them, and what it tells those who want them meanwhile."""
+    if not share.uuids:
+        return {}
+    return {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
 
 
 def _settings(job: Job) -> dict[str, Any]:

@@ -317,7 +317,8 @@ class Supervisor:
         self._ownership.remove(run.family)
         for rank in run.life.ranks:
             rank.log.close()
-        os.close(run.claimed.lock)
+        ending = run.life.ending
+        run.claimed.let_go(is_over=ending is None or not ending.left)
 
     # --- talking ------------------------------------------------------------------------------------------------
 
