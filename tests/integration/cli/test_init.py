@@ -247,9 +247,23 @@ def test_after_init_the_next_command_uses_what_was_written(farm: SshdFarm) -> No
         assert before.returncode == 0, before.stderr
         after = ugro("health")
         assert after.returncode == 0, after.stderr
+        _expect_the_home_folder_to_stay_here(ugro)
         assert {line.split("\t")[0] for line in after.stdout.splitlines()[1:]} == {"n001", "n002", this_machine()}
         agent = json.loads(ugro("agent", "status", "--json").stdout)["agent"]
         assert (agent["cluster_file"], agent["generation"]) == (str(ugro.home / "cluster.yaml"), 1)
+
+
+def _expect_the_home_folder_to_stay_here(ugro: Ugro) -> None:
+    """In front of nodes that are other machines, a script there would only fail."""
+    user = ugro.home / "user"
+    (user / "s.py").write_text("print(42)\n")
+    for words in (("launch", "s.py"), ("run", "--", "python3", "s.py"), ("run", "./s.py")):
+        refused = ugro(*words, cwd=user)
+        assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
+        assert f"s.py is not sent to the nodes: {user} is your home folder, and is never sent" in refused.stderr
+        assert "--workdir DIR" in refused.stderr
+    assert "where is it on the nodes?" in ugro("launch", "--no-sync", "s.py", cwd=user).stderr
+    assert ugro("run", "--dry-run", "--", "echo", "s2.py", "x" * 9000, cwd=user).returncode == 0
 
 
 # --- again, and keys that are not known -----------------------------------------------------------------------------
