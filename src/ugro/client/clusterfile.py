@@ -81,14 +81,14 @@ def _check_owner(path: Path, *, is_above: bool) -> None:
         folder = path.parent.stat()
     except OSError:  # a broken link: the agent reports it
         return
-    if (problem := distrusted(found, folder, os.geteuid(), is_above=is_above)) is not None:
+    if (problem := why_untrusted(found, folder, os.geteuid(), is_above=is_above)) is not None:
         raise NotAllowed(
             f"{path} is not used: {problem}",
             hint=f"if you trust it: {CLUSTER_VARIABLE}={path}; or name another file: ugro --cluster FILE …",
         )
 
 
-def distrusted(
+def why_untrusted(
     found: tuple[os.stat_result, ...], folder: os.stat_result, user: int, *, is_above: bool
 ) -> str | None:
     """Why a file that was found, not named, is not used. ``found``: the file itself, and the link that leads to it.
