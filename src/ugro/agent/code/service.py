@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -65,12 +66,13 @@ class Code:
         rules = ResultRules(self._snapshots, root, self._cluster.config.sync.exclude_patterns)
         return rules.named_by
 
-    def is_left_alone(self, folder: Path) -> bool:
-        """A home directory or the root: nobody who runs a command there means to send all of it."""
-        try:
-            return any(os.path.samefile(folder, place) for place in ("/", Path.home(), self._state.path))
-        except OSError:
-            return False
+    def why_left_alone(self, folder: Path) -> str | None:
+        """What a folder is that nobody who runs a command there means to send as a whole; None for all others."""
+        for place, what in ((Path.home(), "your home folder"), (Path("/"), "/"), (self._state.path, "UGRO's own")):
+            with contextlib.suppress(OSError):
+                if os.path.samefile(folder, place):
+                    return what
+        return None
 
     def _request(self, folder: Path, force: bool) -> SnapshotRequest:
         sync = self._cluster.config.sync
