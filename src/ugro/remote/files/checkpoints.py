@@ -24,7 +24,7 @@ import shutil
 import stat
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ugro.remote import durable
+from ugro.remote import disk, durable
 from ugro.remote.files import listing, received
 from ugro.remote.files.checkpoint_names import is_complete, number
 from ugro.remote.files.listing import RunFile, Unsendable
@@ -34,7 +34,6 @@ from ugro.remote.program import Refused
 from ugro.remote.state.rundir import AgentDir
 
 _MOST_LOOKED_AT = 20
-_SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _ARRIVING = ".arriving."
 _REMOVING = ".removing."
 
@@ -270,10 +269,8 @@ def _read(out: int, took: Callable[[int], None]) -> Iterator[bytes]:
 
 
 def _expect_room(folder: str, size: int) -> None:
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
-    if size + _SPARE_BYTES > free:
-        raise Refused("no-space", "a checkpoint of %d MB does not fit: %d MB are free" % (size >> 20, free >> 20))
+    if (text := disk.shortage(folder, size, "a checkpoint")) is not None:
+        raise Refused(disk.NO_SPACE, text)
 
 
 def _beside(path: str, mark: str) -> str:
