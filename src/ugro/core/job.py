@@ -182,6 +182,14 @@ class ResultRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Imports:
+    """What a script imports as it begins and neither Python nor its own code has; found without running it."""
+
+    names: tuple[str, ...] = ()  # of modules, without what is after the first dot
+    is_certain: bool = True  # False: it may also find them where we did not look
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     name: str
     argv: tuple[str, ...]
@@ -206,6 +214,7 @@ class JobSpec:
     is_cached: bool = False  # reuse the result of an identical successful job
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
+    imports: Imports = Imports()
 
     @property
     def has_checkpoints(self) -> bool:

@@ -86,6 +86,7 @@ class Finish:
             job.tries.free,
             has_progressed=await self._collector.has_progressed(job),
             has_checkpoint=await self._collector.has_checkpoint(job.id),
+            has_other_nodes=self._watch.count > len(job.placement.nodes if job.placement else ()),
         )
 
     def _failure(self, job: Job) -> Failure:
