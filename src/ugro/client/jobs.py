@@ -253,11 +253,12 @@ class Jobs:
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
+        from ugro.core.metrics import main_loss
+
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
-        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
-        if not names:
+        name = main_loss(str(one["key"]) for one in keys)
+        if name is None:
             return []
-        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
         query = urlencode({"job": job, "key": name, "bins": bins})
         curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)

@@ -204,7 +204,8 @@ def _loss(metrics: MetricsSummary) -> str:
     words = []
     if metrics.final_loss is not None and metrics.best_loss is not None:
         at = "" if metrics.best_step is None else f" at step {metrics.best_step}"
-        words.append(f"{metrics.final_loss:.4g}, at best {metrics.best_loss:.4g}{at}")
+        name = "" if metrics.loss_name in (None, "loss") else f" ({metrics.loss_name})"
+        words.append(f"last {metrics.final_loss:.4g}, best {metrics.best_loss:.4g}{at}{name}")
     if metrics.lost_at_step is not None:
         words.append(f"not finite from step {metrics.lost_at_step} on")
     return "; ".join(words)
