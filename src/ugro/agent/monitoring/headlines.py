@@ -138,7 +138,11 @@ def _epochs(curve: Curve | None) -> Track | None:
 
 def _loss(seen: _Seen, curves: Mapping[str, Curve]) -> LossLine | None:
     curve = curves.get(seen.loss or "")
-    return None if curve is None else words.loss_line(curve.key, curve.means, curve.lows, seen.last_value(curve.key))
+    if curve is None:
+        return None
+    values = [*curve.means[:-1], seen.last_value(curve.key)]  # the last one as it was recorded
+    least = min((low for low in curve.lows if low is not None), default=None)
+    return words.loss_line(curve.key, curve.steps, values, least)
 
 
 def _speed(seen: _Seen, curves: Mapping[str, Curve], *, is_final: bool) -> Speed | None:
