@@ -17,7 +17,7 @@ from ugro.core.training import StepRecord, document, loss_of, step_record
 
 _LOSSES = ("loss", "train/loss", "train_loss")
 # The kinds of records that ``ugro.train`` writes for itself: their values are named ``profile/step_s``.
-_INTERNAL = ("profile/", "plan/", "advice/", "progress/")
+INTERNAL = ("profile/", "plan/", "advice/", "progress/")
 _LOSS_WORD = re.compile(r"loss(es)?([/_.\s-]|$)", re.IGNORECASE)
 _TRAIN_WORD = re.compile(r"(^|[/_.\s-])train", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|[/_.\s-])(val|valid|validation|eval|evaluation|test|dev)([/_.\s-]|$)", re.IGNORECASE)
@@ -29,7 +29,7 @@ _MAX_PATH = 4096
 
 def is_internal(name: str) -> bool:
     """Whether ``ugro.train`` writes this metric for ``ugro profile``; it is not listed among a training's metrics."""
-    return name.startswith(_INTERNAL)
+    return name.startswith(INTERNAL)
 
 
 def main_loss(names: Iterable[str]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from ugro.agent.api.code import add_code_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.profile import add_profile_routes
-from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops.exec import Command
@@ -85,8 +87,7 @@ def create_app(agent: Agent) -> FastAPI:
         redoc_url=None,
         dependencies=[Depends(look_at_the_file)],
     )
-    app.exception_handler(UgroError)(_answer_error)
-    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    answer_errors(app)
     _add_agent_routes(app, agent)
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
@@ -106,7 +107,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def agent_status(request: Request) -> Response:
         if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
-        return json_response(agent.status())
+        return json_response(agent.status(_settings(request.headers.get("ugro-settings"))))
 
     @app.post("/v1/agent/stop", status_code=204)
     async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
@@ -118,11 +119,20 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
-        await agent.cluster.switch(Path(body.path) if body.path else None)
+        await agent.use_cluster(Path(body.path) if body.path else None)
 
     @app.post("/v1/cluster/reload", status_code=204)
     async def reload_cluster() -> None:
         await agent.cluster.look_again()
+
+
+def _settings(header: str | None) -> Mapping[str, str] | None:
+    """The UGRO_* variables of the client; None if it has sent none, as another program would."""
+    try:
+        found = json.loads(header or "null")
+    except ValueError:
+        return None
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
 
 
 def _add_node_routes(app: FastAPI, agent: Agent) -> None:
@@ -195,6 +205,12 @@ def _spec(word: str, remote_root: str) -> NodeSpec:
     return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
 
 
+def answer_errors(app: FastAPI) -> None:
+    app.exception_handler(UgroError)(_answer_error)
+    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    app.exception_handler(Exception)(_answer_bug)  # the server logs its traceback, too
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UgroError)
     return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
@@ -209,3 +225,7 @@ async def _answer_bad_request(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return await _answer_error(request, internal_error(error))

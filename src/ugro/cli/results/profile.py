@@ -114,7 +114,7 @@ def _newest(
 
 
 def _draw(output: Output, job: Job, measured: JobProfile) -> None:
-    if output.is_json or not output.is_terminal:
+    if output.is_json or not output.can_redraw:
         _show(output, job, measured)
     else:
         output.redraw(list(_lines(output, job, measured)), f"step {measured.last_step}   Ctrl-C quits")
