@@ -74,7 +74,9 @@ begun = time.time() - 3000
 with open(os.environ["UGRO_OUTPUT"] + "/metrics.jsonl", "w") as out:
     for step in [*range(200), *range(400, 600)]:
         at = begun + 5 * step
-        out.write(json.dumps({"step": step, "time": at, "loss": 2 * math.exp(-step / 200), "acc": step / 800}) + "\\n")
+        values = {"loss": 2 * math.exp(-step / 200), "validation/a_name_without_end_and_without_any_blank": step}
+        out.write(json.dumps({"step": step, "time": at, **values}) + "\\n")
+open(os.environ["UGRO_OUTPUT"] + "/a-file-" + 9 * "with-a-very-long-name-" + ".txt", "w").close()
 """
 _BAR = r"printf '\rfine-tune:  45%%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]'; until [ -e "
 
@@ -201,7 +203,8 @@ def _submit(dashboard: Dashboard, gate: Path) -> dict[str, int]:
     jobs = {}
     copy = f"cp {records} $UGRO_OUTPUT/metrics.jsonl"
     jobs["profiled"] = submit("resnet-balance", command=["sh", "-c", copy], sync=False)
-    jobs["paused"] = submit("vit-paused", command=[sys.executable, "paused.py", "--lr", "1e-3"])
+    long = "vit-paused-with-a-name-that-is-rather-long-for-a-telephone"
+    jobs["paused"] = submit(long, command=[sys.executable, "paused.py", "--lr", "1e-3"])
     jobs["failed"] = submit("llama-fails", command=[sys.executable, "failing.py", "--epochs", "3"])
     jobs["plain"] = submit("hostname", command=["hostname"], sync=False)
     for number in jobs.values():

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
 from ugro.core.headline import DeviceUse, Headline, JobProgress, LossLine, Speed
-from ugro.core.metrics import is_internal, main_loss
+from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu
 from ugro.core.support.quantity import format_duration
 
 OWN_STEP = "profile/step_s"  # of ugro.train, for every step
 OWN_SAMPLES = "profile/samples"
-OWN_LOSS = "profile/loss"
 SPEEDS = {
     "samples_per_s": "samples/s", "samples_per_second": "samples/s", "train_samples_per_second": "samples/s",
     "tokens_per_s": "tokens/s", "tokens_per_second": "tokens/s", "throughput": "per second",
 }  # fmt: skip
 _RECENT = 5  # bins
 _GAP = 5  # times the usual distance of two steps
-
-
-def is_shown(name: str) -> bool:
-    """Whether it is among the metrics to choose from; the loss that ``ugro.train`` recorded is one."""
-    return name == OWN_LOSS or not is_internal(name)
-
-
-def loss_name(names: Iterable[str]) -> str | None:
-    """What a script logged; else what ``ugro.train`` recorded."""
-    known = set(names)
-    return main_loss(known) or (OWN_LOSS if OWN_LOSS in known else None)
 
 
 def step_name(counts: Sequence[tuple[str, int]]) -> str | None:
@@ -45,7 +33,7 @@ def step_name(counts: Sequence[tuple[str, int]]) -> str | None:
 def loss_line(name: str, steps: Sequence[int], values: Sequence[float | None], least: float | None) -> LossLine:
     """``values`` at ``steps``, for the small curve; ``least`` of all."""
     last = values[-1] if values else None
-    return LossLine("loss" if name == OWN_LOSS else name, last, least, _with_gaps(steps, values))
+    return LossLine(name, last, least, _with_gaps(steps, values))
 
 
 def _with_gaps(steps: Sequence[int], values: Sequence[float | None]) -> tuple[float | None, ...]:

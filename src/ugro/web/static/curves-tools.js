@@ -107,7 +107,7 @@ function choice(state, keys, changed) {
   const summary = document.createElement("summary");
   const tell = () => (summary.textContent = `Metrics: ${state.keys.length} of ${keys.length} ▾`);
   for (const key of keys) {
-    fieldset.append(tick(shownName(key), state.keys.includes(key), (isOn) => {
+    fieldset.append(tick(key, state.keys.includes(key), (isOn) => {
       state.keys = keys.filter((one) => (one === key ? isOn : state.keys.includes(one)));
       tell();
       changed("keys");
@@ -118,9 +118,6 @@ function choice(state, keys, changed) {
   details.append(summary, fieldset);
   return details;
 }
-
-/** What ugro.train records about all ranks is the loss of the training. @param {string} key */
-export const shownName = (key) => (key === "profile/loss" ? "loss of all ranks" : key);
 
 function tick(text, isOn, tell) {
   const input = Object.assign(document.createElement("input"), { type: "checkbox", checked: isOn });

@@ -5,7 +5,7 @@
 // scale, ranks and group is in the page's address. Event: "ugro-none", whose detail says that there are no curves, or null.
 
 import { Curves, asked, meanOf, newestOnly } from "/static/curves-data.js";
-import { shownName, tools } from "/static/curves-tools.js";
+import { tools } from "/static/curves-tools.js";
 import { live } from "/static/live.js";
 import "/static/chart.js";
 
@@ -13,7 +13,7 @@ const MOST_AT_FIRST = 6; // charts, if there is no loss
 const MANY = 20; // curves in one chart; with more, only the drawn columns are fetched
 const GROW_MS = 1000;
 const KEYS_MS = 10_000;
-const NONE = "No metrics yet. Scripts record them with ugro.train, or as lines of metrics.jsonl in $UGRO_OUTPUT.";
+const NONE = "No metrics yet. UGRO reads those of ugro.train, TensorBoard, W&B, MLflow and Hugging Face, and metrics.jsonl.";
 
 class CurvesElement extends HTMLElement {
   #jobs = [];
@@ -131,7 +131,7 @@ class CurvesElement extends HTMLElement {
 
   #labelOf(key) {
     const isOne = this.#jobs.length === 1 && !this.#look.state.hasAllRanks && (this.#ranks.get(key)?.length ?? 0) > 1;
-    return isOne ? `${shownName(key)}, rank ${this.#rankOf(key)}` : shownName(key);
+    return isOne ? `${key}, rank ${this.#rankOf(key)}` : key;
   }
 
   /** The columns to fetch: with many curves, only those that are drawn. */

@@ -8,10 +8,10 @@ from typing import Any
 
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment
+from ugro.core.metrics import main_loss
 from ugro.policy.experiments.columns import Column, Value, metric_order
 from ugro.policy.experiments.comparison import Row
 from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, groups_of
-from ugro.policy.training.headline import is_shown, loss_name
 from ugro.web.views.experiment_table import MOST_COMPARED
 
 MOST_SIDE_BY_SIDE = 20
@@ -61,10 +61,10 @@ def runs_document(runs: Sequence[Experiment]) -> dict[str, Any]:
     """For static/curves.js: the metrics, the name of each curve, and its groups."""
     names = [BY_CONFIGURATION, BY_NAME]
     groups = {name: groups_of(runs, name) for name in names}
-    keys = sorted({key for one in runs for key in one.figures if is_shown(key)}, key=metric_order)[:_MOST_KEYS]
+    keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
     return {
         "names": keys,
-        "loss": loss_name(keys),
+        "loss": main_loss(keys),
         "runs": [
             {"id": one.id, "name": f"{one.id} {one.name}", "groups": {name: groups[name][one.id] for name in names}}
             for one in runs
@@ -76,7 +76,7 @@ def facts(runs: Sequence[Experiment], rows: Sequence[Row]) -> list[Row]:
     """The rows of ``ugro compare``, with the parameters before them and the metrics after them."""
     names = dict.fromkeys(name for one in runs for name in one.parameters if not name.startswith("env."))
     given = [Row(f"{_PARAMETER}{name}", tuple(one.parameters.get(name) for one in runs)) for name in names]
-    keys = sorted({key for one in runs for key in one.figures if is_shown(key)}, key=metric_order)[:_MOST_KEYS]
+    keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
     columns = [Column(kind, key) for key in keys for kind in ("best", "last")]
     measured = [
         Row(f"{_METRIC}{column.label}", tuple(_written(column.value(one, 0.0)) for one in runs)) for column in columns

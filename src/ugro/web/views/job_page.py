@@ -18,11 +18,11 @@ from ugro.core.failure import Failure
 from ugro.core.headline import Headline
 from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
 from ugro.core.job import places as places  # for templates
+from ugro.core.metrics import is_internal
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.support.secret import masked
 from ugro.policy.scheduling.why import Why
-from ugro.policy.training.headline import is_shown
 from ugro.telemetry.curves import KeySummary
 from ugro.web.views.ranks import Known, RankRow, last_steps, rank_rows
 
@@ -85,7 +85,7 @@ async def load(agent: Agent, word: str) -> JobPage:
         why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
         failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
         headline=await agent.monitoring.headlines.of(job),
-        has_curves=any(is_shown(one.key) for one in summaries),
+        has_curves=any(not is_internal(one.key) for one in summaries),
         ranks=rank_rows(job, rank_nodes(job, attempts, plan), _known(agent, job, failure, summaries)),
         events=events[:MOST_EVENTS],
         has_more_events=len(events) > MOST_EVENTS,
