@@ -155,7 +155,7 @@ def _with_headers(send: Send, *, is_static: bool) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
-                headers[name] = value
+                headers.setdefault(name, value)  # files of jobs have a stricter policy
             # Browsers revalidate static files, and get 304 if nothing changed.
             headers.setdefault("cache-control", "no-cache" if is_static else "no-store")
         await send(message)

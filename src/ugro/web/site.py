@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.config.yamltext import escaped
 from ugro.core.errors import UgroError
 from ugro.policy.nodes import health
 from ugro.web import formatting
@@ -38,6 +39,7 @@ class Site:
             "age": formatting.age,
             "bytes": formatting.size,
             "codes": formatting.codes,
+            "escaped": escaped,
             "duration": formatting.duration,
             "iso": formatting.iso,
             "number": formatting.number,

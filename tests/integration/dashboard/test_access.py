@@ -77,7 +77,11 @@ def test_a_link_leads_nowhere_else(dashboard: Dashboard, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/metrics", "/docs", "/openapi.json"]
+    "path",
+    [
+        *("/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/metrics", "/docs", "/openapi.json"),
+        *("/jobs/1/file?name=x", "/jobs/1/file/raw?name=x", "/jobs/1/file/image?name=x", "/jobs/1/outputs.tar"),
+    ],
 )
 def test_a_stranger_learns_nothing(dashboard: Dashboard, path: str) -> None:
     answer = ask(dashboard, "GET", path)

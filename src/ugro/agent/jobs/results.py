@@ -14,6 +14,7 @@ from pathlib import Path
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results
 from ugro.agent.artifacts.output_store import Arrived, shown
+from ugro.agent.artifacts.result_files import LOG_TIMES
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound, UgroError
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 _MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
-_TIMES = ".times"  # beside a log: the times of its lines
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
@@ -55,6 +55,15 @@ class ResultService:
             await asyncio.to_thread(self._node, job, number, node, is_first=node == nodes[0]) for node in nodes
         ]
         return await asyncio.to_thread(self._all, job, number, tuple(parts))
+
+    async def parts(self, asked: Job) -> tuple[Part, ...]:
+        """Where the files of its newest attempt are; none before it started."""
+        job = asked if asked.cached_from is None else await self._jobs.get(asked.cached_from)
+        if not job.attempt:
+            return ()
+        await self._collector.show_logs(job.id)
+        await self._collector.describe(job.id)
+        return await asyncio.to_thread(lambda: tuple(self._parts(job.id, self._folder / str(job.id), job.attempt)))
 
     async def compare(self, jobs: Sequence[Job]) -> tuple[Row, ...]:
         sides = []
@@ -178,7 +187,7 @@ def _files(part: Part) -> Iterator[ResultFile]:
         folders.sort()
         for name in sorted(names):
             whole = os.path.join(folder, name)
-            if not (part.name == "logs" and name.endswith(_TIMES.encode())):
+            if not (part.name == "logs" and name.endswith(LOG_TIMES)):
                 with contextlib.suppress(OSError):
                     relative = shown(os.path.relpath(whole, path))
                     yield ResultFile(prefix + relative, os.lstat(whole).st_size)
