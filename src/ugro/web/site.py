@@ -18,6 +18,7 @@ from ugro.config.yamltext import escaped
 from ugro.core.errors import UgroError
 from ugro.policy.nodes import health
 from ugro.web import formatting
+from ugro.web.access import may_launch
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -47,7 +48,7 @@ class Site:
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
-        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": _user()}
+        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": own_user()}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
         """``cli`` in the context is the equivalent command."""
@@ -58,6 +59,7 @@ class Site:
             "theme": theme if theme in THEMES else None,
             "cursor": await self.agent.store.ends.newest(),
             "agent": self.agent.status(),
+            "may_launch": may_launch(self.agent.cluster.config.dashboard),
             "now": time.time(),
             "version": ugro.__version__,
             "cli": None,
@@ -79,7 +81,7 @@ class Site:
         return HTMLResponse(self._templates.get_template("welcome.html").render(to=to))
 
 
-def _user() -> str:
+def own_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
