@@ -38,6 +38,7 @@ from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.edit import add_node, remove_node, write_atomically
+from ugro.config.environment import differing
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
@@ -74,6 +75,7 @@ class Agent:
         await self.store.open()
         self._generation = await self.store.next_generation()
         await self.cluster.start()
+        self._remember_cluster()
         engine, scheduler_input = self._make_engine(Identity(await self.store.agent_id(), self._generation))
         await self.monitoring.open(engine, scheduler_input)
         self.code.listen(self.monitoring.parts.prometheus.observe_sync)
@@ -144,7 +146,8 @@ class Agent:
         self.health.ranks = partial(ranks_by, engine, watch)
         return engine, scheduler_input
 
-    def status(self) -> AgentStatus:
+    def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
+        """``settings``: the UGRO_* variables of the command that asks."""
         nodes = list(self.cluster.inventory)
         error = self.cluster.error
         return AgentStatus(
@@ -160,7 +163,12 @@ class Agent:
             running_commands=len(self._executions),
             config_error=str(error) if error else None,
             config_hint=error.hint if error else None,
+            ignored_variables=() if settings is None else differing(os.environ, settings),
         )
+
+    async def use_cluster(self, path: Path | None) -> None:
+        await self.cluster.switch(path)
+        self._remember_cluster()
 
     def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
         """``pid``: the agent that the client means, because another may have replaced it."""
@@ -262,6 +270,14 @@ class Agent:
             await asyncio.gather(*(node.close() for node in nodes))
 
     # --- helpers -----------------------------------------------------------------------------------------------
+
+    def _remember_cluster(self) -> None:
+        """For the next agent, which a command in another folder may start."""
+        file = self.home.served_cluster
+        if self.cluster.path is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_atomically(file, str(self.cluster.path))
 
     def _cluster_file(self) -> Path:
         path = self.cluster.path

@@ -50,7 +50,7 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
       ugro health @fast --watch
     """
     check_interval(interval)
-    client = session.client()
+    client = session.client(uses_nodes=True)
     session.output.progress("probing the nodes")
     if watch:
         return _watch(session.output, client, nodes, interval)

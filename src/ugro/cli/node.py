@@ -25,7 +25,7 @@ def node() -> None:
 @pass_session
 def ls(session: Session) -> int:
     """List the nodes with their address, hardware and labels."""
-    reports = sorted(session.client().iter_health(), key=lambda report: by_name(report.name))
+    reports = sorted(session.client(uses_nodes=True).iter_health(), key=lambda report: by_name(report.name))
     if session.output.is_json:
         session.output.document({"nodes": reports})
     else:

@@ -43,7 +43,7 @@ def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, 
       ugro sync gpu1 gpu2
     """
     output = session.output
-    client = session.client()
+    client = session.client(uses_nodes=True)
     output.progress(f"reading {workdir}")
     snapshot: Snapshot | None = None
     reports: dict[str, SyncReport] = {}

@@ -8,17 +8,48 @@ because the file is written while it is read.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ugro.core.training import StepRecord, document, loss_of, step_record
 
-_LOSSES = ("loss", "train_loss", "train/loss")
+_LOSSES = ("loss", "train/loss", "train_loss")
+# The kinds of records that ``ugro.train`` writes for itself: their values are named ``profile/step_s``.
+INTERNAL = ("profile/", "plan/", "advice/", "progress/")
+_LOSS_WORD = re.compile(r"loss(es)?([/_.\s-]|$)", re.IGNORECASE)
+_TRAIN_WORD = re.compile(r"(^|[/_.\s-])train", re.IGNORECASE)
+_HELD_OUT = re.compile(r"(^|[/_.\s-])(val|valid|validation|eval|evaluation|test|dev)([/_.\s-]|$)", re.IGNORECASE)
 _THROUGHPUTS = ("throughput", "samples_per_s", "samples_per_second", "tokens_per_s", "tokens_per_second")
 _GPU_USES = ("gpu_use", "gpu_util", "gpu_utilization")  # in percent
 _OF_ALL_RANKS = "samples_per_s"
 _MAX_PATH = 4096
+
+
+def is_internal(name: str) -> bool:
+    """Whether ``ugro.train`` writes this metric for ``ugro profile``; it is not listed among a training's metrics."""
+    return name.startswith(INTERNAL)
+
+
+def main_loss(names: Iterable[str]) -> str | None:
+    """The loss to show if only one is shown: of the training, and one of held-out data only if there is no other."""
+    return min((name for name in names if is_loss(name)), key=_loss_order, default=None)
+
+
+def is_loss(name: str) -> bool:
+    return _LOSS_WORD.search(name) is not None and not is_internal(name)
+
+
+def is_held_out(name: str) -> bool:
+    return _HELD_OUT.search(name) is not None
+
+
+def _loss_order(name: str) -> tuple[object, ...]:
+    lower = name.lower()
+    known = _LOSSES.index(lower) if lower in _LOSSES else len(_LOSSES)
+    # Parts of a loss have longer names: train/loss comes before train/loss_of_boxes.
+    return known, is_held_out(name), _TRAIN_WORD.search(name) is None, len(name), name
 
 
 @dataclass(frozen=True, slots=True)

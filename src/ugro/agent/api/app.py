@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +107,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def agent_status(request: Request) -> Response:
         if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
-        return json_response(agent.status())
+        return json_response(agent.status(_settings(request.headers.get("ugro-settings"))))
 
     @app.post("/v1/agent/stop", status_code=204)
     async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
@@ -117,11 +119,20 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
-        await agent.cluster.switch(Path(body.path) if body.path else None)
+        await agent.use_cluster(Path(body.path) if body.path else None)
 
     @app.post("/v1/cluster/reload", status_code=204)
     async def reload_cluster() -> None:
         await agent.cluster.look_again()
+
+
+def _settings(header: str | None) -> Mapping[str, str] | None:
+    """The UGRO_* variables of the client; None if it has sent none, as another program would."""
+    try:
+        found = json.loads(header or "null")
+    except ValueError:
+        return None
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
 
 
 def _add_node_routes(app: FastAPI, agent: Agent) -> None:

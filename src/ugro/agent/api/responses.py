@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
@@ -57,6 +57,23 @@ class LiveResponse(Response):
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer. If the client leaves before there is one, the work is cancelled: nobody would learn of its result."""
+    answer = asyncio.create_task(work, name=f"answer {request.url.path}")
+    leave = asyncio.create_task(_left(request.receive), name="client leaves")
+    try:
+        await asyncio.wait([answer, leave], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leave.cancel()
+        if not answer.done():
+            answer.cancel()
+            await asyncio.wait([answer])
+    if answer.cancelled():
+        log.info("the client left before its answer: %s", request.url.path)
+        return Response(status_code=499)
+    return answer.result()
 
 
 async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:

@@ -66,6 +66,7 @@ class JobService:
     # --- in and out --------------------------------------------------------------------------------------------
 
     async def submit(self, submit: Submit) -> Job | Needs:
+        point("submit.begun")
         spec = await self._submitting.spec(submit)
         if isinstance(spec, Needs):
             return spec
@@ -110,6 +111,10 @@ class JobService:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
 
+    async def withdraw(self, key: str) -> Job | None:
+        """Of a client that was interrupted: its job if that is recorded already, else it is not submitted any more."""
+        return await self._jobs.withdraw(key)
+
     async def _still_known(self, after: After) -> After:
         """Without the jobs that retention has removed since: they had ended."""
         known = await self._jobs.states_of((*after.ok, *after.any))
@@ -124,11 +129,13 @@ class JobService:
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
         known = [await self._submitting.about(spec, submit) for spec, submit in submits]
-        submissions = await self._jobs.submit_many(
-            (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
-        )
-        point("submit.recorded")
-        self._engine.wake()
+        try:
+            submissions = await self._jobs.submit_many(
+                (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+            )
+            point("submit.recorded")
+        finally:
+            self._engine.wake()  # a job may be recorded also when this is cancelled because its client left
         return [submission.job for submission in submissions]
 
     # --- looking -----------------------------------------------------------------------------------------------

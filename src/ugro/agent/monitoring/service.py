@@ -12,6 +12,7 @@ from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.engine.reconciler import Engine
+from ugro.agent.monitoring.headlines import Headlines
 from ugro.agent.monitoring.job_notifications import JobNotifications
 from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
@@ -49,6 +50,7 @@ class MonitoringService:
         self._cluster = cluster
         self._jobs_folder: Path = home.jobs
         self.metrics = MetricStore(home.metrics)
+        self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports)
         self.notifier = Notifier(lambda: cluster.config.channels)
         self.grown = ChangeSignal()  # the metrics of some job
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew

@@ -44,8 +44,8 @@ def why(session: Session, job: str) -> None:
 def _outcome(details: Details) -> Iterator[str]:
     job = details.job
     yield describe.sentence(job)
-    if job.placement is not None and not job.is_final:
-        yield f"on {places(job.placement)}, for {format_duration(describe.duration_s(job))}"
+    if job.held is not None:
+        yield f"on {places(job.held)}, for {format_duration(describe.duration_s(job))}"
     failure = details.attempts[-1].failure if details.attempts else None
     if failure is not None:
         yield from list(describe.failure_lines(failure))[int(failure.reason in job.reason) :]

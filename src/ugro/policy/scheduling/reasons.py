@@ -9,7 +9,8 @@ from ugro.core.job import Share
 from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling.cluster_view import Holding, NodeView
 from ugro.policy.scheduling.demand import Demand, Need
-from ugro.policy.scheduling.ledger import EVERYTHING, Ledger, Reservation
+from ugro.policy.scheduling.free_now import free_now
+from ugro.policy.scheduling.ledger import Ledger, Reservation
 from ugro.policy.scheduling.placement import Placed
 from ugro.policy.wording import in_words, jobs, names
 
@@ -43,8 +44,7 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
 def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledger: Ledger) -> Blocked:
     """For one of the first jobs in the queue, with devices reserved for it."""
     need, holders = reservation.need, reservation.holders
-    free = sum(not claim.ended for claim in reservation.claims)
-    reason = f"needs {need}; {_free_now(need, free)}; "
+    reason = f"needs {need}; {free_now(need, ledger).text}; "
     if victims:
         stopped = [victim.id for victim in victims]
         reason += f"{jobs(stopped)} of lower priority {_is(stopped)} being stopped for it"
@@ -64,12 +64,12 @@ def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
     capable = [ledger.count_capable(need) for need in demand.needs]
     if all(count < need.min_nodes for need, count in zip(demand.needs, capable, strict=True)):
         return Blocked(f"needs {demand}; {_too_few(demand, ledger, max(capable))}")
-    reserved_for = [one.job for one in ledger.reservations]
-    for need in demand.needs:
-        if reserved_for and ledger.count(need, EVERYTHING) >= need.min_nodes:
-            return Blocked(f"needs {need}; that is free, but reserved for {jobs(reserved_for)}", tuple(reserved_for))
-    free = ledger.count(demand.needs[0], 0)
-    return Blocked(f"needs {demand}; {_free_now(demand.needs[0], free)}", _blockers(demand, ledger))
+    found = [(need, free_now(need, ledger)) for need in demand.needs]
+    for need, free in found:
+        if free.reserved_for:
+            return Blocked(f"needs {need}; {free.text}", free.reserved_for)
+    nearest = next((free for _, free in found if free.is_something), found[0][1])
+    return Blocked(f"needs {demand}; {nearest.text}", _blockers(demand, ledger))
 
 
 def what_is_left_out(nodes: Sequence[NodeView]) -> Iterator[str]:
@@ -86,12 +86,6 @@ def given(share: Share) -> str:
         return share.node
     indices = in_words([str(index) for index in share.gpus])
     return f"{share.node} ({'GPU' if len(share.gpus) == 1 else 'GPUs'} {indices})"
-
-
-def _free_now(need: Need, free: int) -> str:
-    if need.min_nodes == 1:
-        return "none is free now"
-    return f"{free} of {need.min_nodes} are free now"
 
 
 def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
