@@ -22,6 +22,7 @@ from ugro.core.errors import UgroError, UsageError
 
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
+_INDENT = 8  # of the text below a row
 _NARROWEST = 8  # a column of text is not cut below this
 _PLAIN_PROGRESS_S = 10.0  # between two lines of it on a dumb terminal
 Style = Literal["good", "warn", "bad", "dim", "bold", "id", ""]
@@ -88,21 +89,42 @@ class Output:
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
         """On a narrow terminal the ``spare`` columns are left out, in this order."""
-        lines = self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows)
-        self._print("".join(f"{line}\n" for line in lines))
+        self.drawn(self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows))
 
     def table_lines(
-        self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
     ) -> list[str]:
-        """For a terminal: aligned, within its width, without empty columns and lines."""
+        """For a terminal: aligned, within its width, without empty columns and lines; ``below`` each row, a text."""
         title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
         table = [title, *([_cell_on_one_line(cell) for cell in row] for row in rows)]
         shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
         widths = {i: max(_width(row[i].text) for row in table) for i in shown or range(len(header))}
         fixed = {i for i in widths if title[i].is_number}
         widths = _fitted(widths, fixed, [header.index(name) for name in spare], _terminal_size()[0])
-        lines = [[(row[i], width) for i, width in widths.items()] for row in table]
-        return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
+        drawn: list[str] = []
+        for row, text in zip(table, [Cell(""), *below] if below else [Cell("")] * len(table), strict=True):
+            if any(row[i].text for i in widths):
+                drawn.append(self._row([(row[i], width) for i, width in widths.items()]))
+            drawn += [self.styled(line, text.style) for line in self.wrapped(text.text, " " * _INDENT)]
+        return drawn
+
+    def wrapped(self, text: str, indent: str, first: str | None = None) -> list[str]:
+        """Within the terminal's width; elsewhere one line. ``first`` stands before the first line."""
+        text = _on_one_line(text)
+        if not text:
+            return []
+        first = indent if first is None else first
+        if not self.is_terminal:
+            return [first + text]
+        import textwrap  # not needed for most commands
+
+        room = max(self.width, len(indent) + _NARROWEST)
+        return textwrap.wrap(text, room, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
     def drawn(self, lines: Sequence[str]) -> None:
         """Prints lines of ``table_lines``, or made with ``styled``."""
