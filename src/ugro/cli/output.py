@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from ugro.cli.untrusted import TerminalFilter, message, one_line
 from ugro.cli.untrusted import clean as clean
 from ugro.core.errors import UgroError, UsageError
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
 _INDENT = 8  # of the text below a row
@@ -100,18 +102,30 @@ class Output:
         below: Sequence[Cell] = (),
     ) -> list[str]:
         """For a terminal: aligned, within its width, without empty columns and lines; ``below`` each row, a text."""
+        return [line for lines in self.table_groups(header, rows, spare=spare, below=below) for line in lines]
+
+    def table_groups(
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
+    ) -> list[list[str]]:
+        """The lines of the header, and of each row with the text below it."""
         title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
         table = [title, *([_cell_on_one_line(cell) for cell in row] for row in rows)]
         shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
         widths = {i: max(_width(row[i].text) for row in table) for i in shown or range(len(header))}
         fixed = {i for i in widths if title[i].is_number}
         widths = _fitted(widths, fixed, [header.index(name) for name in spare], _terminal_size()[0])
-        drawn: list[str] = []
+        groups: list[list[str]] = []
         for row, text in zip(table, [Cell(""), *below] if below else [Cell("")] * len(table), strict=True):
-            if any(row[i].text for i in widths):
-                drawn.append(self._row([(row[i], width) for i, width in widths.items()]))
-            drawn += [self.styled(line, text.style) for line in self.wrapped(text.text, " " * _INDENT)]
-        return drawn
+            cells = [(row[i], width) for i, width in widths.items()]
+            own = [self._row(cells)] if any(cell.text for cell, _ in cells) else []
+            wrapped = self.wrapped(text.text, " " * _INDENT)
+            groups.append([*own, *(self.styled(line, text.style) for line in wrapped)])
+        return groups
 
     def wrapped(self, text: str, indent: str, first: str | None = None) -> list[str]:
         """Within the terminal's width; elsewhere one line. ``first`` stands before the first line."""
@@ -139,13 +153,27 @@ class Output:
         finally:
             self._print("\x1b[?25h\x1b[?1049l")
 
-    def cut(self, text: str) -> str:
-        """To the terminal's width."""
-        return _cut(one_line(text), self.width)
+    def cut(self, text: str, indent: int = 0) -> str:
+        """To the terminal's width, or that of a text below a row."""
+        return _cut(one_line(text), max(_NARROWEST, self.width - indent))
+
+    def cut_below(self, text: str) -> str:
+        """To one line below a row."""
+        return self.cut(text, _INDENT)
+
+    def highlighted(self, line: str) -> str:
+        """A line of ``table_lines``, over the whole width, in reverse."""
+        plain = _COLOUR.sub("", line)
+        return f"\x1b[7m{plain}{' ' * max(0, self.width - _width(plain))}\x1b[0m"
+
+    @property
+    def room(self) -> int:
+        """Lines that ``redraw`` can show."""
+        return max(1, _terminal_size()[1] - 2)
 
     def redraw(self, lines: Sequence[str], footer: str) -> None:
         """Draws over the last drawing, from the top; counts the lines that do not fit."""
-        room = max(1, _terminal_size()[1] - 2)
+        room = self.room
         if len(lines) > room:
             lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
         # Cursor home, clear each line to its end, then clear below: no flicker.

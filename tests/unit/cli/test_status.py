@@ -69,7 +69,7 @@ def test_one_job_is_shown_with_its_whole_reason_and_when_it_ran() -> None:
         status.show(Output(), Details(job(JobState.SUCCEEDED), (success,)))
         shown = screen.shown()
     assert [line for line in lines if columns_of(line) > 80] == []
-    assert " ".join(line.strip() for line in lines).count("no retries left after 3 attempts") == 2
+    assert " ".join(line.strip() for line in lines).count("no retries left after 3 attempts") == 1
     assert any(line.startswith("  started    2030-01-01") for line in lines)
     assert "it broke" not in shown
     assert "every rank" not in shown

@@ -154,8 +154,8 @@ def _what_time_is(job: Job) -> str:
 def _attempt(attempt: Attempt, job: Job) -> Iterator[str]:
     took = describe.attempt_duration(attempt)
     state = attempt.outcome or (f"{job.state} now" if attempt.number == job.attempt else "")
-    if job.state is JobState.SUCCEEDED and attempt.number == job.attempt:
-        state = job.state
+    if attempt.number == job.attempt and (job.state is JobState.SUCCEEDED or state == job.reason):
+        state = job.state  # why stands at the top
     yield f"attempt {attempt.number}  {places(attempt.placement)}, {took}: {state}"
     if attempt.failure is not None:
         lines = list(describe.failure_lines(attempt.failure))
