@@ -101,7 +101,7 @@ class ResultService:
             return ()
         await self._collector.show_logs(job.id)
         await self._collector.describe(job.id)
-        return await asyncio.to_thread(lambda: tuple(self._parts(job.id, self._folder / str(job.id), job.attempt)))
+        return await asyncio.to_thread(lambda: tuple(self._parts(job, self._folder / str(job.id), job.attempt)))
 
     async def compare(self, jobs: Sequence[Job]) -> tuple[Row, ...]:
         return compare([await self._side(job) for job in jobs])
