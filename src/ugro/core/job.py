@@ -182,6 +182,14 @@ class ResultRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Imports:
+    """What a script imports as it begins and neither Python nor its own code has; found without running it."""
+
+    names: tuple[str, ...] = ()  # of modules, without what is after the first dot
+    is_certain: bool = True  # False: it may also find them where we did not look
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     name: str
     argv: tuple[str, ...]
@@ -206,6 +214,7 @@ class JobSpec:
     is_cached: bool = False  # reuse the result of an identical successful job
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
+    imports: Imports = Imports()
 
     @property
     def has_checkpoints(self) -> bool:
@@ -236,6 +245,7 @@ class Share:
     boot_id: str | None = None
     hostname: str | None = None
     root: str | None = None
+    uuids: tuple[str, ...] = ()  # of the GPUs, in the same order; empty if not known
 
     def is_of(self, machine: Machine) -> bool:
         """False if the node's name now leads to another machine or folder."""
@@ -304,11 +314,22 @@ class Job:
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
 
+    @property
+    def held(self) -> Placement | None:
+        """What it holds now. Between attempts that is nothing, and ``placement`` still has the last one."""
+        return self.placement if self.state in HOLDING_STATES else None
+
     def lasts_s(self, now: datetime) -> float:
         """How long it has waited or run."""
         begin = self.submitted_at if self.state in WAITING_STATES or not self.started_at else self.started_at
         end = datetime.fromisoformat(self.ended_at) if self.ended_at else now
         return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())
+
+
+def holders(jobs: Iterable[Job], node: str, gpu: int | None) -> list[Job]:
+    """The jobs that hold a GPU of a node now; None: those that are on the node and hold none of its GPUs."""
+    shares = ((job, share) for job in jobs if job.held for share in job.held.shares if share.node == node)
+    return [job for job, share in shares if (gpu in share.gpus if gpu is not None else not share.gpus)]
 
 
 def places(placement: Placement | None) -> str:

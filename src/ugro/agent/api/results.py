@@ -40,7 +40,7 @@ def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) ->
 
     @app.get("/v1/compare")
     async def compare(job: Annotated[list[str], Query(min_length=2, max_length=_MOST_COMPARED)]) -> Response:
-        found = [await jobs.find(word) for word in job]
+        found = await jobs.find_different(job)
         return json_response({"jobs": found, "rows": await results.compare(found)})
 
     @app.delete("/v1/jobs/{word}/results")

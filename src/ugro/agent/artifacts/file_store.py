@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ugro.core.errors import UgroError
+from ugro.core.support.quantity import format_size
 from ugro.nodes.files import Wanted
 from ugro.remote.files import resumable
 from ugro.remote.files.listing import RunFile
@@ -184,7 +185,7 @@ def expect_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size + SPARE_BYTES > free:
         raise DiskFull(
-            f"{size >> 20} MB do not fit here, where {free >> 20} MB are free; they stay on the node",
+            f"{format_size(size)} do not fit here, where {format_size(free)} are free; they stay on the node",
             hint=f"make room on the disk of {folder}",
         )
 

@@ -7,6 +7,7 @@ there and is not meant to include ``.git``. Everything in an ignored folder is i
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -82,21 +83,27 @@ class IgnoreRules:
 
 
 def read_rules(name: bytes, folder: int) -> bytes:
-    """Of a file in an open folder; empty if it cannot be read."""
+    """Of a file in an open folder; empty if there is none, or a folder or a link. Raises OSError with its name."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, _MOST_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        try:
+            text = os.read(fd, _MOST_BYTES + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+            return b""
+        raise OSError(error.errno, error.strerror, name) from error
+    if len(text) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+    return text
 
 
 def above(folder: str) -> list[tuple[bytes, bytes, str]]:
-    """The rules of the repository that a folder is in, from its root down to above the folder, and where each is."""
+    """The rules of the repository that a folder is in, from its root down to above the folder, and where each is.
+
+    Raises OSError with the path of a file that cannot be read.
+    """
     chain = []
     place = folder
     while not os.path.lexists(os.path.join(place, ".git")):
@@ -107,9 +114,12 @@ def above(folder: str) -> list[tuple[bytes, bytes, str]]:
         place = parent
     found = []
     for one in reversed(chain):
-        fd = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(one, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # it need not be readable
         try:
             found += [(name, text, one) for name in FILES if (text := read_rules(name, fd))]
+        except OSError as error:
+            path = os.path.join(one, os.fsdecode(error.filename))
+            raise OSError(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
     return found
@@ -193,7 +203,7 @@ def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def folder_rules(names: Container[str], folder: int, ignoring: IgnoreRules, path: bytes) -> IgnoreRules:
-    """Adds the rules of the folder itself."""
+    """Adds the rules of the folder itself. Raises OSError with the name of a file that cannot be read."""
     for name in FILES:
         if os.fsdecode(name) in names:
             ignoring = ignoring.with_rules(name, read_rules(name, folder), path)

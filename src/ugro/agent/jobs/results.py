@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,13 +16,16 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results, earlier_checkpoints
 from ugro.agent.artifacts.output_store import Arrived, shown
 from ugro.agent.artifacts.output_sync import Progress
+from ugro.agent.artifacts.result_files import LOG_TIMES
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.config.job.export import settings
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import Job, JobState
-from ugro.core.metrics import MetricsSummary, summarise
+from ugro.core.metrics import Measured, StepTotals, read_totals, summary
 from ugro.core.results import JobResults, NodeResults, Part, ResultFile, ResultState
 from ugro.policy.experiments.comparison import Row, Side, compare
+from ugro.policy.experiments.parameters import all_parameters, parameters
 from ugro.store.database import Store
 
 log = logging.getLogger(__name__)
@@ -30,18 +33,23 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
-_TIMES = ".times"  # beside a log: the times of its lines
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
+Measure = Callable[[int, int], Awaitable[Measured]]  # of a job, up to an attempt
+
+
 class ResultService:
-    def __init__(self, folder: Path, store: Store, watch: RunTracker, collector: Collector) -> None:
+    def __init__(
+        self, folder: Path, store: Store, watch: RunTracker, collector: Collector, measure: Measure
+    ) -> None:
+        self._measure = measure
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
         self._watch = watch
         self._collector = collector
-        self._summed_up: dict[tuple[str, int, int], MetricsSummary | None] = {}
+        self._summed_up: dict[tuple[str, int, int], StepTotals | None] = {}
 
     async def of(self, asked: Job, attempt: int | None = None, *, most_listed: int | None = MOST_LISTED) -> JobResults:
         """With the names of that many files; None: of all."""
@@ -50,7 +58,9 @@ class ResultService:
             await self._collector.show_logs(job.id)
             await self._collector.describe(job.id)
         nodes = await self._on_nodes(job, number)
-        return await asyncio.to_thread(self._all, job, number, nodes, most_listed)
+        found = await asyncio.to_thread(self._all, job, number, nodes, most_listed)
+        steps = await asyncio.to_thread(self._steps, attempt_folder(self._folder / str(job.id), number))
+        return replace(found, metrics=summary(await self._measure(job.id, number), steps))
 
     async def brief(self, asked: Job) -> JobResults:
         """How many files of the newest attempt are here and on the nodes, without their names; asks no node."""
@@ -84,13 +94,31 @@ class ResultService:
         tries = {one.number: one.placement.nodes for one in await self._jobs.attempts(job.id)}
         await self._collector.fetch_left(job, number, tries.get(number, ()), partial(_is_named, patterns))
 
+    async def parts(self, asked: Job) -> tuple[Part, ...]:
+        """Where the files of its newest attempt are; none before it started."""
+        job = asked if asked.cached_from is None else await self._jobs.get(asked.cached_from)
+        if not job.attempt:
+            return ()
+        await self._collector.show_logs(job.id)
+        await self._collector.describe(job.id)
+        return await asyncio.to_thread(lambda: tuple(self._parts(job, self._folder / str(job.id), job.attempt)))
+
     async def compare(self, jobs: Sequence[Job]) -> tuple[Row, ...]:
-        sides = []
-        for job in jobs:
-            made = await self.of(job)
-            ran = job if job.cached_from is None else await self._jobs.get(job.cached_from)
-            sides.append(Side(job, await self._environments.of(ran.id, ran.attempt), made.metrics, made.files))
-        return compare(sides)
+        return compare([await self._side(job) for job in jobs])
+
+    async def _side(self, job: Job) -> Side:
+        made = await self.of(job)
+        ran = job if job.cached_from is None else await self._jobs.get(job.cached_from)
+        measured = await self._measure(ran.id, ran.attempt)
+        return Side(
+            job,
+            await self._environments.of(ran.id, ran.attempt),
+            settings(job.spec),
+            all_parameters(parameters(job.spec), measured.parameters),
+            measured.figures,
+            made.metrics,
+            made.files,
+        )
 
     async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:
         """Removes outputs and checkpoints, here and on the nodes; logs stay. Returns what failed, in sentences."""
@@ -170,19 +198,19 @@ class ResultService:
             tuple(files[:most_listed]),
             tuple(nodes),
             parts,
-            self._metrics(attempt_folder(folder, attempt) / "output" / _METRICS),
-            job.results_removed_at,
+            removed_at=job.results_removed_at,
         )
 
-    def _metrics(self, path: Path) -> MetricsSummary | None:
+    def _steps(self, attempt: Path) -> StepTotals | None:
         """Cached by size and time of the file: clients that wait for results ask again and again."""
+        path = attempt / "output" / _METRICS
         with contextlib.suppress(OSError), path.open("rb") as lines:
             about = os.fstat(lines.fileno())
             key = (str(path), about.st_size, about.st_mtime_ns)
             if key not in self._summed_up:
                 while len(self._summed_up) >= _MOST_SUMMED_UP:
                     self._summed_up.pop(next(iter(self._summed_up)))
-                self._summed_up[key] = summarise(lines)
+                self._summed_up[key] = read_totals(lines)
             return self._summed_up[key]
         return None
 
@@ -258,7 +286,7 @@ def _files(part: Part) -> Iterator[ResultFile]:
         folders.sort()
         for name in sorted(names):
             whole = os.path.join(folder, name)
-            if not (part.name == "logs" and name.endswith(_TIMES.encode())):
+            if not (part.name == "logs" and name.endswith(LOG_TIMES)):
                 with contextlib.suppress(OSError):
                     relative = shown(os.path.relpath(whole, path))
                     yield ResultFile(prefix + relative, os.lstat(whole).st_size)

@@ -9,7 +9,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
-from ugro.cli.results.summary import result_lines
+from ugro.cli.jobs.result_summary import result_lines
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
 from ugro.core.job import WAITING_STATES, JobState, places
@@ -46,8 +46,8 @@ def why(session: Session, job: str) -> None:
 def _outcome(details: Details) -> Iterator[str]:
     job = details.job
     yield describe.sentence(job)
-    if job.placement is not None and not job.is_final:
-        yield f"on {places(job.placement)}, for {format_duration(describe.duration_s(job))}"
+    if job.held is not None:
+        yield f"on {places(job.held)}, for {format_duration(describe.duration_s(job))}"
     failure = details.attempts[-1].failure if details.attempts else None
     if failure is not None:
         yield from list(describe.failure_lines(failure))[int(failure.reason in job.reason) :]

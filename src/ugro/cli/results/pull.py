@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ugro.cli.output import file_name
+from ugro.cli.untrusted import file_name
 from ugro.core.results import JobResults, Part
 
 _PIECE_BYTES = 1 << 20

@@ -12,11 +12,12 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
-from ugro.cli.output import Cell, Output, file_name
+from ugro.cli.jobs.result_summary import amount, fetch_hint
+from ugro.cli.output import Cell, Output
 from ugro.cli.results.fetch import fetch
 from ugro.cli.results.pull import Conflict, Pulled, pull
-from ugro.cli.results.summary import amount, fetch_hint
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.cli.untrusted import file_name
 from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
@@ -203,7 +204,8 @@ def _loss(metrics: MetricsSummary) -> str:
     words = []
     if metrics.final_loss is not None and metrics.best_loss is not None:
         at = "" if metrics.best_step is None else f" at step {metrics.best_step}"
-        words.append(f"{metrics.final_loss:.4g}, at best {metrics.best_loss:.4g}{at}")
+        name = "" if metrics.loss_name in (None, "loss") else f" ({metrics.loss_name})"
+        words.append(f"last {metrics.final_loss:.4g}, best {metrics.best_loss:.4g}{at}{name}")
     if metrics.lost_at_step is not None:
         words.append(f"not finite from step {metrics.lost_at_step} on")
     return "; ".join(words)

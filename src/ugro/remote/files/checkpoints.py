@@ -26,7 +26,7 @@ import re
 import shutil
 from typing import Any, Callable, Dict, Iterator, Optional
 
-from ugro.remote import durable
+from ugro.remote import disk, durable
 from ugro.remote.files import listing, received
 from ugro.remote.files.checkpoint_dir import REMOVING, CheckpointDir, beside, link_all, remove_all
 from ugro.remote.files.checkpoint_names import is_complete
@@ -35,7 +35,6 @@ from ugro.remote.files.resumable import CHUNK, StreamError
 from ugro.remote.files.tail import open_below
 from ugro.remote.program import Refused
 
-_SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _ARRIVING = ".arriving."
 
 
@@ -147,10 +146,8 @@ def _read(out: int, took: Callable[[int], None]) -> Iterator[bytes]:
 
 
 def _expect_room(folder: str, size: int) -> None:
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
-    if size + _SPARE_BYTES > free:
-        raise Refused("no-space", "a checkpoint of %d MB does not fit: %d MB are free" % (size >> 20, free >> 20))
+    if (text := disk.shortage(folder, size, "a checkpoint")) is not None:
+        raise Refused(disk.NO_SPACE, text)
 
 
 def name_in(params: Dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ugro.remote import wakeup
+from ugro.remote import disk, wakeup
 from ugro.remote.clock import boot_id
 from ugro.remote.files import checkpoint_dir
 from ugro.remote.files.capped_log import CappedLog
@@ -108,7 +108,8 @@ class Supervisor:
         try:
             self._set_up()
         except OSError as error:
-            complaint = {"kind": "os", "message": "the supervisor cannot be set up: %s" % error}
+            kind, text = disk.refusal(error, self._agent.root, "the supervisor cannot be set up: ")
+            complaint = {"kind": kind, "message": text}
             self._say(b"E %s\n" % json.dumps(complaint).encode())
             self._flush()
             raise
@@ -230,7 +231,7 @@ class Supervisor:
         except Refused as refusal:
             self._refuse(wanted.number, refusal.kind, str(refusal))
         except OSError as error:
-            self._refuse(wanted.number, "os", "the run cannot be set up: %s" % error)
+            self._refuse(wanted.number, *disk.refusal(error, self._agent.root, "the run cannot be set up: "))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             self._refuse(wanted.number, "usage", "bad parameters: %.200s" % error)
         else:
@@ -317,7 +318,8 @@ class Supervisor:
         self._ownership.remove(run.family)
         for rank in run.life.ranks:
             rank.log.close()
-        os.close(run.claimed.lock)
+        ending = run.life.ending
+        run.claimed.let_go(is_over=ending is None or not ending.left)
 
     # --- talking ------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class AgentDir:
             raise ValueError("no name for an agent: %.40r" % name)
         self.root = _real(root)  # however it is spelled: processes are found by it
         self.name = name
+        self.node = node_key.rpartition("@")[0]
         self.path = os.path.join(self.root, ".ugro", "agents", "%s@%s" % (name, node_key))
         self.words = [self.root, name, node_key]  # what a process of its own makes this object from
         self.runs_path = os.path.join(self.path, "runs")

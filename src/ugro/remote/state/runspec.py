@@ -7,6 +7,7 @@ import signal
 from typing import Any, Dict, List, Optional
 
 from ugro.remote import trees
+from ugro.remote.hardware.gpu_locks import Device
 
 GRACE_S = 15.0
 MAX_GRACE_S = 3600.0
@@ -16,7 +17,7 @@ MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rund
 
 _FIELDS = {
     "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
-    "checkpoint_dir", "shared",
+    "checkpoint_dir", "shared", "gpus", "user",
 }  # fmt: skip
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
@@ -56,6 +57,8 @@ class RunSpec:
         self.checkpoint_dir: Optional[bytes] = inner_folder(fields.get("checkpoint_dir"))
         # Its supervisor may have other runs as well; else it has one of its own.
         self.is_shared = fields.get("shared") is True
+        self.gpus = devices(fields.get("gpus"))
+        self.user = str(fields.get("user") or "unknown")[:100]  # who submitted it, for others who want its GPUs
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
 
 
@@ -64,6 +67,11 @@ def grace(value: Any) -> float:
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
     return grace_s
+
+
+def devices(gpus: Any) -> List[Device]:
+    """As ``[index, UUID]``; the UUID is empty where it is not known."""
+    return [Device(_whole(index, "a GPU's index", least=0), str(uuid)) for index, uuid in gpus or ()]
 
 
 def stop_signal(name: Any) -> Optional[int]:
