@@ -286,7 +286,7 @@ async def test_one_that_does_not_fit_or_is_not_what_was_said_is_refused_by_the_n
     there = NodeFiles(node, Identity(AGENT, 1), 5)
     found = Found("step_1", "folder", 1 << 49, 1, 1, "a" * 32)
     try:
-        with pytest.raises(RemoteFailure, match="does not fit"):
+        with pytest.raises(RemoteFailure, match="is full"):
             await there.put(Where(7), found, rig.folder / "content")
         with pytest.raises(RemoteFailure, match="larger than announced"):
             await there.put(Where(7), replace(found, bytes=MIB), rig.folder / "content")

@@ -124,13 +124,14 @@ class OutputStore(FileStore):
         return same
 
 
-def has_left(folder: Path) -> bool:
-    """Whether any attempt at the job left files on a node. Blocks."""
+def with_left(folder: Path) -> tuple[int, ...]:
+    """The attempts at a job that left files on a node. Blocks."""
+    found = set()
     for record in folder.glob(f"attempt_*/{MIRROR}/*.json"):
         with contextlib.suppress(OSError, ValueError, DecodeError):
             if decode(Arrived, json.loads(record.read_bytes())).left_count:
-                return True
-    return False
+                found.add(int(record.parent.parent.name.removeprefix("attempt_")))
+    return tuple(sorted(found))
 
 
 def shown(name: bytes) -> str:

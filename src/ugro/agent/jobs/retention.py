@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ugro.agent.artifacts.job_folder import has_results
-from ugro.agent.artifacts.output_store import has_left
+from ugro.agent.artifacts.output_store import with_left
 from ugro.agent.support.aio import to_the_end
 from ugro.config.schema import Retention as RetentionSettings
 from ugro.core.errors import UgroError
@@ -130,7 +130,7 @@ class Retention:
     def _files(self, found: Iterable[Ended]) -> dict[int, bool]:
         """The jobs with results, and whether some are still on the nodes."""
         folders = {one.id: self._folder / str(one.id) for one in found if not one.are_results_removed}
-        return {number: has_left(folder) for number, folder in folders.items() if has_results(folder)}
+        return {number: bool(with_left(folder)) for number, folder in folders.items() if has_results(folder)}
 
     # --- removing ----------------------------------------------------------------------------------------------
 

@@ -9,14 +9,13 @@ wherever a process is killed. With ``cwd`` or an absolute path, the folder is th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing
+from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, names_in, remove_all
 from ugro.remote.files.checkpoint_names import is_complete, number
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
@@ -27,8 +26,6 @@ from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import inner_folder
 
 DEFAULT = "checkpoints"
-REMOVING = ".removing."
-_ARRIVING = ".arriving."
 _MOST_LOOKED_AT = 20
 _LOCK_S = 60.0
 
@@ -125,7 +122,7 @@ class CheckpointDir:
 
     def has_any(self) -> bool:
         """Or may have: files of the code count here."""
-        return any(_names(place.path) for place in self._places())
+        return any(names_in(place.path) for place in self._places())
 
     def place_of(self, name: str) -> str:
         """The folder that has an entry of that name; of several the newest attempt's."""
@@ -190,7 +187,7 @@ class CheckpointDir:
 
     def _runs(self) -> List[RunDir]:
         start = self.job + "."
-        names = [name for name in _names(self.agent.runs_path) if name.startswith(start)]
+        names = [name for name in names_in(self.agent.runs_path) if name.startswith(start)]
         runs = [run for run in map(self.agent.named, names) if run is not None and run.job == self.job]
         return sorted(runs, key=lambda run: run.attempt, reverse=True)
 
@@ -251,7 +248,7 @@ class CheckpointDir:
         if not os.path.isdir(source) or _fingerprint(os.path.join(self.path, name)) == record["fingerprint"]:
             return
         durable.make_folder(self._own)
-        fresh = beside(os.path.join(self._own, name), _ARRIVING)
+        fresh = beside(os.path.join(self._own, name), ARRIVING)
         if record["kind"] == "file":
             link_or_copy(os.fsencode(os.path.join(source, name)), os.fsencode(fresh))
         else:
@@ -334,7 +331,7 @@ def of_run(run: RunDir) -> Optional[CheckpointDir]:
 
 def _made(place: _Place, inner: Optional[str]) -> Iterator[str]:
     """The entries of a folder that the job made or changed."""
-    names = [name for name in _names(place.path) if not name.startswith((REMOVING, _ARRIVING))]
+    names = [name for name in names_in(place.path) if not name.startswith((REMOVING, ARRIVING))]
     if place.run is None or inner is None or not names:
         return iter(names)
     work = workdir_of(place.run)
@@ -366,57 +363,3 @@ def _kind(mode: int) -> Optional[str]:
     if stat.S_ISDIR(mode):
         return "folder"
     return "file" if stat.S_ISREG(mode) else None
-
-
-def _names(folder: str) -> List[str]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(os.listdir(folder))
-    return []
-
-
-# --- files ------------------------------------------------------------------------------------------------------
-
-
-def link_all(path: str, root: str) -> None:
-    """A new folder with hard links to the files of a folder, or to the one file."""
-    os.mkdir(root, 0o700)
-    base = path if os.path.isdir(path) else os.path.dirname(path)
-    for file in listing.files_of(path):
-        target = os.path.join(os.fsencode(root), file.name)
-        if file.is_folder:
-            os.mkdir(target, 0o700)
-        else:
-            os.link(os.path.join(os.fsencode(base), file.name), target, follow_symlinks=False)
-
-
-def link_or_copy(path: bytes, target: bytes) -> None:
-    try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(path, target, follow_symlinks=False)
-
-
-def beside(path: str, mark: str) -> str:
-    return os.path.join(os.path.dirname(path), mark + os.urandom(8).hex())
-
-
-def remove_all(folder: str, *marks: str) -> None:
-    """Those of these names that no process has locked."""
-    for path in [os.path.join(folder, name) for name in _names(folder) if name.startswith(marks)]:
-        if os.path.isdir(path) and not os.path.islink(path):
-            if not _is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
-def _is_held(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not durable.lock_within(fd, fcntl.LOCK_EX, 0)
-    finally:
-        os.close(fd)
