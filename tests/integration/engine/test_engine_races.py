@@ -95,8 +95,8 @@ def has_ended_on_its_node(place: EngineRig, job: Job) -> bool:
 
 def checkpoints_on_nodes(place: EngineRig) -> list[Path]:
     agents = list(place.folder.glob("n?/.ugro/agents/*"))
-    inside = ("checkpoints/*", "runs/*/work/checkpoints/*")
-    return [path for agent in agents for pattern in inside for path in agent.glob(pattern)]
+    in_runs = [path for agent in agents for path in agent.glob("runs/*/*/checkpoints/*")]
+    return [*in_runs, *(path for agent in agents for path in agent.glob("checkpoints/*"))]
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
