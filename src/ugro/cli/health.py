@@ -50,7 +50,7 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
       ugro health @fast --watch
     """
     check_interval(interval)
-    client = session.client()
+    client = session.client(uses_nodes=True)
     session.output.progress("probing the nodes")
     if watch:
         return _watch(session.output, client, nodes, interval)
@@ -120,7 +120,7 @@ def _watch(output: Output, client: Client, nodes: Sequence[str], interval_s: flo
     try:
         while True:
             reports, elapsed_s = _check(output, client, nodes)
-            if output.is_json or not output.is_terminal:
+            if output.is_json or not output.can_redraw:
                 show(output, reports)
             else:
                 footer = f"{summary(reports, elapsed_s)}   Ctrl-C ends"

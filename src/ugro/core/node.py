@@ -157,6 +157,11 @@ class Facts:
     rank_processes: int = 0
 
     @property
+    def root_disk(self) -> Disk | None:
+        """The disk that has UGRO's folder: a probe lists it first."""
+        return self.disks[0] if self.disks else None
+
+    @property
     def memory_used_ratio(self) -> float:
         if not self.memory_total_bytes:
             return 0.0

@@ -12,7 +12,7 @@ import os
 import selectors
 import time
 
-from ugro.remote import wire
+from ugro.remote import disk, wire
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Program:
         except Refused as refusal:
             call.fail(refusal.kind, str(refusal))
         except OSError as error:
-            call.fail("os", str(error))
+            call.fail(*disk.refusal(error, self.root))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             call.fail("usage", "%s: bad parameters: %.200s" % (request.get("method"), error))
 

@@ -76,7 +76,7 @@ class Finish:
             tries = Tries(verdict.charged, verdict.free, verdict.not_before, verdict.avoid)
             await self._jobs.move(job, JobState.RECOVERING, verdict.reason, ending=None, tries=tries, failure=failure)
         else:
-            code = failure.exit_code or 1
+            code = failure.exit_code_of_job
             await self._jobs.move(job, JobState.FAILED, verdict.reason, exit_code=code, failure=failure)
 
     async def _view(self, job: Job) -> JobView:
@@ -86,6 +86,7 @@ class Finish:
             job.tries.free,
             has_progressed=await self._collector.has_progressed(job),
             has_checkpoint=await self._collector.has_checkpoint(job.id),
+            has_other_nodes=self._watch.count > len(job.placement.nodes if job.placement else ()),
         )
 
     def _failure(self, job: Job) -> Failure:

@@ -19,6 +19,7 @@ from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
+from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.selection import Candidate, best_node
@@ -140,6 +141,7 @@ class SchedulerInput:
             group=_subnet(node.spec.host if node.spec.transport == "ssh" else self._cluster.config.cluster.master_ip),
             unusable=_objection(node, seen, standing),
             is_second_name=standing.same_as is not None,
+            no_room=lack_of_room(facts.root_disk) if facts else None,
             cost=self._cost(node, facts, sum(held.values())) if facts else 0.0,
             is_known=facts is not None and machine is not None,
         )

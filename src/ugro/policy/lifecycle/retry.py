@@ -59,6 +59,7 @@ class JobView:
     free: int = 0  # retries used of the budget for infrastructure
     has_progressed: bool = False  # this attempt wrote a checkpoint newer than the one it began from
     has_checkpoint: bool = False
+    has_other_nodes: bool = False  # the cluster has nodes that this attempt did not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
         pause_s = GPU_PAUSE_S if failure.cause is Cause.GPU_UNAVAILABLE else 0.0
         reason = f"{failure.reason}; it is tried again{_from(view)} when there is room"
         return Retry(now + pause_s, charged, free, reason)
+    if failure.cause is Cause.DISK_FULL and failure.exit_code is None and view.has_other_nodes and not free:
+        # It did not start: another node may have room for code that is large, or that was placed by an older report.
+        reason = f"{failure.reason}; it is tried on another node, if one has room"
+        return Retry(now, charged, 1, reason, _avoid(failure))
     if failure.cause in INFRASTRUCTURE and free < FREE_RETRIES:
         return _free_retry(view, failure, charged, free + 1, now)
     return _charged_retry(view, failure, (charged, free), now)

@@ -24,6 +24,8 @@ class Shape:
     gpus: tuple[tuple[str, int | None], ...]  # model and memory
     labels: frozenset[str]
     cores: int
+    is_full: bool = False  # its disk has no room
+    lacks: frozenset[str] = frozenset()  # modules that its Python does not find
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -153,10 +155,11 @@ class Shapes:
 
     def of(self, node: NodeView) -> Shape:
         gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
-        key = (gpus, node.labels, node.cores)
+        is_full = node.no_room is not None
+        key = (gpus, node.labels, node.cores, is_full, node.lacks)
         shape = self._known.get(key)
         if shape is None:
-            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores)
+            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores, is_full, node.lacks)
         return shape
 
 

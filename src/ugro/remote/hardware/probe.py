@@ -87,12 +87,12 @@ class Prober:
         seen = set()
         for mount in (self._root, "/"):
             try:
-                usage = os.statvfs(mount)
+                usage, device = os.statvfs(mount), os.stat(mount).st_dev
             except OSError:
                 continue
-            if usage.f_fsid in seen:
+            if device in seen:
                 continue
-            seen.add(usage.f_fsid)
+            seen.add(device)
             # What a user may fill, as df counts it: blocks reserved for root count neither as free nor in the total.
             used = usage.f_blocks - usage.f_bfree
             total = (used + usage.f_bavail) * usage.f_frsize

@@ -155,3 +155,13 @@ def test_without_progress_every_job_is_given_up_in_the_end(
         assert decision.not_before >= now
         seen, now = JobView(seen.retry, decision.charged, decision.free), decision.not_before
     raise AssertionError("tried again for ever")
+
+
+def test_a_job_that_found_no_room_is_tried_elsewhere_once_and_at_once() -> None:
+    full = failure(Cause.DISK_FULL)
+    elsewhere = retried(after_failure(view(has_other_nodes=True), full, NOW))
+    assert (elsewhere.not_before, elsewhere.charged, elsewhere.free, elsewhere.avoid) == (NOW, 0, 1, ("gpu1",))
+    assert given_up(after_failure(view(has_other_nodes=True, free=1), full, NOW)).reason.endswith("it has no retries")
+    assert given_up(after_failure(view(), full, NOW)), "there is no other node"
+    ran = failure(Cause.DISK_FULL, exit_code=1)
+    assert given_up(after_failure(view(has_other_nodes=True), ran, NOW)), "its own program filled it"
