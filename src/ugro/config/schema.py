@@ -276,7 +276,7 @@ class Settings(Section):
     other_keys = ("nodes",)
 
     remote_root: str = key(
-        "~/grid_workspace", NODE_DIRECTORY, "The directory on each node in which UGRO keeps all its files."
+        "~/grid_workspace", NODE_DIRECTORY, "The directory on each node in which UGRO keeps its files."
     )
     ssh: Ssh = nested(Ssh)
     health_check: HealthCheck = nested(HealthCheck)
