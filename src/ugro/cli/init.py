@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ def _text(
 
 def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport], *, is_new: bool) -> None:
     if reports or output.is_json:
-        health.show(output, reports)
+        health.show(output, reports if output.is_json else [_without_hint(report, probe) for report in reports])
     elif is_new:
         output.note(f"no hosts in {probe.source}; the file has this machine only")
     chosen = probe.chosen(reports)
@@ -201,10 +201,15 @@ def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport
         output.note(f"not added: {', '.join(silent)}; to try again: ugro init")
     if probe.unaccepted:
         names = " ".join(map(shlex.quote, probe.unaccepted))
-        how = f"accept them: ugro init --accept-new {names}; or one by one, in a terminal: ugro init"
-        output.note(f"not added, because their host keys are not known: {names}; compare the keys above, then {how}")
+        output.note(f"not added, because host keys are not known: {names}; compare the keys above on the machines")
+        output.note(f"accept these keys and add the hosts: ugro init --accept-new {names}, or in a terminal: ugro init")
     did = "wrote" if is_new else f"added {len(chosen)} to" if chosen else "nothing to add to"
     output.note(f"{did} {path}; next: {_next(path)}")
+
+
+def _without_hint(report: NodeReport, probe: Probe) -> NodeReport:
+    """The hint would be to accept its key: all of them are named together."""
+    return replace(report, hint=None) if report.name in probe.unaccepted else report
 
 
 def _again(session: Session, wish: Wish) -> str:
