@@ -129,9 +129,9 @@ class Agent:
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
         planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
-        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity, code.result_rules)
         collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
-        self._result_service = ResultService(self.home.jobs, self.store, watch, collector)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, collector, self.monitoring.measured)
         self._retention = Retention(
             self.home.jobs,
             self.store,

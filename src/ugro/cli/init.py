@@ -19,11 +19,12 @@ from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.client.clusterfile import find_cluster_file, nearest_cluster_file
+from ugro.client.machines import with_second_names
 from ugro.config.edit import write_atomically
 from ugro.config.load import parse_config, read_text
 from ugro.config.schema import Config
 from ugro.core.errors import ConfigError, NotFound, UgroError, UsageError
-from ugro.core.node import NodeReport, Status
+from ugro.core.node import NodeReport, NodeSpec, Status
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 _SSH_CONFIG = "~/.ssh/config"
@@ -92,7 +93,7 @@ def init(session: Session, /, **options: Any) -> int:
     if before is None and not reports and wish.local is False:
         raise NotFound(f"no hosts in {probe.source}", hint="name some: ugro init gpu1 me@10.0.0.7")
     added = probe.chosen(reports)
-    text = _text(path, before, added, ssh_config, wish)
+    text = _text(path, before, [report for report in reports if report in added or report.same_as], ssh_config, wish)
     if before is None or text != before.text:
         write_atomically(path, text)
     _tell(session.output, path, probe, reports, is_new=before is None)
@@ -117,20 +118,24 @@ class Probe:
         """In the order in which the hosts are named. All hosts are tried before anything is written."""
         named = list(dict.fromkeys(self.wish.hosts)) or self.client.ssh_hosts(self.ssh_config)
         known = before.config.nodes if before is not None else ()
+        nodes = [_word(node) for node in known if node.transport == "ssh"]
         wanted = [word for word in named if not is_known(word, known)]
-        found = {report.name: report for report in self._examine(wanted)}
+        found = {report.name: report for report in self._examine([*nodes, *wanted] if wanted else [])}
         keys = NewKeys(self.output, self.client, self.ssh_config, self.wish.accept_new)
         accepted = [word for word in wanted if found[word].cause == _UNKNOWN_KEY and keys.accept(word)]
         found |= {report.name: report for report in self._examine(accepted)}
         self.unaccepted = tuple(keys.left)
-        return [found[word] for word in wanted]
+        has_local = self.wish.local is not False if before is None else any(n.transport == "local" for n in known)
+        in_order = [found[word] for word in (*nodes, *wanted) if word in found]
+        return [one for one in with_second_names(in_order, has_local=has_local) if one.name in wanted]
 
     def chosen(self, reports: Sequence[NodeReport]) -> list[NodeReport]:
         """Those that become nodes."""
         return [
             report
             for report in reports
-            if report.status is not Status.UNREACHABLE or (self.wish.hosts and report.cause != _UNKNOWN_KEY)
+            if report.same_as is None
+            and (report.status is not Status.UNREACHABLE or (self.wish.hosts and report.cause != _UNKNOWN_KEY))
         ]
 
     def _examine(self, words: Sequence[str]) -> list[NodeReport]:
@@ -186,17 +191,21 @@ def _text(
 ) -> str:
     if before is None:
         return new_text(added, ssh_config, has_local=wish.local is not False)
-    words = [report.name for report in added]
+    words = [report.name for report in added if report.same_as is None]
     return with_nodes(before.text, path, before.config.nodes, words, adds_local=wish.local is True)
 
 
 def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport], *, is_new: bool) -> None:
     if reports or output.is_json:
-        health.show(output, reports if output.is_json else [_without_hint(report, probe) for report in reports])
+        health.show(output, reports if output.is_json else _shown(reports, probe))
     elif is_new:
         output.note(f"no hosts in {probe.source}; the file has this machine only")
+    for report in reports:
+        if report.same_as is not None:
+            output.note(f"not added: {report.name} is the same machine as {report.same_as}")
     chosen = probe.chosen(reports)
-    silent = [report.name for report in reports if report not in chosen and report.name not in probe.unaccepted]
+    others = [report.name for report in reports if report not in chosen and report.same_as is None]
+    silent = [name for name in others if name not in probe.unaccepted]
     if silent:
         output.note(f"not added: {', '.join(silent)}; to try again: ugro init")
     if probe.unaccepted:
@@ -207,9 +216,17 @@ def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport
     output.note(f"{did} {path}; next: {_next(path)}")
 
 
-def _without_hint(report: NodeReport, probe: Probe) -> NodeReport:
-    """The hint would be to accept its key: all of them are named together."""
-    return replace(report, hint=None) if report.name in probe.unaccepted else report
+def _shown(reports: Sequence[NodeReport], probe: Probe) -> list[NodeReport]:
+    """Each machine once; without the hint to accept a key, because all such hosts are named together."""
+    distinct = (report for report in reports if report.same_as is None)
+    return [replace(report, hint=None) if report.name in probe.unaccepted else report for report in distinct]
+
+
+def _word(node: NodeSpec) -> str:
+    """The node as a host that can be tried."""
+    user, port = f"{node.user}@" if node.user else "", f":{node.port}" if node.port else ""
+    host = node.host or node.name
+    return f"{user}[{host}]{port}" if port and ":" in host else f"{user}{host}{port}"
 
 
 def _again(session: Session, wish: Wish) -> str:

@@ -16,12 +16,16 @@ from ugro.core.support.quantity import format_size
 
 
 def new_text(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool) -> str:
+    """A further name for a machine becomes a comment."""
     names: set[str] = set()
+    distinct = [report for report in reports if report.same_as is None]
     lines = ["# The machines of this cluster. Edit it at any time: the agent reads changes by itself.", "nodes:"]
-    if has_local or not reports:
+    if has_local or not distinct:
         name = _unique(os.uname().nodename, names)
         lines.append(f"  {name}: {{transport: local, role: master}}  # this machine")
-    lines += [f"  {_entry(report, names)}" for report in reports]
+    lines += [f"  {_entry(report, names)}" for report in distinct]
+    second = [f"{report.name}: the same machine as {report.same_as}" for report in reports if report.same_as]
+    lines += [f"  # {_on_one_line(text)}" for text in second]
     if ssh_config:
         lines += ["ssh:", f"  config_file: {json.dumps(ssh_config)}"]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ import click
 import ugro
 from ugro.cli.output import Output
 from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session
-from ugro.core.errors import UgroError
+from ugro.core.errors import UgroError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -126,9 +126,17 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
     """
     from pathlib import Path  # `ugro --help` does without
 
+    _expect_directory()
     output = ctx.obj if isinstance(ctx.obj, Output) else Output()
     output.is_json, output.is_quiet = output.is_json or as_json, quiet
     ctx.obj = Session(Path(cluster) if cluster else None, log_level, output)
+
+
+def _expect_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current directory no longer exists", hint="cd to another one") from error
 
 
 def main() -> None:
@@ -166,7 +174,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  # the top of the program: a user gets one clear line, never a traceback
         return output.crash(error)
     finally:
-        output.end_progress()
+        output.close()
 
 
 def _mend_streams() -> None:

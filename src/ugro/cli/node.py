@@ -184,9 +184,10 @@ def _row(report: NodeReport) -> list[Cell]:
     sign, style = health.SIGNS[report.status]
     machine = report.machine
     gpus = [gpu.model for gpu in report.facts.gpus] if report.facts else []
-    note = report.error or ""
+    note = report.error or "; ".join(report.taken_gpus)
     if report.drained is not None:
         note = f"drained: {report.drained}" if report.drained else "drained"
+    note = report.second_name or note
     return [
         Cell(sign, style),
         Cell(report.name, "bold"),
@@ -217,6 +218,8 @@ def _details(report: NodeReport) -> list[tuple[str, str]]:
     details = [("target", report.target), ("role", report.role.value)]
     if report.drained is not None:
         details.append(("drained", report.drained or "yes"))
+    if report.second_name:
+        details.append(("name", f"{report.second_name}; remove it: ugro node rm {report.name}"))
     if (machine := report.machine) is not None:
         details += [
             ("system", f"{machine.os}, Linux {machine.kernel}, {machine.arch}"),
@@ -247,6 +250,8 @@ def _measured(report: NodeReport) -> list[tuple[str, str]]:
         details.append(("clock", f"{link.clock_offset_s * 1000:+.1f} ms against this machine"))
     for gpu in facts.gpus:
         details.append((f"gpu {gpu.index}", f"{gpu.name} {gpu.uuid}" + (f": {gpu.error}" if gpu.error else "")))
+        if gpu.holder is not None:
+            details.append(("", f"  used by {gpu.holder}"))
         for process in gpu.processes:
             owner = f"job {process.job}" if process.job else ("ours" if process.is_ours else "not ours")
             size = format_size(process.memory_bytes) if process.memory_bytes is not None else "?"

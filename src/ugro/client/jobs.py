@@ -25,6 +25,7 @@ from ugro.core.support.codec import decode
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.headline import Headline
     from ugro.core.plan import DryRun
     from ugro.core.profile import JobProfile, TraceFile, TraceRequest
     from ugro.core.results import JobResults
@@ -202,12 +203,30 @@ class Jobs:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
 
-    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
-        """The job, and the results of its newest attempt or of another."""
+    def results(
+        self, job: str | int, *, attempt: int | None = None, all_files: bool = False
+    ) -> tuple[Job, JobResults]:
+        """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
         from ugro.core.results import JobResults
 
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
+        answer = self._ask("GET", f"{_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def brief_results(self, job: str | int) -> JobResults:
+        """How many files are here and on the nodes, without their names: fast, and asks no node."""
+        from ugro.core.results import JobResults
+
+        return decode(JobResults, self._ask("GET", f"{_path(job)}/results/brief")["results"])
+
+    def fetch_results(
+        self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
+    ) -> tuple[Job, JobResults]:
+        """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
+        from ugro.core.results import JobResults
+
+        body = {"patterns": list(patterns), "attempt": attempt}
+        answer = self._ask("POST", f"{_path(job)}/results/fetch", body)
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def profile(
@@ -220,13 +239,26 @@ class Jobs:
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
 
+    def headline(self, job: str | int) -> Headline:
+        """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
+        from ugro.core.headline import Headline
+
+        return decode(Headline, self._ask("GET", f"{_path(job)}/headline")["headline"])
+
+    def headlines(self) -> list[Headline]:
+        """Of the newest running jobs."""
+        from ugro.core.headline import Headline
+
+        return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
+
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
+        from ugro.core.metrics import main_loss
+
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
-        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
-        if not names:
+        name = main_loss(str(one["key"]) for one in keys)
+        if name is None:
             return []
-        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
         query = urlencode({"job": job, "key": name, "bins": bins})
         curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
-from tests.rig.terminal import PROMPT, Screen
+from tests.rig.terminal import PROMPT, Screen, written
 from tests.rig.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux draws the terminal, and is not installed")
@@ -133,6 +133,23 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
     shown = screen.wait_for("^code=2")
     assert re.search(r"^error: ", shown, re.MULTILINE)
     assert "starting the agent" not in shown
+
+
+def test_a_dumb_terminal_gets_no_escape_codes(ugro: Ugro) -> None:
+    for command in (["health"], ["top"], ["run", "--", "sh", "-c", r"printf '\033[31mred\033[0m\n'"], ["status"]):
+        code, content = written(ugro, *command, kind="dumb")
+        assert (code, b"\x1b" in content) == (0, False), content
+
+
+def test_what_a_job_writes_does_not_steer_the_terminal(ugro: Ugro) -> None:
+    evil = r"printf '\033[32mgreen\033[0m \033[2J\033]0;owned\007\033[5A gone\n'; exit 3"
+    assert ugro("run", "--", "sh", "-c", evil).returncode == 3
+    harmless = re.compile(rb"(\x1b\[[0-9;]*m|\r?\x1b\[K|[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f])*")
+    for command, shows_it in {"logs": True, "why": True, "status": True, "events": False}.items():
+        _, content = written(ugro, command, "last", kind="xterm-256color")
+        assert harmless.fullmatch(content), content
+        assert (b"owned" in content) == shows_it, content
+    assert "\x1b[2J" in ugro("logs", "last").stdout, "a pipe gets what was written"
 
 
 # --- ugro top ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 
 from ugro.cli.output import Output
 from ugro.cli.top.view import Seen, headline, lines, spark
+from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.core.node import Facts, Gpu, NodeReport, Status
 
 
@@ -33,6 +34,30 @@ def test_a_node_has_a_line_for_each_gpu_and_its_name_once() -> None:
     assert "gpu1" not in shown[2]
     assert "1 RTX 3070 Ti  ████████ 100%" in shown[2]
     assert "██        25%" in shown[2]
+
+
+def job(number: int, state: JobState, *gpus: int) -> Job:
+    spec, placement = JobSpec(f"job{number}", ("x",)), Placement((Share("gpu1", gpus),))
+    return Job(number, spec, "ann", state, "", "2026-01-01T00:00:00Z", placement=placement)
+
+
+def test_a_job_is_shown_beside_the_gpus_that_it_holds_and_no_others() -> None:
+    jobs = (
+        job(1, JobState.RUNNING, 1),
+        job(2, JobState.RECOVERING, 0),  # its last attempt had it
+        job(3, JobState.STOPPING, 0, 2),
+        job(4, JobState.RUNNING),
+    )
+    nodes = (report("gpu1", gpu(0, 0.5), gpu(1, 1.0), gpu(2, 1.0)),)
+    first, second, third = lines(Output(), Seen("home", nodes, jobs, ()), "name")[1:4]
+    assert "3 job3, 4 job4 (no GPU)" in first
+    assert "job1" not in first
+    assert "1 job1" in second
+    assert "job3" not in second
+    assert "3 job3" in third
+    assert "job2" not in first + second + third
+    [alone] = lines(Output(), Seen("home", (report("gpu1"),), jobs, ()), "name")[1:2]
+    assert alone.endswith("4 job4")
 
 
 def test_a_gpu_that_tells_nothing_is_no_zero() -> None:

@@ -17,7 +17,7 @@ from ugro.agent.api.code import add_code_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.profile import add_profile_routes
-from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops.exec import Command
@@ -86,8 +86,7 @@ def create_app(agent: Agent) -> FastAPI:
         redoc_url=None,
         dependencies=[Depends(look_at_the_file)],
     )
-    app.exception_handler(UgroError)(_answer_error)
-    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    answer_errors(app)
     _add_agent_routes(app, agent)
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
@@ -199,6 +198,12 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
         return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
 
 
+def answer_errors(app: FastAPI) -> None:
+    app.exception_handler(UgroError)(_answer_error)
+    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    app.exception_handler(Exception)(_answer_bug)  # the server logs its traceback, too
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UgroError)
     return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
@@ -213,3 +218,7 @@ async def _answer_bad_request(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return await _answer_error(request, internal_error(error))

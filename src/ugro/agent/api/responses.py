@@ -84,6 +84,15 @@ async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
                 yield "".join(f"{dumps(value)}\n" for value in batch).encode()
     except UgroError as error:
         yield (dumps({"error": error.to_wire()}) + "\n").encode()
+    except Exception as error:  # the client would see only that its answer ends early
+        log.exception("a stream failed")
+        yield (dumps({"error": internal_error(error).to_wire()}) + "\n").encode()
+
+
+def internal_error(error: Exception) -> UgroError:
+    """A bug in UGRO, in one line."""
+    text = f"internal error in the agent: {type(error).__name__}: {error}"
+    return UgroError(text, hint="please report it with the end of: ugro agent logs")
 
 
 def json_response(value: Any) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,6 +146,9 @@ class SubmissionReader:
 
     def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
         _expect_script(script, Path(snapshot.folder))
+        kind = stat.S_IFMT(os.lstat(Path(snapshot.folder, script)).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise ConfigError(f"{script} is neither a file nor a folder", hint="name a Python file")
         if self._code is not None and not self._code.holds(snapshot.id, script):
             raise ConfigError(
                 f"{script} is not sent: a .gitignore, a .ugroignore or sync.exclude_patterns excludes it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
 def _folder(file: Path | None, fields: dict[str, Any]) -> Path:
     """The folder of the code that is sent, as far as the command line says."""
     if fields.get("workdir"):
-        return Path(fields["workdir"]).expanduser()
+        return Path(os.path.expanduser(fields["workdir"]))
     return file.parent if file is not None else Path()
 
 

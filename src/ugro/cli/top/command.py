@@ -48,7 +48,7 @@ def top(session: Session, interval: float, sort: str, once: bool) -> None:
     if output.is_json:
         jobs = [job_document(job) for job in seen.jobs]
         output.document({"nodes": seen.nodes, "jobs": jobs, "alerts": seen.alerts})
-    elif once or not output.is_terminal:
+    elif once or not output.can_redraw:
         output.text(headline(seen))
         output.drawn(lines(output, seen, sort))
     else:

@@ -9,7 +9,7 @@ from ugro.cli.health import SIGNS, note
 from ugro.cli.jobs import describe
 from ugro.cli.output import Cell, Output, Style
 from ugro.core.alert import Alert
-from ugro.core.job import WAITING_STATES, Job, JobState
+from ugro.core.job import WAITING_STATES, Job, JobState, holders
 from ugro.core.node import Facts, Gpu, NodeReport, Status, by_name
 from ugro.core.support.quantity import format_duration, format_size
 
@@ -47,8 +47,9 @@ class Seen:
 
 
 def headline(seen: Seen) -> str:
-    up = sum(report.status is not Status.UNREACHABLE for report in seen.nodes)
-    parts = [f"{seen.cluster}", f"{up} of {len(seen.nodes)} nodes", *_gpu_totals(seen.nodes)]
+    machines = [report for report in seen.nodes if report.same_as is None]
+    up = sum(report.status is not Status.UNREACHABLE for report in machines)
+    parts = [f"{seen.cluster}", f"{up} of {len(machines)} nodes", *_gpu_totals(machines)]
     running = sum(job.state not in WAITING_STATES for job in seen.jobs)
     parts.append(f"{running} running, {len(seen.jobs) - running} waiting")
     if seen.alerts:
@@ -88,7 +89,7 @@ def _node_rows(seen: Seen, sort: str) -> list[list[Cell]]:
     nodes = sorted(seen.nodes, key=lambda report: by_name(report.name))
     if sort != "name":
         nodes.sort(key=lambda report: -_most(report, sort))  # equal ones stay sorted by name
-    return [row for report in nodes for row in _rows_of(report, _jobs_on(report.name, seen.jobs))]
+    return [row for report in nodes for row in _rows_of(report, seen.jobs)]
 
 
 def _most(report: NodeReport, sort: str) -> float:
@@ -102,21 +103,24 @@ def _most(report: NodeReport, sort: str) -> float:
     return max((value for value in values if value is not None), default=own or 0.0)
 
 
-def _jobs_on(node: str, jobs: Sequence[Job]) -> str:
-    here = [job for job in jobs if job.placement and node in job.placement.nodes]
-    return ", ".join(f"{job.id} {job.spec.name}" for job in here)
+def _jobs_on(node: str, gpu: int | None, jobs: Sequence[Job]) -> list[str]:
+    return [f"{job.id} {job.spec.name}" for job in holders(jobs, node, gpu)]
 
 
-def _rows_of(report: NodeReport, jobs: str) -> list[list[Cell]]:
+def _rows_of(report: NodeReport, jobs: Sequence[Job]) -> list[list[Cell]]:
+    """A row for each GPU, beside it the jobs that hold it; the first also has what is known of the node itself."""
     sign, style = SIGNS[report.status]
     own = [Cell(sign, style), Cell(report.name, "bold"), *_system_cells(report.facts)]
-    last = [Cell(jobs, "id"), Cell(note(report), style)]
+    more = Cell(note(report), style)
     gpus = report.facts.gpus if report.facts else ()
+    on_cores = _jobs_on(report.name, None, jobs)
     if not gpus:
-        return [[*own, *[Cell("")] * 5, *last]]
-    rows = [[*own, *_gpu_cells(gpu), *last] for gpu in gpus]
+        return [[*own, *[Cell("")] * 5, Cell(", ".join(on_cores), "id"), more]]
+    beside = [_jobs_on(report.name, gpu.index, jobs) for gpu in gpus]
+    beside[0] += [f"{text} (no GPU)" for text in on_cores]
+    rows = [[*_gpu_cells(gpu), Cell(", ".join(held), "id")] for gpu, held in zip(gpus, beside, strict=True)]
     blank = Cell("")
-    return [rows[0], *([*[blank] * len(own), *row[len(own) : -2], blank, blank] for row in rows[1:])]
+    return [[*own, *rows[0], more], *([*[blank] * len(own), *row, blank] for row in rows[1:])]
 
 
 def _system_cells(facts: Facts | None) -> list[Cell]:
@@ -164,7 +168,7 @@ def _job_row(job: Job, seen: Seen) -> list[Cell]:
         Cell(str(job.id), "id", is_number=True),
         Cell(job.spec.name, "bold"),
         Cell(job.state, style),
-        Cell(", ".join(job.placement.nodes) if job.placement else ""),
+        Cell(", ".join(job.held.nodes) if job.held else ""),
         Cell(format_duration(describe.duration_s(job)), is_number=True),
         Cell(loss, is_number=True),
         Cell(spark(curve.values) if curve else ""),
