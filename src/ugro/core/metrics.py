@@ -17,6 +17,7 @@ from ugro.core.training import StepRecord, document, step_record
 _LOSSES = ("loss", "train/loss", "train_loss")
 # The kinds of records that ``ugro.train`` writes for itself: their values are named ``profile/step_s``.
 INTERNAL = ("profile/", "plan/", "advice/", "progress/")
+TOTAL_STEPS = "progress/total_steps"  # how many steps a training will have
 _LOSS_WORD = re.compile(r"loss(es)?([/_.\s-]|$)", re.IGNORECASE)
 _TRAIN_WORD = re.compile(r"(^|[/_.\s-])train", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|[/_.\s-])(val|valid|validation|eval|evaluation|test|dev)([/_.\s-]|$)", re.IGNORECASE)

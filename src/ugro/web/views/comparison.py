@@ -8,6 +8,7 @@ from typing import Any
 
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment
+from ugro.core.metrics import main_loss
 from ugro.policy.experiments.columns import metric_order
 from ugro.policy.experiments.comparison import METRIC, Row
 from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, groups_of
@@ -60,7 +61,8 @@ def runs_document(runs: Sequence[Experiment]) -> dict[str, Any]:
     groups = {name: groups_of(runs, name) for name in names}
     keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
     return {
-        "keys": keys,
+        "names": keys,
+        "loss": main_loss(keys),
         "runs": [
             {"id": one.id, "name": f"{one.id} {one.name}", "groups": {name: groups[name][one.id] for name in names}}
             for one in runs
