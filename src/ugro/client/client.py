@@ -26,6 +26,7 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.client.cluster_files import ClusterFiles
     from ugro.client.jobs import Jobs
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -292,6 +293,12 @@ class Client:
         from ugro.client.jobs import Jobs
 
         return Jobs(self._ask, self._stream)
+
+    @property
+    def cluster_files(self) -> ClusterFiles:
+        from ugro.client.cluster_files import ClusterFiles
+
+        return ClusterFiles(self._ask)
 
     # --- commands ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,40 @@
+"""What ``ugro init`` asks about a cluster file, and what it wants in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugro.core.node import NodeSpec
+from ugro.core.support.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """A file as it is on disk."""
+
+    nodes: tuple[NodeSpec, ...]
+    ssh_config: str | None  # the ssh configuration that it names
+
+    def has(self, word: str) -> bool:
+        """Whether a host, as the user or ssh's configuration names it, is a node already."""
+        to = Destination.parse(word)
+        return any(
+            node.name == word or ((node.host or node.name), node.user, node.port) == (to.host, to.user, to.port)
+            for node in self.nodes
+            if node.transport == "ssh"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewHost:
+    word: str  # NAME, USER@HOST or USER@HOST:PORT
+    remark: str  # a comment beside it
+    same_as: str | None = None  # it is only a further name for this host
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWish:
+    hosts: tuple[NewHost, ...]
+    is_new: bool  # else they are added to what is there
+    has_local: bool  # with this machine as a node
+    ssh_config: str | None = None  # for a new file
