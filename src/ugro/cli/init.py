@@ -21,7 +21,7 @@ from ugro.client.clusterfile import find_cluster_file, nearest_cluster_file
 from ugro.client.machines import with_second_names
 from ugro.core.cluster_file import ClusterFacts, ClusterWish, NewHost
 from ugro.core.errors import ConfigError, NotFound, UgroError, UsageError
-from ugro.core.node import NodeReport, NodeSpec, Status
+from ugro.core.node import NodeReport, Status
 from ugro.core.support.quantity import format_size
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
@@ -108,15 +108,14 @@ class Probe:
     def reports(self, before: ClusterFacts | None) -> list[NodeReport]:
         """In the order in which the hosts are named. All hosts are tried before anything is written."""
         named = list(dict.fromkeys(self.wish.hosts)) or self.client.ssh_hosts(self.ssh_config)
-        known = before.nodes if before is not None else ()
-        nodes = [_word(node) for node in known if node.transport == "ssh"]
+        nodes = [host.word for host in before.hosts] if before is not None else []
         wanted = [word for word in named if before is None or not before.has(word)]
         found = {report.name: report for report in self._examine([*nodes, *wanted] if wanted else [])}
         keys = NewKeys(self.output, self.client, self.ssh_config, self.wish.accept_new)
         accepted = [word for word in wanted if found[word].cause == _UNKNOWN_KEY and keys.accept(word)]
         found |= {report.name: report for report in self._examine(accepted)}
         self.unaccepted = tuple(keys.left)
-        has_local = self.wish.local is not False if before is None else any(n.transport == "local" for n in known)
+        has_local = self.wish.local is not False if before is None else before.has_local
         in_order = [found[word] for word in (*nodes, *wanted) if word in found]
         return [one for one in with_second_names(in_order, has_local=has_local) if one.name in wanted]
 
@@ -204,13 +203,6 @@ def _shown(reports: Sequence[NodeReport], probe: Probe) -> list[NodeReport]:
     """Each machine once; without the hint to accept a key, because all such hosts are named together."""
     distinct = (report for report in reports if report.same_as is None)
     return [replace(report, hint=None) if report.name in probe.unaccepted else report for report in distinct]
-
-
-def _word(node: NodeSpec) -> str:
-    """The node as a host that can be tried."""
-    user, port = f"{node.user}@" if node.user else "", f":{node.port}" if node.port else ""
-    host = node.host or node.name
-    return f"{user}[{host}]{port}" if port and ":" in host else f"{user}{host}{port}"
 
 
 def _again(session: Session, wish: Wish) -> str:

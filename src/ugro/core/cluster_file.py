@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugro.core.node import NodeSpec
 from ugro.core.support.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHost:
+    """A node that is reached by ssh."""
+
+    name: str
+    to: Destination
+
+    @property
+    def word(self) -> str:
+        """As a user would write it."""
+        to = self.to
+        user, port = f"{to.user}@" if to.user else "", f":{to.port}" if to.port else ""
+        return f"{user}[{to.host}]{port}" if port and ":" in to.host else f"{user}{to.host}{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
     """A file as it is on disk."""
 
-    nodes: tuple[NodeSpec, ...]
+    hosts: tuple[KnownHost, ...]
+    has_local: bool  # this machine is a node
     ssh_config: str | None  # the ssh configuration that it names
 
     def has(self, word: str) -> bool:
         """Whether a host, as the user or ssh's configuration names it, is a node already."""
         to = Destination.parse(word)
-        return any(
-            node.name == word or ((node.host or node.name), node.user, node.port) == (to.host, to.user, to.port)
-            for node in self.nodes
-            if node.transport == "ssh"
-        )
+        return any(word == host.name or to == host.to for host in self.hosts)
 
 
 @dataclass(frozen=True, slots=True)

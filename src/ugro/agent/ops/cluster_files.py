@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ugro.config.edit import add_node, write_atomically
 from ugro.config.load import parse_config, read_text
-from ugro.core.cluster_file import ClusterFacts, ClusterWish, NewHost
+from ugro.core.cluster_file import ClusterFacts, ClusterWish, KnownHost, NewHost
 from ugro.core.node import NodeSpec
 from ugro.core.support.destination import Destination
 
@@ -19,7 +19,15 @@ def read(path: Path) -> ClusterFacts:
     """The file alone, without the environment."""
     config = parse_config(read_text(path), path, {})
     file = config.ssh.config_file
-    return ClusterFacts(config.nodes, os.path.abspath(os.path.expanduser(file)) if file else None)
+    return ClusterFacts(
+        tuple(
+            KnownHost(node.name, Destination(node.host or node.name, node.user, node.port))
+            for node in config.nodes
+            if node.transport == "ssh"
+        ),
+        any(node.transport == "local" for node in config.nodes),
+        os.path.abspath(os.path.expanduser(file)) if file else None,
+    )
 
 
 def write(path: Path, wish: ClusterWish) -> None:
