@@ -6,6 +6,7 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -149,7 +150,8 @@ class Client:
             time.sleep(0.02)
         else:
             raise Unreachable("the agent does not stop", hint=_holder(self.home))
-        self.home.served_cluster.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.home.served_cluster.unlink()
         return has_stopped
 
     def restart_agent(self) -> AgentStatus:
