@@ -11,13 +11,14 @@ from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
 from ugro.agent.code.scanner import Choices, Links
+from ugro.agent.code.script_imports import ScriptImports
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import UgroError
-from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.job import FINAL_STATES, Imports, Job, JobState
 from ugro.core.support.quantity import format_size
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
@@ -38,6 +39,7 @@ class Code:
         self._cluster = cluster
         self._snapshots = SnapshotStore(state.contents)
         self._transfers = CodeTransfers(self._snapshots, store.code, cluster.inventory.get, identity)
+        self._imports = ScriptImports(self._snapshots)
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
@@ -113,6 +115,10 @@ class Code:
     def holds(self, snapshot: str, path: str) -> bool:
         """Whether a file is in it. Blocks."""
         return self._snapshots.holds(snapshot, path)
+
+    async def imports(self, snapshot: str, script: str) -> Imports:
+        """What the script in it imports as it begins."""
+        return await asyncio.to_thread(self._imports.of, snapshot, script)
 
     async def difference(self, old: str, new: str) -> CodeDiff:
         return await asyncio.to_thread(code_diff, self._snapshots.store, old, new)

@@ -23,10 +23,11 @@ from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
-from ugro.core.job import After, Job, JobSpec, Launcher
+from ugro.core.job import After, Imports, Job, JobSpec, Launcher
 from ugro.core.node import NodeSpec
 from ugro.store.jobs import About, JobStore
 
+_PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _LAB = "ugro.lab.enter"
 Taken = dict[Path, Snapshot]  # by folder
 
@@ -86,9 +87,23 @@ class SubmissionReader:
             spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
+            spec = await self._with_imports(spec)
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
+
+    async def _with_imports(self, spec: JobSpec) -> JobSpec:
+        """With what its script imports; and who lacks that is known when this returns."""
+        script = spec.argv[0]
+        if self._code is None or spec.snapshot is None or spec.launcher is Launcher.COMMAND or script.startswith("-"):
+            return spec
+        found = await self._code.imports(spec.snapshot, script)
+        names = {*found.names, *(("torch",) if spec.launcher is Launcher.TORCHRUN else ())}
+        has_own_path = any(name in _PYTHONS_PATHS for name, _ in spec.env)
+        found = Imports(tuple(sorted(names)), found.is_certain and not has_own_path)
+        spec = replace(spec, imports=found)
+        await self._scheduler_input.learn_imports(spec)
+        return spec
 
     def progress(self, job: Job) -> str | None:
         """The progress of sending its code to its nodes, in words."""

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.core.errors import UgroError
 from ugro.core.job import HOLDING_STATES
 from ugro.core.node import Facts, NodeReport, Status
@@ -47,6 +48,8 @@ class NodeReports:
         self._cluster = cluster
         self._health = health
         self.on_news: Callable[[], None] | None = None
+        self.modules = NodeModules()
+        self.modules.on_news = self._tell
         self.on_reports: Callable[[list[NodeReport]], None] | None = None
         # After how many seconds a node is asked again; None: not until its link is back.
         self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
@@ -117,6 +120,7 @@ class NodeReports:
             async with contextlib.aclosing(self._health.reports(nodes)) as batches:
                 async for reports in batches:
                     self._note(reports, by_name, holders)
+            await self.modules.refresh(nodes)
         except UgroError as error:
             log.error("cannot probe nodes: %s", error)
         finally:
@@ -132,6 +136,9 @@ class NodeReports:
         self._news.set()
         if self.on_reports is not None:
             self.on_reports(list(reports))
+        self._tell()
+
+    def _tell(self) -> None:
         if self.on_news is not None:
             self.on_news()
 
