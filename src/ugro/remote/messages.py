@@ -107,8 +107,8 @@ class Environment:
 class Modules:
     """``modules``: which of the ``names`` that were asked for the node's Python does not find.
 
-    ``folders``: where it looks, and when each last changed (in nanoseconds; 0: it is not there). Whoever sends them
-    with the next question is told that nothing has changed, without a look.
+    ``folders``: where it looks, and when each last changed (in nanoseconds; 0: it is not there). Sent with the next
+    question, they save the look: ``is_same`` says that nothing has changed.
     """
 
     missing: Tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from ugro.core.job import Job, JobSpec, Resources
 from ugro.core.metrics import MetricsSummary
 from ugro.core.support.secret import looks_secret
 
-_APART = frozenset({"name", "env", "resources", "argv", "snapshot"})  # shown in rows of their own
+_APART = frozenset({"name", "env", "resources", "argv", "snapshot", "imports"})  # have rows of their own
 
 
 @dataclass(frozen=True, slots=True)
