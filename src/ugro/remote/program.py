@@ -82,6 +82,8 @@ class Program:
         self.node_key = node_key
         self.calls: Dict[int, Call] = {}
         self.methods: Dict[str, Method] = {}
+        # Calls back with what the GPU sampler reads, within so many seconds; None on a node without GPUs.
+        self.read_gpus: Optional[Callable[[Callable[[Dict[str, Any]], None], float], None]] = None
         self.find: Callable[[str], Optional[Method]] = lambda name: None  # those that are not in ``methods``
         self._in_fd = in_fd
         self._out_fd = out_fd

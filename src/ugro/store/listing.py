@@ -6,8 +6,10 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ugro.core.event import Event
 from ugro.core.job import Job, JobState
 from ugro.store.engine import Database
+from ugro.store.events import event_of
 from ugro.store.job_rows import readable_jobs
 
 
@@ -22,6 +24,15 @@ class Listed:
     limit: int = 50
 
 
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event, with what its job is called and its state now; None without a job, or if the job was removed."""
+
+    event: Event
+    name: str | None = None
+    state: JobState | None = None
+
+
 class ListingStore:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -33,6 +44,19 @@ class ListingStore:
         """How many jobs are in each state; states without jobs are left out."""
         query = "SELECT state, COUNT(*) AS count FROM jobs GROUP BY state"
         return await self._database.run(lambda db: {JobState(row["state"]): row["count"] for row in db.execute(query)})
+
+    async def newest_happened(self, limit: int) -> list[Happened]:
+        """The newest events of all jobs and nodes, the newest first."""
+        query = (
+            "SELECT events.*, jobs.name AS job_name, jobs.state AS job_state FROM events "
+            "LEFT JOIN jobs ON jobs.id = events.job ORDER BY events.seq DESC LIMIT ?"
+        )
+        return await self._database.run(lambda db: [_happened(row) for row in db.execute(query, [limit])])
+
+
+def _happened(row: sqlite3.Row) -> Happened:
+    state = JobState(row["job_state"]) if row["job_state"] is not None else None
+    return Happened(event_of(row), row["job_name"], state)
 
 
 def _page(db: sqlite3.Connection, wanted: Listed) -> list[Job]:

@@ -299,12 +299,12 @@ def test_a_job_is_cancelled_and_tried_again_by_its_buttons(
     page.get_by_role("button", name="Cancel").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(f"ugro cancel {job.id}")
-    dialog.get_by_role("button", name="Cancel").click()
+    dialog.get_by_role("button", name=f"Cancel job {job.id}").click()
     _wait_for_state(page, "cancelled")
     assert _ended(dashboard, job).state is JobState.CANCELLED
 
     page.get_by_role("button", name="Retry").click()
-    page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+    page.get_by_role("dialog").get_by_role("button", name=f"Submit job {job.id} again").click()
     page.wait_for_url(re.compile(rf"/jobs/(?!{job.id}$)\d+$"))
     again = dashboard.client.jobs.get(page.url.rpartition("/")[2])
     assert again.spec == job.spec

@@ -93,6 +93,18 @@ class FileStore:
             if name not in names and is_file(self._folder.path(name))
         ]
 
+    def fetched(self) -> list[bytes]:
+        """The paths of files that were fetched and are here."""
+        return [path for path in map(self._folder.path, self._known) if is_file(path)]
+
+    def seed(self, name: bytes, path: Path) -> None:
+        """A file that is here already, perhaps the same: what it lacks is fetched. It is not copied."""
+        target = self._folder.path(name)
+        if not os.path.lexists(target):
+            os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+            with contextlib.suppress(OSError):  # no links here: then it is fetched
+                os.link(path, target)
+
     def pieced(self) -> list[bytes]:
         return [name for name, known in self._known.items() if known.is_pieced]
 

@@ -21,7 +21,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
-from ugro.core.job import Job
+from ugro.core.job import Job, Share
 from ugro.core.plan import Plan
 from ugro.nodes.runs import RunStart, RunStatus
 from ugro.policy.lifecycle.postmortem import disk_hint
@@ -38,8 +38,14 @@ _START_S = 120.0
 _AGAIN_S = 0.5
 _NO_CODE = "no-code"
 _PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
-_CAUSES = {"other-boot": Cause.NODE_REBOOTED, disk.NO_SPACE: Cause.DISK_FULL}
 _NODES_OWN_SIGNAL = "TERM"
+# What a refusal of a node means, by its kind.
+_CAUSES = {
+    "other-boot": Cause.NODE_REBOOTED,
+    disk.NO_SPACE: Cause.DISK_FULL,
+    "gpu-busy": Cause.GPU_UNAVAILABLE,
+    "gpu-changed": Cause.GPU_UNAVAILABLE,
+}
 
 Key = tuple[int, int]  # job and attempt
 
@@ -191,7 +197,15 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
-    return RunStart(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
+    settings = {**_settings(job), **_gpus(job, share)}
+    return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
+
+
+def _gpus(job: Job, share: Share) -> dict[str, Any]:
+    """By which the node locks them, and what it tells those who want them meanwhile."""
+    if not share.uuids:
+        return {}
+    return {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
 
 
 def _settings(job: Job) -> dict[str, Any]:
@@ -205,6 +219,10 @@ def _settings(job: Job) -> dict[str, Any]:
         settings["code"] = spec.snapshot
     if spec.outputs:
         settings["outputs"] = list(spec.outputs)
+    if not spec.results.workdir:
+        settings["workdir"] = False
+    if spec.checkpoint_dir is not None:
+        settings["checkpoint_dir"] = spec.checkpoint_dir
     if (limit_s := lease_s(job)) is not None:
         settings["lease_s"] = limit_s
     return settings

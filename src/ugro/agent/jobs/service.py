@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.errors import NotAllowed, NotFound, UsageError
 from ugro.core.event import Event
 from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
@@ -36,6 +36,14 @@ _NAMED_JOBS = 1000
 class Details:
     job: Job
     attempts: list[Attempt]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An edited job file, and fields of a form that override it."""
+
+    text: str
+    fields: Mapping[str, str]
 
 
 class JobService:
@@ -66,6 +74,7 @@ class JobService:
     # --- in and out --------------------------------------------------------------------------------------------
 
     async def submit(self, submit: Submit) -> Job | Needs:
+        point("submit.begun")
         spec = await self._submitting.spec(submit)
         if isinstance(spec, Needs):
             return spec
@@ -110,6 +119,33 @@ class JobService:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
 
+    async def withdraw(self, key: str) -> Job | None:
+        """Of a client that was interrupted: its job if that is recorded already, else it is not submitted any more."""
+        return await self._jobs.withdraw(key)
+
+    async def editable(self, number: int) -> Job:
+        """To launch it again with changes, without jobs to wait for that are gone. NotAllowed if its code is gone."""
+        job = await self._jobs.get(number)
+        self._submitting.expect_same_code(job)
+        return replace(job, spec=replace(job.spec, after=await self._still_known(job.spec.after)))
+
+    async def launch_again(self, number: int, change: Change, user: str, key: str) -> Job:
+        """Submits a job with the code of an earlier one, from its edited job file; one job for each ``key``."""
+        if (known := await self._jobs.submitted(key)) is not None:
+            return known
+        old = await self._jobs.get(number)
+        spec = await self._submitting.derived(old, change.text, change.fields)
+        await self._submitting.check_fit([spec])
+        about = await self._submitting.about(spec, Submit(user, key, origin=old.origin))
+        submission = await self._jobs.submit(spec, user, key, about)
+        point("submit.recorded")
+        if submission.is_new:
+            new = submission.job
+            await self._jobs.note("launched", f"launched again with changes as job {new.id} by {user}", job=old)
+            await self._jobs.note("launched", f"from job {old.id}, with changes", job=new)
+            self._engine.wake()
+        return submission.job
+
     async def _still_known(self, after: After) -> After:
         """Without the jobs that retention has removed since: they had ended."""
         known = await self._jobs.states_of((*after.ok, *after.any))
@@ -124,11 +160,13 @@ class JobService:
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
         known = [await self._submitting.about(spec, submit) for spec, submit in submits]
-        submissions = await self._jobs.submit_many(
-            (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
-        )
-        point("submit.recorded")
-        self._engine.wake()
+        try:
+            submissions = await self._jobs.submit_many(
+                (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+            )
+            point("submit.recorded")
+        finally:
+            self._engine.wake()  # a job may be recorded also when this is cancelled because its client left
         return [submission.job for submission in submissions]
 
     # --- looking -----------------------------------------------------------------------------------------------
@@ -150,6 +188,27 @@ class JobService:
             names = dict.fromkeys(job.spec.name for job in await self._jobs.newest(_NAMED_JOBS))
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
+
+    async def find_different(self, words: Sequence[str]) -> list[Job]:
+        """A job for each word, to be compared: a name means the newest job of that name that no other word means."""
+        exact = {word: await self.find(word) for word in words if word.isdigit() or word == "last"}
+        taken = {job.id for job in exact.values()}
+        found: list[Job] = []
+        for word in words:
+            job = exact.get(word) or await self._newest_other(word, taken)
+            if any(job.id == one.id for one in found):
+                same = [one for one in words if one in exact and exact[one].id == job.id]
+                raise _same(job, f"{' and '.join(same)} are the same job")
+            found.append(job)
+            taken.add(job.id)
+        return found
+
+    async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
+        try:
+            return await self._jobs.find(name, taken)
+        except NotFound:
+            job = await self.find(name)
+        raise _same(job, f"it is the only job named {name}")
 
     async def details(self, word: str) -> Details:
         [job] = await self._reasons.added_to([await self.find(word)])
@@ -279,3 +338,7 @@ class _Reasons:
 
 def _end_first(job: Job) -> str:
     return f"cancel it first: ugro cancel {job.id}"
+
+
+def _same(job: Job, why: str) -> UsageError:
+    return UsageError(f"cannot compare job {job.id} with itself: {why}", hint="choose two jobs: ugro status --all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
-from ugro.config.job.file import Draft, draft_job
+from ugro.config.job.file import Draft, draft_job, edited_job
+from ugro.config.job.form import read_form
+from ugro.config.job.schema import JobSection
 from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
@@ -29,6 +32,7 @@ from ugro.store.jobs import About, JobStore
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _LAB = "ugro.lab.enter"
+_OF_THE_CODE = ("workdir", "cwd", "sync", "inputs")  # keys that say which code and data of this machine a job uses
 Taken = dict[Path, Snapshot]  # by folder
 
 
@@ -76,13 +80,10 @@ class SubmissionReader:
         draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
         if submit.env is None and draft.wanted_variables:
             return Needs(draft.wanted_variables)
-        ids = {name: await self._id(name) for name in draft.named_jobs}
-        spec = draft.spec(submit.env or {}, lambda name: _found(ids, name))
-        self._check_channels(spec.notify)
-        await self._check_jobs(spec.after)
+        spec = await self._resolved(draft, submit.env or {})
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
-            spec = self._with_cwd(spec, submit.here / draft.workdir)
+            spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
         else:
             spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
@@ -105,6 +106,18 @@ class SubmissionReader:
         await self._scheduler_input.learn_imports(spec)
         return spec
 
+    async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
+        """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
+        draft = edited_job(text, read_form(fields))
+        reason = f"cannot be changed here: the new job has the code of job {old.id}"
+        draft.refuse_changes(JobSection.of_spec(old.spec), _OF_THE_CODE, reason)
+        hint = "write its value, or remove the variable"
+        draft.refuse_lack((name for name, _ in old.spec.env), f"it has no value, and job {old.id} has none", hint)
+        spec = await self._resolved(draft, dict(old.spec.env))
+        self.expect_same_code(old)
+        await asyncio.to_thread(self._expect_script_of, old, spec)
+        return replace(spec, snapshot=old.spec.snapshot)
+
     def progress(self, job: Job) -> str | None:
         """The progress of sending its code to its nodes, in words."""
         return self._code.progress(job) if self._code is not None else None
@@ -122,6 +135,11 @@ class SubmissionReader:
             what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
             raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
 
+    def expect_same_code(self, job: Job) -> None:
+        """Raises NotAllowed if code was sent with it and is not here any more."""
+        if job.spec.snapshot is not None:
+            self.expect_code(job)
+
     async def compared(self, job: Job) -> str:
         """Whether its nodes still have the same software installed, in words."""
         changed = await self._cache.changed_since(job) if self._cache is not None else None
@@ -133,6 +151,14 @@ class SubmissionReader:
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+
+    async def _resolved(self, draft: Draft, env: Mapping[str, str]) -> JobSpec:
+        """With ids for names of jobs; raises ConfigError if a job or channel that it names does not exist."""
+        ids = {name: await self._id(name) for name in draft.named_jobs}
+        spec = draft.spec(env, lambda name: _found(ids, name))
+        self._check_channels(spec.notify)
+        await self._check_jobs(spec.after)
+        return spec
 
     def _check_channels(self, names: Sequence[str]) -> None:
         known = (LOG, *self._cluster.config.channels)
@@ -152,7 +178,7 @@ class SubmissionReader:
         if self._code is None or not draft.section.sync or draft.section.cwd is not None:
             return None
         folder = submit.here / draft.workdir
-        if draft.section.workdir is None and self._code.is_left_alone(folder):
+        if draft.section.workdir is None and self._code.why_left_alone(folder) is not None:
             return None
         if folder not in taken:
             taken[folder] = await self._code.take(folder, force=submit.force)
@@ -160,11 +186,21 @@ class SubmissionReader:
 
     def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
         _expect_script(script, Path(snapshot.folder))
+        kind = stat.S_IFMT(os.lstat(Path(snapshot.folder, script)).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise ConfigError(f"{script} is neither a file nor a folder", hint="name a Python file")
         if self._code is not None and not self._code.holds(snapshot.id, script):
             raise ConfigError(
                 f"{script} is not sent: a .gitignore, a .ugroignore or sync.exclude_patterns excludes it",
                 hint=f"to include it, add the line !{script} to .ugroignore",
             )
+
+    def _expect_script_of(self, old: Job, spec: JobSpec) -> None:
+        script, snapshot = _script(spec), old.spec.snapshot
+        if script is None or snapshot is None or self._code is None:
+            return
+        if not self._code.holds(snapshot, script):
+            raise ConfigError(f"script: {script} is not in the code of job {old.id}")
 
     async def _id(self, name: str) -> int | None:
         try:
@@ -172,7 +208,8 @@ class SubmissionReader:
         except NotFound:
             return None
 
-    def _with_cwd(self, spec: JobSpec, folder: Path) -> JobSpec:
+    def _with_cwd(self, spec: JobSpec, folder: Path, *, is_to_send: bool) -> JobSpec:
+        """``is_to_send``: the user expects that the folder is sent."""
         if spec.cwd is not None:
             return spec
         if all(_is_here(node.spec) for node in self._cluster.inventory):
@@ -181,6 +218,8 @@ class SubmissionReader:
             if (script := _script(spec)) is not None:
                 _expect_script(script, folder)
             return replace(spec, cwd=str(folder))
+        if is_to_send:
+            self._expect_nothing_of(folder, spec.argv)
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
         if not program.startswith(("/", "~")) and (is_script or "/" in program):
@@ -189,6 +228,18 @@ class SubmissionReader:
                 hint=f"give its directory there (--cwd DIR), or a whole path such as /data/{Path(program).name}",
             )
         return spec
+
+    def _expect_nothing_of(self, folder: Path, argv: Sequence[str]) -> None:
+        """Of a folder that is not sent: a job that names one of its files would only fail on the node."""
+        place = self._code.why_left_alone(folder) if self._code is not None else None
+        relative = (word for word in argv if not word.startswith(("/", "~")))
+        own = next((word for word in relative if os.path.isfile(os.path.join(folder, word))), None)
+        if place is not None and own is not None:
+            raise ConfigError(
+                f"{own} is not sent to the nodes: {folder} is {place}, and is never sent as a whole",
+                hint="move it to a folder of its own and submit there, or name one to send: --workdir DIR; "
+                "if the nodes have it: --cwd DIR",
+            )
 
 
 def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:

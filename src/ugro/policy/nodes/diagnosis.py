@@ -141,7 +141,9 @@ def _one_gpu(gpu: Gpu, look: str) -> Iterator[Verdict]:
     if gpu.error is not None:
         yield Grade.FAILED, f"{label} cannot be read: {gpu.error}", f"run: {look}   (reboot the node if it persists)"
     others = [f"{process.name} (pid {process.pid})" for process in gpu.processes if not process.is_ours]
-    if others:
+    if gpu.holder is not None:
+        yield Grade.WARNING, f"{label} is used by {gpu.holder}", "jobs that need it wait until it is free"
+    elif others:
         yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or check: {look}"
 
 

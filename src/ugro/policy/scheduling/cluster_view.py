@@ -18,6 +18,8 @@ class GpuView:
     memory_bytes: int | None = None
     is_foreign: bool = False  # a process that is not ours uses it
     is_broken: bool = False
+    uuid: str = ""
+    holder: str | None = None  # who has its lock on the node, in words; such a GPU is foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class NodeView:
     cost: float = 0.0  # how busy it is, as ``selection`` counts it; lower is better
     is_known: bool = True  # False: its hardware has not been reported yet; only its labels are known
     is_awaited: bool = False  # its first report has not arrived yet
+    is_second_name: bool = False  # another node is the same machine, and is used
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,9 @@ def what_is_left_out(nodes: Sequence[NodeView], imports: Collection[str] = ()) -
     away = [f"{node.name} {node.unusable}" for node in nodes if node.unusable is not None]
     if away:
         yield names(away)
-    foreign = [f"GPU {gpu.index} of {node.name}" for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    gpus = [(f"GPU {gpu.index} of {node.name}", gpu) for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    yield from (f"{name} is used by {gpu.holder}" for name, gpu in gpus if gpu.holder is not None)
+    foreign = [name for name, gpu in gpus if gpu.holder is None]
     if foreign:
         yield f"others use {names(foreign)}"
     full = [f"{node.name} {node.no_room}" for node in nodes if node.no_room is not None]

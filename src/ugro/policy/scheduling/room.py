@@ -139,8 +139,9 @@ class Room:
         self.version += 1
 
     def share(self, part: Free) -> Share:
-        gpus = tuple(gpu.index for position, gpu in enumerate(self.node.gpus) if part.gpus >> position & 1)
-        return Share(self.node.name, gpus, part.cpus, part.memory_bytes)
+        given = [gpu for position, gpu in enumerate(self.node.gpus) if part.gpus >> position & 1]
+        uuids = tuple(gpu.uuid for gpu in given) if any(gpu.uuid for gpu in given) else ()
+        return Share(self.node.name, tuple(gpu.index for gpu in given), part.cpus, part.memory_bytes, uuids=uuids)
 
     def mask_of(self, indices: tuple[int, ...]) -> int:
         return sum(1 << position for position, gpu in enumerate(self.node.gpus) if gpu.index in indices)

@@ -122,6 +122,17 @@ def empty(folder: str) -> None:
 
 
 @contextlib.contextmanager
+def reading(run: RunDir, root: Optional[bytes], wait_s: float = LOCK_S) -> Iterator[Optional[ContentStore]]:
+    """The store with that tree in it; None if there is no tree, or it was deleted. Refused while it is cleaned up."""
+    if root is None:
+        yield None
+        return
+    store = store_in(run.agent.root)
+    with store.using(wait_s=wait_s):
+        yield store if store.has_root(root) else None
+
+
+@contextlib.contextmanager
 def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[ContentStore]:
     store = store_in(run.agent.root)
     try:

@@ -10,12 +10,14 @@ from ugro.agent.agent import Agent
 from ugro.core.job import Job
 from ugro.web.site import Site
 from ugro.web.views import nodes
+from ugro.web.views.activity import activity
+from ugro.web.views.gpus import gpu_grid
 from ugro.web.views.nodes import NodesQuery, node_table
-from ugro.web.views.overview import NodeRow, Overview, totals
+from ugro.web.views.overview import NodeRow, Overview, chosen, totals
 
 _MOST_WAITING = 12
 _MOST_RUNNING = 30
-_MOST_EVENTS = 12
+_MOST_HAPPENED = 2000  # events that are folded into lines
 _MOST_ALERTS = 12
 HOURS = (1, 6, 24)
 
@@ -25,7 +27,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
 
     @app.get("/")
     async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
-        rows = await overview.rows()
+        rows, limits = await overview.rows(), site.agent.cluster.config.alerts
         live = site.agent.monitoring.parts.engine.live
         waiting, running, alerts = live.waiting(), live.holding(), site.agent.monitoring.monitor.alerts()
         return await site.render(
@@ -42,8 +44,9 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             running_count=len(running),
             alerts=alerts[:_MOST_ALERTS],
             alert_count=len(alerts),
-            events=await site.agent.store.jobs.newest_events(_MOST_EVENTS),
-            limits=site.agent.cluster.config.alerts,
+            activity=activity(await site.agent.store.listing.newest_happened(_MOST_HAPPENED)),
+            grid=gpu_grid(chosen(rows, wanted.q, wanted.status), running, limits),
+            limits=limits,
         )
 
     @app.get("/nodes/{name}")

@@ -1,6 +1,7 @@
 // @ts-check
-// Buttons that do something: <button data-post="/v1/…" data-body='{…}' data-confirm="Sure?" data-cli="ugro …">.
-// It asks for confirmation, shows the equivalent command, and reports the result.
+// Buttons that do something: <button data-post="/v1/…" data-body='{…}' data-cli="ugro …">. With data-confirm="What it
+// does" it asks first: data-yes names the act ("Cancel job 5"), data-no what happens otherwise ("Keep it running").
+// It shows the equivalent command, and reports the result.
 // data-ask="reason: Why?" asks for a text that becomes the body's "reason". Also: [data-copy], and say() for others.
 import { refresh } from "/static/parts.js";
 
@@ -52,21 +53,26 @@ function element(name, properties, ...children) {
   return made;
 }
 
-/** Asks for confirmation. Returns the text that was entered, or null if declined. */
-function ask(title, text, command, question = "") {
+/**
+ * Asks for confirmation. Returns the text that was entered, or null if declined. The harmless button has the focus, and
+ * Escape is the same as pressing it.
+ * @param {{yes: string, no: string, text: string, command: string, question: string, isDangerous: boolean}} about
+ */
+function ask(about) {
   const field = element("input", { type: "text", name: "text", autocomplete: "off" });
   const form = element("form", { method: "dialog" });
-  form.append(element("h2", { id: "ask-title" }, title), element("p", {}, text));
-  if (question) form.append(element("label", {}, question, field));
-  if (command) form.append(element("p", { className: "muted small" }, "In a terminal: ", element("code", {}, command)));
-  form.append(element("div", { className: "actions" },
-    element("button", { className: "button", value: "", type: "submit", formNoValidate: true }, "Back"),
-    element("button", { className: "button primary", value: "yes", type: "submit" }, title)));
+  form.append(element("h2", { id: "ask-title" }, `${about.yes}?`), element("p", {}, about.text));
+  if (about.question) form.append(element("label", {}, about.question, field));
+  if (about.command) form.append(element("p", { className: "muted small" }, "In a terminal: ", element("code", {}, about.command)));
+  const no = element("button", { className: "button", value: "", type: "submit", formNoValidate: true }, about.no);
+  const look = about.isDangerous ? "danger solid" : "primary";
+  const yes = element("button", { className: `button ${look}`, value: "yes", type: "submit" }, about.yes);
+  form.append(element("div", { className: "actions" }, no, yes));
   const dialog = element("dialog", {}, form);
   dialog.setAttribute("aria-labelledby", "ask-title");
   document.body.append(dialog);
   dialog.showModal();
-  (question ? field : form.querySelector("button.primary")).focus();
+  no.focus();
   return new Promise((done) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
@@ -82,19 +88,21 @@ function ask(title, text, command, question = "") {
 }
 
 async function act(button) {
+  const { post, confirm = "", cli = "", yes = "", no = "Back" } = button.dataset;
   const body = JSON.parse(button.dataset.body ?? "{}");
-  const [field, question] = (button.dataset.ask ?? "").split(/:\s*/, 2);
-  const title = button.textContent.trim();
-  if (button.dataset.confirm || field) {
-    const answer = await ask(title, button.dataset.confirm ?? "", button.dataset.cli ?? "", question);
+  const [field, question = ""] = (button.dataset.ask ?? "").split(/:\s*/, 2);
+  const title = yes || button.textContent.trim();
+  if (confirm || field) {
+    const isDangerous = button.classList.contains("danger");
+    const answer = await ask({ yes: title, no, text: confirm, command: cli, question, isDangerous });
     if (!answer) return;
     if (field) body[field] = answer.text;
   }
   button.disabled = true;
-  const answer = await send("POST", button.dataset.post, body);
+  const answer = await send("POST", post, body);
   button.disabled = false;
   if (answer === null) return;
-  say(`${title}: done.`, "good", button.dataset.cli ? `In a terminal: ${button.dataset.cli}` : "");
+  say(`${title}: done.`, "good", cli ? `In a terminal: ${cli}` : "");
   button.dispatchEvent(new CustomEvent("ugro-acted", { bubbles: true, detail: answer }));
   await refresh();
 }

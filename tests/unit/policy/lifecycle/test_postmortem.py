@@ -235,6 +235,13 @@ def test_what_we_stopped_ourselves_is_told_as_that() -> None:
     assert classify(stopped, stopped_for=Cause.PREEMPTED).reason == "it made way for a more urgent job"
 
 
+def test_a_job_that_reached_its_time_limit_ends_with_the_code_of_a_timeout() -> None:
+    stopped = [killed(0, signal.SIGTERM, was_stopped_by_us=True)]
+    assert classify(stopped, stopped_for=Cause.TIME_LIMIT).exit_code_of_job == 124
+    assert classify(stopped, stopped_for=Cause.PREEMPTED).exit_code_of_job == 1
+    assert classify([end(0, code=7)]).exit_code_of_job == 7
+
+
 def test_there_is_no_failure_where_nothing_failed() -> None:
     with pytest.raises(ValueError, match="no rank failed"):
         classify([end(0, code=0), killed(1, signal.SIGTERM, was_stopped_by_us=True)])

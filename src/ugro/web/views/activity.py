@@ -1,0 +1,113 @@
+"""Recent events, folded: a line for each job or node with its latest state, and one line for a burst of like jobs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ugro.core.event import Event
+from ugro.core.job import JobState
+from ugro.store.listing import Happened
+
+MOST_LINES = 12
+BURST = 4  # so many jobs of one name are one line
+_MOST_NAMED = 20  # of the jobs of a burst
+_STATES = frozenset(JobState)
+_NUMBERED = re.compile(r"[-_.]?\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What happened to one job, to one node, or to the cluster; the newest event first."""
+
+    events: tuple[Event, ...]
+    name: str | None = None
+    state: JobState | None = None  # now; None: a node, or a job that was removed
+
+    @property
+    def newest(self) -> Event:
+        return self.events[0]
+
+    @property
+    def job(self) -> int | None:
+        return self.newest.job
+
+    @property
+    def node(self) -> str | None:
+        return self.newest.node if self.job is None else None
+
+    @property
+    def key(self) -> str:
+        return f"happened-{self.job or self.node or 'cluster'}"
+
+    @property
+    def text(self) -> str:
+        """Of the newest change of state: notes and the like do not say how a job is."""
+        moves = (event for event in self.events if self.job is None or event.kind in _STATES)
+        return next(moves, self.newest).text
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The states that it went through, the oldest first."""
+        kinds = [event.kind for event in reversed(self.events) if event.kind in _STATES]
+        return tuple(kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Many jobs of one name."""
+
+    name: str
+    lines: tuple[Line, ...]  # of its jobs, the one that changed last first
+
+    @property
+    def newest(self) -> Event:
+        return self.lines[0].newest
+
+    @property
+    def key(self) -> str:
+        return f"burst-{self.name}"
+
+    @property
+    def counts(self) -> list[tuple[JobState, int]]:
+        counts = Counter(line.state for line in self.lines)
+        return [(state, counts[state]) for state in JobState if counts[state]]
+
+    @property
+    def named(self) -> tuple[Line, ...]:
+        """The failed jobs first: somebody looks for them."""
+        return tuple(sorted(self.lines, key=lambda line: line.state != JobState.FAILED)[:_MOST_NAMED])
+
+
+def activity(happened: Iterable[Happened], most: int = MOST_LINES) -> list[Line | Burst]:
+    """``happened``: the newest first."""
+    lines = _lines(happened)
+    names = Counter(_family(line) for line in lines)
+    folded: dict[str, list[Line]] = {}
+    for line in lines:
+        family = _family(line)
+        key = f"family {family}" if family is not None and names[family] >= BURST else line.key
+        folded.setdefault(key, []).append(line)
+    return [_folded(some) for some in list(folded.values())[:most]]
+
+
+def _lines(happened: Iterable[Happened]) -> list[Line]:
+    found: dict[int | str | None, list[Happened]] = {}
+    for one in happened:
+        found.setdefault(one.event.job if one.event.job is not None else one.event.node, []).append(one)
+    return [Line(tuple(one.event for one in some), some[0].name, some[0].state) for some in found.values()]
+
+
+def _folded(lines: Sequence[Line]) -> Line | Burst:
+    if len(lines) == 1:
+        return lines[0]
+    names = {line.name for line in lines}
+    name = names.pop() if len(names) == 1 else _family(lines[0])
+    return Burst(name or "", tuple(lines))
+
+
+def _family(line: Line) -> str | None:
+    """The name without a number at its end: eval-17 is one of the jobs eval."""
+    return (_NUMBERED.sub("", line.name) or line.name) if line.name is not None else None
