@@ -147,6 +147,7 @@ class SubmissionReader:
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:
         """Raises Unsatisfiable for jobs that could never run on this cluster, even if it were idle."""
+        await self._scheduler_input.refresh_gpus(specs)
         # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:

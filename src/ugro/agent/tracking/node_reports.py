@@ -17,6 +17,7 @@ from ugro.core.errors import UgroError
 from ugro.core.job import HOLDING_STATES
 from ugro.core.node import Facts, NodeReport, Status
 from ugro.nodes.node import Node
+from ugro.policy.nodes.gpu_changes import gpu_changes
 from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,17 @@ class NodeReports:
         """Something that was done there shows that its last report is no longer true."""
         self._wanted.add(name)
 
+    async def refresh(self, max_age_s: float, timeout_s: float) -> None:
+        """Asks the nodes whose reports are older, and returns when they have answered, or after ``timeout_s``."""
+        now = time.monotonic()
+        nodes = [node for node in self._cluster.inventory if node.link is not None and node not in self._asking]
+        old = [node for node in nodes if now - self.of(node).at > max_age_s]
+        if old:
+            self._asking.update(old)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._ask(old)
+
     def awaits(self, node: Node) -> bool:
         """Whether its first report may still arrive soon."""
         now = time.monotonic()
@@ -105,7 +117,7 @@ class NodeReports:
                     for node in due:
                         self._wanted.discard(node.spec.name)
                         self._first_asked.setdefault(node, time.monotonic())
-                    group.create_task(self._ask(due), name=f"ask {len(due)} nodes")
+                    group.create_task(self._look_at(due), name=f"ask {len(due)} nodes")
                 await asyncio.sleep(_LOOK_S)
 
     def _is_due(self, node: Node) -> bool:
@@ -122,18 +134,29 @@ class NodeReports:
             pause_s = min(pause_s, _HELD_S)
         return pause_s is not None and time.monotonic() - seen.at > pause_s
 
+    async def _look_at(self, nodes: list[Node]) -> None:
+        await self._ask(nodes)
+        await self.modules.refresh(nodes)
+
     async def _ask(self, nodes: list[Node]) -> None:
         try:
             holders = await self._holders()
             by_name = {node.spec.name: node for node in nodes}
             async with contextlib.aclosing(self._health.reports(nodes)) as batches:
                 async for reports in batches:
+                    changes = self._gpu_changes(reports, by_name)
                     self._note(reports, by_name, holders)
-            await self.modules.refresh(nodes)
+                    for name, text in changes:
+                        await self._jobs.note("gpu", text, node=name)
         except UgroError as error:
             log.error("cannot probe nodes: %s", error)
         finally:
             self._asking.difference_update(nodes)
+
+    def _gpu_changes(self, reports: Iterable[NodeReport], by_name: dict[str, Node]) -> list[tuple[str, str]]:
+        seen = [(report, self.of(by_name[report.name]).facts) for report in reports]
+        known = [(report.name, before, report.facts) for report, before in seen if before and report.facts]
+        return [(name, text) for name, before, now in known for text in gpu_changes(before, now)]
 
     def _note(self, reports: Iterable[NodeReport], by_name: dict[str, Node], holders: _Holders) -> None:
         for report in reports:

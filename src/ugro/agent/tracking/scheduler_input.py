@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
+from ugro.policy.scheduling.demand import alternatives
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
 from ugro.policy.scheduling.selection import Candidate, best_node
@@ -31,6 +32,8 @@ from ugro.store.jobs import JobStore
 # How long a submission that fits no known node waits for nodes that have not reported yet.
 _FIRST_ANSWERS_S = 5.0
 
+_GPUS_AGE_S = 2.0
+_GPUS_S = 3.0  # how long a submission waits for nodes that do not answer
 _FIRST_MODULES_S = 2.0  # the same for a submission whose script imports something
 
 
@@ -77,6 +80,11 @@ class SchedulerInput:
         self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
         return ClusterView(now=time.time(), nodes=self._nodes(held, drained), holding=held)
+
+    async def refresh_gpus(self, specs: Iterable[JobSpec]) -> None:
+        """Before jobs that use GPUs are placed: idle nodes are asked rarely, and a GPU may have vanished since."""
+        if any(way.gpus_per_node for spec in specs for way in alternatives(spec.resources)):
+            await self.reports.refresh(_GPUS_AGE_S, _GPUS_S)
 
     async def misfit(self, spec: JobSpec) -> Misfit | None:
         """Why the job can never run here; None if it can. May wait for nodes that have not reported yet."""
