@@ -116,7 +116,7 @@ class SubmissionReader:
         spec = await self._resolved(draft, dict(old.spec.env))
         self.expect_same_code(old)
         await asyncio.to_thread(self._expect_script_of, old, spec)
-        return replace(spec, snapshot=old.spec.snapshot)
+        return await self._with_imports(replace(spec, snapshot=old.spec.snapshot))
 
     def progress(self, job: Job) -> str | None:
         """The progress of sending its code to its nodes, in words."""
