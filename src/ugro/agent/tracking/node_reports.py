@@ -86,13 +86,17 @@ class NodeReports:
     async def refresh(self, max_age_s: float, timeout_s: float) -> None:
         """Asks the nodes whose reports are older, and returns when they have answered, or after ``timeout_s``."""
         now = time.monotonic()
-        nodes = [node for node in self._cluster.inventory if node.link is not None and node not in self._asking]
+        nodes = [node for node in self._cluster.inventory if node.link is not None]
         old = [node for node in nodes if now - self.of(node).at > max_age_s]
-        if old:
-            self._asking.update(old)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._ask(old)
+        idle = [node for node in old if node not in self._asking]
+        self._asking.update(idle)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if idle:
+                    await self._ask(idle)
+                while self._asking.intersection(old):  # by others, who began before us
+                    self._news.clear()
+                    await self._news.wait()
 
     def awaits(self, node: Node) -> bool:
         """Whether its first report may still arrive soon."""

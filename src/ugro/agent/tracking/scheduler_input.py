@@ -32,7 +32,7 @@ from ugro.store.jobs import JobStore
 # How long a submission that fits no known node waits for nodes that have not reported yet.
 _FIRST_ANSWERS_S = 5.0
 
-_GPUS_AGE_S = 2.0
+_GPUS_AGE_S = 0.5
 _GPUS_S = 3.0  # how long a submission waits for nodes that do not answer
 _FIRST_MODULES_S = 2.0  # the same for a submission whose script imports something
 
