@@ -80,7 +80,7 @@ def holders(jobs: Iterable[Job]) -> dict[tuple[str, int], Holder]:
     found = {}
     for job in jobs:
         first = 0
-        for share in job.placement.shares if job.placement else ():
+        for share in job.held.shares if job.held else ():
             for local, gpu in enumerate(share.gpus):
                 rank = None if job.spec.launcher is Launcher.COMMAND else first + local
                 found[share.node, gpu] = Holder(job, rank)
