@@ -1,4 +1,4 @@
-"""What the libraries themselves write is read. BENCH_PEERS names a Python that has them; without it, this is skipped."""
+"""What the libraries themselves write is read. BENCH_PEERS names a Python that has them; else this is skipped."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.rig.metric_files import event, field, fixed, record, simple, varint
 from ugro.core.support.crc32c import masked, masked_all
 from ugro.core.support.tfevents import Damaged, Scalar, parse
-from ugro.train.integrations.tensorboard import scalars
 
 # The first records of a file that torch.utils.tensorboard wrote: a version, then a plain value, then two tensors.
 WRITTEN_BY_TORCH = bytes.fromhex(
@@ -128,23 +126,3 @@ def test_a_damaged_record_is_told_and_those_before_it_are_kept(place: int, chang
 def test_no_content_of_a_whole_record_is_too_strange(content: bytes) -> None:
     _, size = parse(record(content))
     assert size == len(record(content))
-
-
-def test_a_file_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    path.write_bytes(simple("a", 1, 1.0) + simple("a", 2, 2.0)[:-3])
-    found, offset = scalars(path)
-    assert [one.step for one in found] == [1]
-    path.write_bytes(simple("a", 1, 1.0) + simple("a", 2, 2.0))
-    found, offset = scalars(path, offset)
-    assert [one.step for one in found] == [2]
-    assert scalars(path, offset) == ([], path.stat().st_size)
-
-
-def test_a_record_larger_than_what_is_read_at_once_is_in_nobodys_way(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    picture = event("picture", 1, field(4, b"\x07" * (5 << 20)))
-    path.write_bytes(picture + simple("a", 2, 2.0))
-    found, offset = scalars(path)
-    found += scalars(path, offset)[0]
-    assert [(one.tag, one.step) for one in found] == [("a", 2)]

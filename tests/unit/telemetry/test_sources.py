@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rig.metric_files import config, history, hparams, mlflow_run, simple, tensor_scalar, wandb_file
+from tests.rig.metric_files import (
+    config,
+    event,
+    field,
+    history,
+    hparams,
+    mlflow_run,
+    simple,
+    tensor_scalar,
+    wandb_file,
+)
 from tests.rig.stores import in_metric_store
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Wanted
@@ -63,6 +73,19 @@ def test_event_files_become_curves_while_they_grow(tmp_path: Path) -> None:
         found = await curves(store)
         assert found["loss"] == [1.0, 0.5, 0.25]
         assert math.isnan(found["lr"][0])
+
+    collected(tmp_path, work)
+
+
+def test_a_record_larger_than_what_is_read_at_once_is_in_nobodys_way(tmp_path: Path) -> None:
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        file = folder / "output" / EVENTS
+        picture = event("picture", 1, field(4, b"\x07" * (5 << 20)))
+        put(file, simple("a", 1, 1.0) + picture[:-9])
+        assert await collector.collect(7) == 1
+        put(file, picture[-9:] + simple("a", 2, 2.0))
+        await collector.finish(7)
+        assert await curves(store) == {"a": [1.0, 2.0]}
 
     collected(tmp_path, work)
 
