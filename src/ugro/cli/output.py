@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,10 @@ from ugro.cli.untrusted import TerminalFilter, message, one_line
 from ugro.cli.untrusted import clean as clean
 from ugro.core.errors import UgroError, UsageError
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
+_INDENT = 8  # of the text below a row
 _NARROWEST = 8  # a column of text is not cut below this
 _PLAIN_PROGRESS_S = 10.0  # between two lines of it on a dumb terminal
 Style = Literal["good", "warn", "bad", "dim", "bold", "id", ""]
@@ -88,21 +91,54 @@ class Output:
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
         """On a narrow terminal the ``spare`` columns are left out, in this order."""
-        lines = self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows)
-        self._print("".join(f"{line}\n" for line in lines))
+        self.drawn(self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows))
 
     def table_lines(
-        self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
     ) -> list[str]:
-        """For a terminal: aligned, within its width, without empty columns and lines."""
+        """For a terminal: aligned, within its width, without empty columns and lines; ``below`` each row, a text."""
+        return [line for lines in self.table_groups(header, rows, spare=spare, below=below) for line in lines]
+
+    def table_groups(
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
+    ) -> list[list[str]]:
+        """The lines of the header, and of each row with the text below it."""
         title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
         table = [title, *([_cell_on_one_line(cell) for cell in row] for row in rows)]
         shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
         widths = {i: max(_width(row[i].text) for row in table) for i in shown or range(len(header))}
         fixed = {i for i in widths if title[i].is_number}
         widths = _fitted(widths, fixed, [header.index(name) for name in spare], _terminal_size()[0])
-        lines = [[(row[i], width) for i, width in widths.items()] for row in table]
-        return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
+        groups: list[list[str]] = []
+        for row, text in zip(table, [Cell(""), *below] if below else [Cell("")] * len(table), strict=True):
+            cells = [(row[i], width) for i, width in widths.items()]
+            own = [self._row(cells)] if any(cell.text for cell, _ in cells) else []
+            wrapped = self.wrapped(text.text, " " * _INDENT)
+            groups.append([*own, *(self.styled(line, text.style) for line in wrapped)])
+        return groups
+
+    def wrapped(self, text: str, indent: str, first: str | None = None) -> list[str]:
+        """Within the terminal's width; elsewhere one line. ``first`` stands before the first line."""
+        text = _on_one_line(text)
+        if not text:
+            return []
+        first = indent if first is None else first
+        if not self.is_terminal:
+            return [first + text]
+        import textwrap  # not needed for most commands
+
+        room = max(self.width, len(indent) + _NARROWEST)
+        return textwrap.wrap(text, room, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
     def drawn(self, lines: Sequence[str]) -> None:
         """Prints lines of ``table_lines``, or made with ``styled``."""
@@ -117,13 +153,27 @@ class Output:
         finally:
             self._print("\x1b[?25h\x1b[?1049l")
 
-    def cut(self, text: str) -> str:
-        """To the terminal's width."""
-        return _cut(one_line(text), self.width)
+    def cut(self, text: str, indent: int = 0) -> str:
+        """To the terminal's width, or that of a text below a row."""
+        return _cut(one_line(text), max(_NARROWEST, self.width - indent))
+
+    def cut_below(self, text: str) -> str:
+        """To one line below a row."""
+        return self.cut(text, _INDENT)
+
+    def highlighted(self, line: str) -> str:
+        """A line of ``table_lines``, over the whole width, in reverse."""
+        plain = _COLOUR.sub("", line)
+        return f"\x1b[7m{plain}{' ' * max(0, self.width - _width(plain))}\x1b[0m"
+
+    @property
+    def room(self) -> int:
+        """Lines that ``redraw`` can show."""
+        return max(1, _terminal_size()[1] - 2)
 
     def redraw(self, lines: Sequence[str], footer: str) -> None:
         """Draws over the last drawing, from the top; counts the lines that do not fit."""
-        room = max(1, _terminal_size()[1] - 2)
+        room = self.room
         if len(lines) > room:
             lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
         # Cursor home, clear each line to its end, then clear below: no flicker.

@@ -179,6 +179,37 @@ def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen,
     assert "before" in screen.wait_for("^code=0")
 
 
+def test_top_cancels_a_job_drains_a_node_and_shows_logs_by_keys(screen: Screen, ugro: Ugro) -> None:
+    words = ["sh", "-c", r"printf '\033[2Jhello from the job\n'; exec sleep 600"]
+    assert ugro("run", "-d", "--name", "chatty", "--", *words).returncode == 0
+    screen.type("ugro top --interval 0.2; echo code=$?")
+    screen.wait_for("chatty  running")
+    screen.press("Tab")
+    screen.wait_for(r"^job \d+: c cancel  l logs")
+    reverse = re.compile(r"\x1b\[[0-9;]*7m[^\n]*chatty")
+    wait_until(lambda: reverse.search(screen.text("-e")), 10, "what is selected to be seen")
+    screen.press("l")
+    screen.wait_for("^hello from the job")
+    screen.press("q")
+    screen.press("c")
+    screen.wait_for(r"^cancel job \d+ chatty of \S+, running on n00\d\? y/N")
+    screen.press("n")
+    screen.wait_for("nothing was done")
+    screen.press("Tab")
+    screen.press("d")
+    screen.wait_for(r"^drain n001\? No new job starts there")
+    screen.press("y")
+    screen.wait_for("^ +drained")
+    screen.press("r")
+    screen.wait_for("n001 takes jobs again")
+    assert "chatty" in screen.text(), "it goes on"
+    for key in ("Tab", "c", "y"):
+        screen.press(key)
+    screen.wait_for("no running or waiting jobs")
+    screen.press("q")
+    screen.wait_for("^code=0")
+
+
 def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> None:
     screen.resize(60, 6)
     screen.type("ugro top --interval 30; echo code=$?")
