@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.rig.browser import Dashboard, contexts
+from tests.rig.browser import Dashboard, accessibility_problems, contexts
 from tests.rig.showcase import Showcase, settled, showcases
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
@@ -126,13 +126,16 @@ def test_a_line_ends_where_nothing_was_recorded_and_ticks_read_alike(page: Page)
     }
 
 
-def test_no_page_is_wider_than_a_telephone(shown: Showcase, browser: Browser) -> None:
-    with contexts(browser, viewport={"width": 390, "height": 844}) as context:
+def test_no_page_is_wider_than_a_telephone_and_axe_finds_nothing(shown: Showcase, browser: Browser) -> None:
+    with contexts(browser, viewport={"width": 390, "height": 844}, color_scheme="dark") as context:
         page = shown.dashboard.sign_in(context)
-        too_wide = []
+        too_wide, problems = [], []
         for name, path in shown.pages.items():
             page.goto(shown.dashboard.url + path)
             settled(page)
             if page.evaluate("() => document.documentElement.scrollWidth > innerWidth"):
                 too_wide.append(name)
+            if name in ("job-running", "node"):
+                problems += accessibility_problems(page)
         assert too_wide == []
+        assert problems == []
