@@ -47,6 +47,9 @@ def test_a_running_training_says_how_far_it_is_before_anything_else(shown: Showc
     expect(headline).to_contain_text(re.compile(r"GPU use, 4 GPUs\s*\d\d %\s*memory 75 %"))
     assert _is_above(page, "#headline", "#curves")
     assert _is_above(page, "#curves", "#log")
+    _open(shown, page, "jobs")
+    row = page.locator("[data-part=running] tr", has_text="gpt-small")
+    expect(row).to_contain_text(re.compile(r"step 600 of 2,000 \(30 %\) · 4\dm\w* left · loss 0\.\d+ · 4\d\d"))
 
 
 def test_one_loss_is_drawn_and_other_metrics_and_ranks_on_demand(shown: Showcase, page: Page) -> None:
@@ -126,6 +129,7 @@ def test_a_line_ends_where_nothing_was_recorded_and_ticks_read_alike(page: Page)
     }
 
 
+@pytest.mark.proof
 def test_no_page_is_wider_than_a_telephone_and_axe_finds_nothing(shown: Showcase, browser: Browser) -> None:
     with contexts(browser, viewport={"width": 390, "height": 844}, color_scheme="dark") as context:
         page = shown.dashboard.sign_in(context)
