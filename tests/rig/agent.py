@@ -68,7 +68,7 @@ class AgentProcess:
 
     @property
     def stands_still(self) -> bool:
-        return _state(self.process.pid) == "T"
+        return is_paused(self.process.pid)
 
     def let_go(self) -> None:
         with suppress(ProcessLookupError):
@@ -96,6 +96,11 @@ def holder(home: Path) -> int | None:
     except (OSError, ValueError, KeyError):
         return None
     return pid if os.fsencode(home) in command and is_alive(pid) else None
+
+
+def is_paused(pid: int | None) -> bool:
+    """Stopped at a crash point, or by a test."""
+    return pid is not None and _state(pid) == "T"
 
 
 def end_agent(home: Path) -> None:

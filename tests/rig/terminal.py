@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -75,3 +77,20 @@ class Screen:
     def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
         done = subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=10, env=env, check=True)
         return done.stdout
+
+
+def written(ugro: Ugro, *args: str, kind: str) -> tuple[int, bytes]:
+    """The exit code, and the bytes that a command writes to a terminal that calls itself ``kind``."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        ugro.argv(*args), stdin=slave, stdout=slave, stderr=slave, env=ugro.environment({"TERM": kind})
+    ) as process:
+        os.close(slave)
+        content = b""
+        try:
+            while part := os.read(master, 65536):
+                content += part
+        except OSError:  # how Linux says that nobody has the other end any more
+            pass
+        os.close(master)
+        return process.wait(30), content

@@ -32,6 +32,7 @@ CATCHES_EVERYTHING = {
     "src/ugro/cli/completion.py": "a message would land in the line that the user types",
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
     "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
+    "src/ugro/agent/api/responses.py": "the end of a stream: its reader gets one clear line and not a broken answer",
     "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
     "src/ugro/agent/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
 }

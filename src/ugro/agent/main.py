@@ -68,6 +68,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ugro.agent")
     parser.add_argument("--home", required=True)
     parser.add_argument("--cluster")
+    parser.add_argument(
+        "--continue", dest="continues", action="store_true", help="rather use the file that the last agent served"
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--ready-fd", type=int, help="where to say that the socket is open, or why not")
     return parser.parse_args()
@@ -81,8 +84,19 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: Ser
         return
     configure(home.log, arguments.log_level)
     serve = _import_the_rest()
-    cluster = Path(arguments.cluster).absolute() if arguments.cluster else None
-    asyncio.run(serve(home, cluster, ready, front))
+    asyncio.run(serve(home, _cluster_file(home, arguments), ready, front))
+
+
+def _cluster_file(home: StateDir, arguments: argparse.Namespace) -> Path | None:
+    """After a crash or a reboot, a command in any folder continues with the cluster on which jobs may run."""
+    if arguments.continues:
+        try:
+            served = Path(home.served_cluster.read_text())
+        except (OSError, ValueError):
+            served = None
+        if served is not None and served.is_file():
+            return served
+    return Path(arguments.cluster).absolute() if arguments.cluster else None
 
 
 def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | None], Coroutine[Any, Any, None]]:

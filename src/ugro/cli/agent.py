@@ -46,6 +46,17 @@ def stop(session: Session) -> None:
 @agent.command()
 @json_option
 @pass_session
+def restart(session: Session) -> None:
+    """Stop the agent and start it again, with the same cluster file.
+
+    It then uses the UGRO_* variables of this command. Jobs on the nodes keep running.
+    """
+    _show(session.output, session.new_client().restart_agent())
+
+
+@agent.command()
+@json_option
+@pass_session
 def status(session: Session) -> int:
     """Show the running agent.
 

@@ -35,7 +35,7 @@ def completion(ctx: click.Context, session: Session, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, shell
     # Not the class's own source(): bash's starts another bash to ask for its version, each time a shell starts.
-    session.output.text(ShellComplete.source(kind(ctx.find_root().command, {}, "ugro", COMPLETION_VARIABLE)))
+    session.output.block(ShellComplete.source(kind(ctx.find_root().command, {}, "ugro", COMPLETION_VARIABLE)))
 
 
 class Bash(BashComplete):

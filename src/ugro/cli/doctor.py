@@ -43,7 +43,7 @@ def doctor(session: Session, nodes: tuple[str, ...]) -> int:
     output = session.output
     findings: list[Finding] = []
     output.progress("checking the nodes")
-    for finding in session.client().doctor(nodes):
+    for finding in session.client(uses_nodes=True).doctor(nodes):
         findings.append(finding)
         output.progress(f"checking the nodes: {_counts(findings)} so far")
     findings.sort(key=lambda finding: _place(finding, nodes))

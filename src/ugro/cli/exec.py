@@ -59,7 +59,7 @@ def exec_(
     """
     argv = _command(nodes, ctx.meta["argv"])
     environment = _environment(env)
-    client = session.client()
+    client = session.client(uses_nodes=True)
     output = session.output
     printer = _Json(output) if output.is_json else _Lines(output, nodes, has_prefix=not no_prefix)
     ended: list[Ended] = []

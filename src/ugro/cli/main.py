@@ -14,7 +14,7 @@ import click
 import ugro
 from ugro.cli.output import Output
 from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session
-from ugro.core.errors import UgroError
+from ugro.core.errors import UgroError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
 _GROUPS = {
     "Cluster": {
-        "init": ("ugro.cli.init:init", "Write a first cluster.yaml from your SSH hosts."),
+        "init": ("ugro.cli.init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
         "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, remove, trust, drain, resume."),
         "health": ("ugro.cli.health:health", "Check the health of nodes."),
         "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
@@ -121,14 +121,22 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
     \b
     Examples:
       ugro demo                           try it on this machine
-      ugro init                           write cluster.yaml from your SSH hosts
+      ugro init                           make a cluster of your SSH hosts
       ugro launch train.py --nodes 3      train on three nodes
     """
     from pathlib import Path  # `ugro --help` does without
 
+    _expect_directory()
     output = ctx.obj if isinstance(ctx.obj, Output) else Output()
     output.is_json, output.is_quiet = output.is_json or as_json, quiet
     ctx.obj = Session(Path(cluster) if cluster else None, log_level, output)
+
+
+def _expect_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current directory no longer exists", hint="cd to another one") from error
 
 
 def main() -> None:
@@ -166,7 +174,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  # the top of the program: a user gets one clear line, never a traceback
         return output.crash(error)
     finally:
-        output.end_progress()
+        output.close()
 
 
 def _mend_streams() -> None:

@@ -1,29 +1,32 @@
 """The only module that prints. Results go to stdout, messages to stderr; colour and progress only to a terminal.
 
-A table on a terminal is aligned; elsewhere it is tab-separated, with complete values and one header line.
+A table on a terminal is aligned; elsewhere it is tab-separated, with complete values and one header line. All text is
+made harmless here (``cli/untrusted.py``). A dumb terminal gets no escape codes at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 
+from ugro.cli.untrusted import TerminalFilter, message, one_line
+from ugro.cli.untrusted import clean as clean
 from ugro.core.errors import UgroError, UsageError
 
-# Characters in a node's text that must not reach a terminal: control characters except tab and newline, and those
-# that change the direction of text.
-_CONTROLS = (*range(9), *range(11, 32), *range(127, 160))
-_TURNS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-_HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), "�")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
+_INDENT = 8  # of the text below a row
 _NARROWEST = 8  # a column of text is not cut below this
+_PLAIN_PROGRESS_S = 10.0  # between two lines of it on a dumb terminal
 Style = Literal["good", "warn", "bad", "dim", "bold", "id", ""]
 
 
@@ -34,20 +37,22 @@ class Cell:
     is_number: bool = False
 
 
-def clean(text: str) -> str:
-    """Untrusted text, safe for a terminal."""
-    return text.translate(_HARMLESS)
-
-
 class Output:
     def __init__(self, *, is_json: bool = False, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
         self._has_progress = False
+        self._plain_progress = ("", 0.0)  # on a dumb terminal: the last line, and when it was printed
+        self._filters: dict[bool, TerminalFilter] = {}  # of programs' output, by whether it goes to stderr
 
     @property
     def is_terminal(self) -> bool:
         return sys.stdout.isatty()
+
+    @property
+    def can_redraw(self) -> bool:
+        """False also on a dumb terminal."""
+        return self.is_terminal and not _is_dumb(sys.stdout)
 
     @property
     def width(self) -> int:
@@ -61,11 +66,24 @@ class Output:
         self._print(dumps(value) + "\n")
 
     def text(self, line: str) -> None:
-        self._print(clean(line) + "\n")
+        self._print(one_line(line) + "\n")
+
+    def block(self, text: str) -> None:
+        """Several lines."""
+        self._print(clean(text) + "\n")
+
+    def record(self, fields: Sequence[str]) -> None:
+        """A line of tab-separated fields, for programs."""
+        self._print("\t".join(_on_one_line(field) for field in fields) + "\n")
 
     def raw(self, content: bytes, *, to_stderr: bool = False) -> None:
+        """A program's output: as it is, but on a terminal without what could steer it."""
         self.end_progress()
         stream = sys.stderr if to_stderr else sys.stdout
+        if stream.isatty():
+            known = self._filters.get(to_stderr)
+            kept = known or self._filters.setdefault(to_stderr, TerminalFilter(is_dumb=_is_dumb(stream)))
+            content = kept.feed(content)
         with _writing():
             stream.flush()  # text that was written before
             stream.buffer.write(content)
@@ -73,24 +91,57 @@ class Output:
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
         """On a narrow terminal the ``spare`` columns are left out, in this order."""
-        lines = self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows)
-        self._print("".join(f"{line}\n" for line in lines))
+        self.drawn(self.table_lines(header, rows, spare=spare) if self.is_terminal else _tsv(header, rows))
 
     def table_lines(
-        self, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, spare: Sequence[str] = ()
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
     ) -> list[str]:
-        """For a terminal: aligned, within its width, without empty columns and lines."""
+        """For a terminal: aligned, within its width, without empty columns and lines; ``below`` each row, a text."""
+        return [line for lines in self.table_groups(header, rows, spare=spare, below=below) for line in lines]
+
+    def table_groups(
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        spare: Sequence[str] = (),
+        below: Sequence[Cell] = (),
+    ) -> list[list[str]]:
+        """The lines of the header, and of each row with the text below it."""
         title = [Cell(name, "dim", any(row[i].is_number for row in rows)) for i, name in enumerate(header)]
-        table = [title, *([_on_one_line(cell) for cell in row] for row in rows)]
+        table = [title, *([_cell_on_one_line(cell) for cell in row] for row in rows)]
         shown = [i for i, name in enumerate(header) if not name or not rows or any(row[i].text for row in rows)]
         widths = {i: max(_width(row[i].text) for row in table) for i in shown or range(len(header))}
         fixed = {i for i in widths if title[i].is_number}
         widths = _fitted(widths, fixed, [header.index(name) for name in spare], _terminal_size()[0])
-        lines = [[(row[i], width) for i, width in widths.items()] for row in table]
-        return [self._row(line) for line in lines if any(cell.text for cell, _ in line)]
+        groups: list[list[str]] = []
+        for row, text in zip(table, [Cell(""), *below] if below else [Cell("")] * len(table), strict=True):
+            cells = [(row[i], width) for i, width in widths.items()]
+            own = [self._row(cells)] if any(cell.text for cell, _ in cells) else []
+            wrapped = self.wrapped(text.text, " " * _INDENT)
+            groups.append([*own, *(self.styled(line, text.style) for line in wrapped)])
+        return groups
+
+    def wrapped(self, text: str, indent: str, first: str | None = None) -> list[str]:
+        """Within the terminal's width; elsewhere one line. ``first`` stands before the first line."""
+        text = _on_one_line(text)
+        if not text:
+            return []
+        first = indent if first is None else first
+        if not self.is_terminal:
+            return [first + text]
+        import textwrap  # not needed for most commands
+
+        room = max(self.width, len(indent) + _NARROWEST)
+        return textwrap.wrap(text, room, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
     def drawn(self, lines: Sequence[str]) -> None:
-        """Prints lines of ``table_lines``."""
+        """Prints lines of ``table_lines``, or made with ``styled``."""
         self._print("".join(f"{line}\n" for line in lines))
 
     @contextlib.contextmanager
@@ -102,20 +153,34 @@ class Output:
         finally:
             self._print("\x1b[?25h\x1b[?1049l")
 
-    def cut(self, text: str) -> str:
-        """To the terminal's width."""
-        return _cut(clean(text), self.width)
+    def cut(self, text: str, indent: int = 0) -> str:
+        """To the terminal's width, or that of a text below a row."""
+        return _cut(one_line(text), max(_NARROWEST, self.width - indent))
+
+    def cut_below(self, text: str) -> str:
+        """To one line below a row."""
+        return self.cut(text, _INDENT)
+
+    def highlighted(self, line: str) -> str:
+        """A line of ``table_lines``, over the whole width, in reverse."""
+        plain = _COLOUR.sub("", line)
+        return f"\x1b[7m{plain}{' ' * max(0, self.width - _width(plain))}\x1b[0m"
+
+    @property
+    def room(self) -> int:
+        """Lines that ``redraw`` can show."""
+        return max(1, _terminal_size()[1] - 2)
 
     def redraw(self, lines: Sequence[str], footer: str) -> None:
         """Draws over the last drawing, from the top; counts the lines that do not fit."""
-        room = max(1, _terminal_size()[1] - 2)
+        room = self.room
         if len(lines) > room:
             lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
         # Cursor home, clear each line to its end, then clear below: no flicker.
-        self._print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in [*lines, clean(footer)]) + "\x1b[J")
+        self._print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in [*lines, one_line(footer)]) + "\x1b[J")
 
     def _print(self, text: str) -> None:
-        self.end_progress()
+        self.close()
         with _writing():
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -131,16 +196,17 @@ class Output:
 
     # --- messages ----------------------------------------------------------------------------------------------
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         if not self.is_quiet and not self.is_json:
-            self._say(text)
+            for line in lines:
+                self._say(line)
 
-    def confirm(self, facts: Sequence[str], question: str) -> bool:
+    def confirm(self, facts: Sequence[str], question: str, *, default: bool = False) -> bool:
         """Shows the facts and asks, also with --quiet."""
         for fact in facts:
             self._say(fact)
         try:
-            return click.confirm(question, err=True)
+            return click.confirm(question, default, err=True)
         except (click.Abort, KeyboardInterrupt):  # Ctrl-C: the next message begins a new line
             sys.stderr.write("\n")
             raise
@@ -150,19 +216,40 @@ class Output:
         return not self.is_quiet and sys.stderr.isatty()
 
     def progress(self, text: str) -> None:
-        """Shows what the command waits for, in place, on a terminal."""
+        """Shows what the command waits for, on a terminal: in place, or as a line now and then if it is dumb."""
         if not self.shows_progress:
             return
-        text = _cut(clean(text).replace("\n", " "), _terminal_size()[0] - 1)
+        text = _cut(one_line(text), _terminal_size()[0] - 1)
+        if _is_dumb(sys.stderr):
+            self._progress_line(text)
+            return
         sys.stderr.write("\r\x1b[K" + self.styled(text, "dim", sys.stderr))
         sys.stderr.flush()
         self._has_progress = True
+
+    def _progress_line(self, text: str) -> None:
+        before, at = self._plain_progress
+        now = time.monotonic()
+        if text != before and (not before or now - at >= _PLAIN_PROGRESS_S):
+            self._plain_progress = (text, now)
+            self._say(text)
 
     def end_progress(self) -> None:
         if self._has_progress:
             self._has_progress = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+    def close(self) -> None:
+        """Ends progress, and colours that a program's output has left behind."""
+        self.end_progress()
+        filters, self._filters = self._filters, {}
+        for to_stderr, one in filters.items():
+            stream = sys.stderr if to_stderr else sys.stdout
+            if rest := one.end():
+                with contextlib.suppress(OSError):  # a terminal that is gone needs no colours
+                    stream.buffer.write(rest)
+                    stream.buffer.flush()
 
     def warn(self, text: str, hint: str | None = None) -> None:
         self._labelled("warning", "warn", text, hint)
@@ -204,16 +291,17 @@ class Output:
         return 70
 
     def _say(self, text: str) -> None:
-        self.end_progress()
-        sys.stderr.write(clean(text) + "\n")
+        self.close()
+        sys.stderr.write(one_line(text) + "\n")
 
     def _labelled(self, label: str, style: Style, text: str, hint: str | None) -> None:
-        self.end_progress()
-        sys.stderr.write(f"{self.styled(label + ':', style, sys.stderr)} {clean(text)}\n")
+        self.close()
+        sys.stderr.write(f"{self.styled(label + ':', style, sys.stderr)} {message(text)}\n")
         if hint:
-            sys.stderr.write(f"{self.styled('hint:', 'dim', sys.stderr)}  {clean(hint)}\n")
+            sys.stderr.write(f"{self.styled('hint:', 'dim', sys.stderr)}  {message(hint)}\n")
 
     def styled(self, text: str, style: Style, stream: Any = None) -> str:
+        text = one_line(text)
         if not style or not _has_colour(stream or sys.stdout):
             return text
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
@@ -240,9 +328,19 @@ def _expected(error: click.ClickException) -> str | None:
 
 
 def _has_colour(stream: Any) -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """NO_COLOR (no-color.org), CLICOLOR and CLICOLOR_FORCE (bixense.com/clicolors), FORCE_COLOR."""
+    wanted = os.environ.get
+    if wanted("NO_COLOR") or _is_dumb(stream):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or bool(stream.isatty())
+    if wanted("FORCE_COLOR") or wanted("CLICOLOR_FORCE", "0") not in ("", "0"):
+        return True
+    return wanted("CLICOLOR") != "0" and bool(stream.isatty())
+
+
+def _is_dumb(stream: Any) -> bool:
+    """A terminal that shows escape codes as text; one that does not say what it is counts as one."""
+    kind = os.environ.get("TERM", "")
+    return kind == "dumb" or (not kind and bool(stream.isatty()))
 
 
 def _terminal_size() -> tuple[int, int]:
@@ -277,8 +375,12 @@ def _fitted(widths: dict[int, int], fixed: set[int], spare: Sequence[int], room:
     return {**widths, last: min(wanted[last], widths[last] + max(0, -excess()))}
 
 
-def _on_one_line(cell: Cell) -> Cell:
-    return Cell(clean(cell.text).replace("\t", " ").replace("\n", " "), cell.style, cell.is_number)
+def _on_one_line(text: str) -> str:
+    return one_line(text).replace("\t", "\\t")
+
+
+def _cell_on_one_line(cell: Cell) -> Cell:
+    return Cell(_on_one_line(cell.text), cell.style, cell.is_number)
 
 
 def _width(text: str) -> int:
@@ -302,5 +404,5 @@ def _cut(text: str, width: int) -> str:
 def _tsv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     shown = [i for i, name in enumerate(header) if name]
     lines = [[header[i].lower() for i in shown]]
-    lines += [[_on_one_line(row[i]).text for i in shown] for row in rows]
+    lines += [[_on_one_line(row[i].text) for i in shown] for row in rows]
     return ["\t".join(line) for line in lines]

@@ -26,13 +26,27 @@ class Session:
     log_level: str
     output: Output
 
-    def client(self) -> Client:
-        """A client with a running agent. Warns if the agent could not load its configuration."""
+    def client(self, *, uses_nodes: bool = False) -> Client:
+        """A client with a running agent. Says what the user may not expect of the agent's configuration.
+
+        ``uses_nodes``: the user may expect other machines than this one.
+        """
         client = self.new_client()
         agent = client.agent()
         if agent.config_error:
             self.output.warn(f"{agent.config_error} (the last valid configuration stays in use)", agent.config_hint)
+        if agent.ignored_variables:
+            names = ", ".join(agent.ignored_variables)
+            self._remark(f"the agent was started with another value of {names}; to apply yours: ugro agent restart")
+        if uses_nodes and agent.cluster_file is None:
+            self._remark("there is no cluster file, so this machine alone is used; to use others: ugro init")
         return client
+
+    def _remark(self, text: str) -> None:
+        if self.output.is_json:
+            self.output.warn(text)  # on stderr: a program's document stays as it is
+        else:
+            self.output.note(f"note: {text}")
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
         from ugro.client.client import Client

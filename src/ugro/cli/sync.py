@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import click
 
@@ -10,9 +10,10 @@ from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.code import Snapshot, SyncReport
+from ugro.core.support.progress import Progress, together
 from ugro.core.support.quantity import format_duration, format_size
 
-_BAR = 24
+_ENDED = ("done", "failed", "would")
 _MOST_SHOWN = 20
 _STYLES: dict[str, Style] = {"done": "good", "failed": "bad"}
 
@@ -42,11 +43,11 @@ def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, 
       ugro sync gpu1 gpu2
     """
     output = session.output
-    client = session.client()
+    client = session.client(uses_nodes=True)
     output.progress(f"reading {workdir}")
     snapshot: Snapshot | None = None
     reports: dict[str, SyncReport] = {}
-    for update in client.sync(Path(workdir), nodes, dry_run=dry_run, force=force):
+    for update in client.sync(os.path.expanduser(workdir), nodes, dry_run=dry_run, force=force):
         if isinstance(update, Snapshot):
             snapshot = update
         else:
@@ -62,12 +63,16 @@ def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, 
 
 
 def _progress(reports: list[SyncReport]) -> str:
-    whole, sent = sum(report.bytes for report in reports), sum(report.sent_bytes for report in reports)
-    filled = round(_BAR * sent / whole) if whole else 0
-    done = sum(report.state in ("done", "failed", "would") for report in reports)
-    files = max((report.files for report in reports), default=0)
-    bar = "█" * filled + "░" * (_BAR - filled)
-    return f"{bar} {format_size(sent)} of {format_size(whole)}, {files:,} files, {done} of {len(reports)} nodes"
+    done = sum(report.state in _ENDED for report in reports)
+    sending = [
+        Progress(
+            report.sent_bytes, report.bytes, report.sent_files, report.files,
+            report.bytes_per_s if report.state not in _ENDED else None,
+        )
+        for report in reports if report.state != "would"
+    ]  # fmt: skip
+    words = f": {together(sending)}" if any(one.bytes for one in sending) else ""
+    return f"{done} of {len(reports)} nodes{words}"
 
 
 def _show(output: Output, snapshot: Snapshot, reports: list[SyncReport]) -> None:

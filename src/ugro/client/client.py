@@ -6,6 +6,7 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from ugro.client.launcher import START_LIMIT_S, is_held_by, is_locked, kill_hung
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError, error_from_wire
 from ugro.core.support.codec import decode
-from ugro.core.support.state_dir import StateDir
+from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 from ugro.remote import wire
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _STATUS_S = 10.0  # an agent that takes longer to answer hangs
 _ANSWER_S = 60.0
 _END_S = 15.0
+_LONGEST_SETTINGS = 32 * 1024  # in a header
 _MOST_STOPPED = 3  # agents that are stopped by others before they answer
 _Answer = TypeVar("_Answer")
 
@@ -107,7 +109,7 @@ class Client:
         while time.monotonic() < deadline:
             agent = self.running_agent()
             if agent is None:
-                has_started_it = self._start_agent(wanted)
+                has_started_it = self._start_agent(wanted, continues=not is_asked_for)
             elif agent.version != ugro.__version__ and has_started_it:
                 raise NotAllowed(
                     f"ugro was changed from {ugro.__version__} to {agent.version} while this program ran",
@@ -126,22 +128,37 @@ class Client:
     def running_agent(self) -> AgentStatus | None:
         """The running agent of any version, or None; never starts one."""
         try:
-            answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers())
+            answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers(os.environ))
         except AgentGone:
             return None
         return decode(AgentStatus, answer)
 
     def stop_agent(self, *, only_if_idle: bool = False) -> bool:
-        """Stops the agent and waits for its end; False if none ran. Jobs keep running."""
+        """Stops the agent and waits for its end; False if none ran. Jobs keep running.
+
+        The next agent does not continue with the same cluster file, unless it is found again.
+        """
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
-            if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
-                return True
+            if has_stopped := self._stop(last_holder(self.home), only_if_idle=only_if_idle):
+                break
             if not is_locked(self.home):
                 self.close()
-                return False
+                break
             time.sleep(0.02)
-        raise Unreachable("the agent does not stop", hint=_holder(self.home))
+        else:
+            raise Unreachable("the agent does not stop", hint=_holder(self.home))
+        self.home.served_cluster.unlink(missing_ok=True)
+        return has_stopped
+
+    def restart_agent(self) -> AgentStatus:
+        """Stops the agent and starts another one, with the same cluster file unless another was asked for."""
+        before = self.running_agent()
+        served = before.cluster_file if before is not None else None
+        self.stop_agent()
+        if self._cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
+            self._cluster = Path(served)
+        return self.agent()
 
     def use_cluster(self, path: Path | None) -> None:
         self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
@@ -210,14 +227,16 @@ class Client:
         answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
         return [decode(Tidied, document) for document in answer["tidied"]]
 
-    def host_key(self, name: str) -> HostKey:
+    def host_key(self, name: str, ssh_config: str | None = None) -> HostKey:
+        """Of a node, or of another host: NAME, USER@HOST or USER@HOST:PORT."""
         from ugro.core.hostkey import HostKey
 
-        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey"))
+        query = _query("ssh_config", [ssh_config] if ssh_config else [])
+        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey{query}"))
 
-    def trust(self, key: HostKey, *, replace: bool = False) -> HostKey:
+    def trust(self, key: HostKey, *, replace: bool = False, ssh_config: str | None = None) -> HostKey:
         """Accepts exactly this key."""
-        body = {"fingerprints": list(key.fingerprints), "replace": replace}
+        body = {"fingerprints": list(key.fingerprints), "replace": replace, "ssh_config": ssh_config}
         return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
 
     def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:
@@ -318,8 +337,8 @@ class Client:
 
     # --- the connection ----------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=_ANSWER_S))
+    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = _ANSWER_S) -> Any:
+        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=timeout_s))
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
@@ -346,12 +365,14 @@ class Client:
         found = find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
         return _absolute(found.path) if found.path else None, found.is_asked_for
 
-    def _start_agent(self, cluster: Path | None) -> bool:
+    def _start_agent(self, cluster: Path | None, *, continues: bool) -> bool:
         if is_locked(self.home):  # by an agent that is starting or stopping
             self._wait("waiting for the agent")
             time.sleep(0.02)
             return False
-        return start_agent(self.home, cluster, log_level=self._log_level, on_wait=self._on_wait)
+        return start_agent(
+            self.home, cluster, continues=continues, log_level=self._log_level, on_wait=self._on_wait
+        )
 
     def _replace(self, agent: AgentStatus) -> None:
         self._wait(f"replacing the agent of version {agent.version}")
@@ -366,7 +387,8 @@ class Client:
         if agent.cluster_file is not None:
             raise NotAllowed(
                 f"the agent in {self.home.path} uses {agent.cluster_file}, not {wanted}",
-                hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
+                hint=f"stop it first: ugro agent stop; or use its cluster here: ugro --cluster {agent.cluster_file} …; "
+                "or use both at once: UGRO_HOME=DIR ugro …",
             )
         try:
             self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
@@ -422,10 +444,13 @@ def _holder(home: StateDir, pid: int | None = None) -> str:
     return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"see which process holds {home.lock}"
 
 
-def _headers() -> dict[str, str]:
+def _headers(env: Mapping[str, str]) -> dict[str, str]:
     # The agent outlives the login that started it; only the newest ssh-agent works.
-    socket = os.environ.get("SSH_AUTH_SOCK", "")
-    return {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
+    socket = env.get("SSH_AUTH_SOCK", "")
+    found = {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
+    # The agent knows which of them are settings, and says which it does not use.
+    settings = json.dumps({name: value for name, value in env.items() if name.startswith("UGRO_")})
+    return {**found, "ugro-settings": settings} if len(settings) < _LONGEST_SETTINGS else found
 
 
 def _query(key: str, values: Sequence[str]) -> str:

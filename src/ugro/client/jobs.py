@@ -25,6 +25,7 @@ from ugro.core.support.codec import decode
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.headline import Headline
     from ugro.core.plan import DryRun
     from ugro.core.profile import JobProfile, TraceFile, TraceRequest
     from ugro.core.results import JobResults
@@ -37,6 +38,7 @@ _PAGE = 500  # jobs per request, so that the agent can answer others in between
 _LEAST_PAUSE_S = 0.05
 _TRIES = 8  # without any answer
 _LATE_S = 30.0
+_WITHDRAW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,19 @@ class Jobs:
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
         """Submits many jobs, each given by its fields: all of them, or on an error none."""
         common = _body(None, None, None)
-        bodies = [{**common, "key": _new_key(), "fields": dict(fields)} for fields in jobs]
+        bodies = [{**common, "key": new_key(), "fields": dict(fields)} for fields in jobs]
         for body, key in zip(bodies, keys, strict=False):
             body["key"] = key
         answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})
         return [decode(Job, document) for document in answer["jobs"]]
+
+    def withdraw(self, key: str) -> Job | None:
+        """Withdraws a ``submit`` or ``retry`` with this key that was interrupted: it submits nothing from now on.
+
+        Returns its job if it was recorded before: that job continues.
+        """
+        answer = self._ask("DELETE", f"/v1/submissions/{quote(key, safe='')}", timeout_s=_WITHDRAW_S)
+        return decode(Job, answer["job"]) if answer["job"] else None
 
     def dry_run(
         self,
@@ -140,7 +150,7 @@ class Jobs:
 
     def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
         """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored."""
-        body = {"key": key or _new_key(), "user": getpass.getuser(), "exact": exact}
+        body = {"key": key or new_key(), "user": getpass.getuser(), "exact": exact}
         return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
@@ -154,11 +164,11 @@ class Jobs:
             answer = self._ask("POST", path, {**body, "env": asked})
         return answer
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def _ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
         """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
         for _ in _again():
             with contextlib.suppress(AgentGone):
-                return self._ask_once(method, path, body)
+                return self._ask_once(method, path, body, **limits)
         return None
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -193,12 +203,30 @@ class Jobs:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
 
-    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
-        """The job, and the results of its newest attempt or of another."""
+    def results(
+        self, job: str | int, *, attempt: int | None = None, all_files: bool = False
+    ) -> tuple[Job, JobResults]:
+        """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
         from ugro.core.results import JobResults
 
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
+        answer = self._ask("GET", f"{_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def brief_results(self, job: str | int) -> JobResults:
+        """How many files are here and on the nodes, without their names: fast, and asks no node."""
+        from ugro.core.results import JobResults
+
+        return decode(JobResults, self._ask("GET", f"{_path(job)}/results/brief")["results"])
+
+    def fetch_results(
+        self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
+    ) -> tuple[Job, JobResults]:
+        """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
+        from ugro.core.results import JobResults
+
+        body = {"patterns": list(patterns), "attempt": attempt}
+        answer = self._ask("POST", f"{_path(job)}/results/fetch", body)
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def profile(
@@ -211,13 +239,26 @@ class Jobs:
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
 
+    def headline(self, job: str | int) -> Headline:
+        """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
+        from ugro.core.headline import Headline
+
+        return decode(Headline, self._ask("GET", f"{_path(job)}/headline")["headline"])
+
+    def headlines(self) -> list[Headline]:
+        """Of the newest running jobs."""
+        from ugro.core.headline import Headline
+
+        return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
+
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
+        from ugro.core.metrics import main_loss
+
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
-        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
-        if not names:
+        name = main_loss(str(one["key"]) for one in keys)
+        if name is None:
             return []
-        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
         query = urlencode({"job": job, "key": name, "bins": bins})
         curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)
@@ -227,7 +268,7 @@ class Jobs:
         """Asks every rank of a running training to record its next steps; see ``traces``."""
         from ugro.core.profile import TraceRequest
 
-        body = {"key": key or _new_key(), "steps": steps}
+        body = {"key": key or new_key(), "steps": steps}
         return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
 
     def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
@@ -431,7 +472,7 @@ def _again() -> Iterator[Callable[[], None]]:
 
 def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
     return {
-        "key": key or _new_key(),
+        "key": key or new_key(),
         "user": getpass.getuser(),
         "file": str(file.absolute()) if file else None,
         "fields": dict(fields or {}),
@@ -439,7 +480,7 @@ def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) 
     }
 
 
-def _new_key() -> str:
+def new_key() -> str:
     return os.urandom(16).hex()
 
 

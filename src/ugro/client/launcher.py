@@ -23,12 +23,22 @@ _END_S = 5.0
 
 
 def start_agent(
-    home: StateDir, cluster: Path | None, *, log_level: str = "info", on_wait: Callable[[str], None] | None = None
+    home: StateDir,
+    cluster: Path | None,
+    *,
+    continues: bool = False,
+    log_level: str = "info",
+    on_wait: Callable[[str], None] | None = None,
 ) -> bool:
-    """True when the agent is ready; False when another process has started one at the same time."""
+    """True when the agent is ready; False when another process has started one at the same time.
+
+    ``continues``: it rather uses the file that the last agent served, unless that one was stopped on purpose.
+    """
     command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
     if cluster is not None:
         command += ["--cluster", str(cluster)]
+    if continues:
+        command.append("--continue")
     try:
         home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         process, ready = _spawn(home, command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,8 @@ class Variable:
     example: str
 
 
-def variables() -> dict[str, Variable]:
+@functools.cache
+def variables() -> Mapping[str, Variable]:
     found: list[Variable] = []
     for name, declared in Settings.known_keys().items():
         if declared.section is not None:
@@ -48,8 +50,17 @@ def with_environment(settings: Settings, env: Mapping[str, str]) -> Settings:
     return settings
 
 
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of settings that two environments give different values."""
+    return tuple(name for name in sorted(variables()) if _given(name, ours) != _given(name, theirs))
+
+
 def is_set(name: str, env: Mapping[str, str]) -> bool:
-    return env.get(name, "").strip() != ""
+    return _given(name, env) != ""
+
+
+def _given(name: str, env: Mapping[str, str]) -> str:
+    return env.get(name, "").strip()
 
 
 def _variable(declared: Key, section: str | None) -> Variable:

@@ -12,12 +12,12 @@ from ugro.config.document import Document, read_document
 from ugro.config.environment import is_set, with_environment
 from ugro.config.kinds import BadValueError
 from ugro.config.names import NODE_NAME
-from ugro.config.problems import KeyPath, Problem, config_error
+from ugro.config.problems import KeyPath, Problem, config_error, nearest
 from ugro.config.schema import Config, NodeEntry, Settings
 from ugro.config.yamltext import escaped, shown
 from ugro.core.errors import ConfigError
 from ugro.core.node import NodeSpec, Role
-from ugro.core.support.state_dir import CLUSTER_FILE
+from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -41,6 +41,7 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     if not isinstance(tree, dict):
         problem = Problem(1, "", f"expected a map of keys to values, got {shown(tree)}", _NODES_HINT)
         raise config_error(file, [problem])
+    _refuse_foreign(file, tree)
     settings = document.read(Settings, {name: value for name, value in tree.items() if name != "nodes"})
     # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
     entries = _entries(tree.get("nodes"), document) if "nodes" in tree or not document.problems else {}
@@ -49,6 +50,15 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     settings = with_environment(settings, env)
     nodes = tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items())
     return _config(settings, nodes, path, env)
+
+
+def _refuse_foreign(file: str, tree: Mapping[str, object]) -> None:
+    """Other programs have a cluster.yaml, too: its first unknown key would be a misleading complaint."""
+    if len(tree) > 1 and not set(tree) & {"nodes", *Settings.known_keys()} and not nearest("nodes", map(str, tree)):
+        raise ConfigError(
+            f"{file}: not a cluster file of UGRO: it has no nodes, but {', '.join(map(shown, list(tree)[:3]))}",
+            hint=f"if it is another program's, name yours: ugro --cluster FILE …, or set {CLUSTER_VARIABLE}",
+        )
 
 
 def read_text(path: Path) -> str:

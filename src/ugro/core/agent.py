@@ -21,6 +21,7 @@ class AgentStatus:
     running_commands: int = 0
     config_error: str | None = None  # of a broken edit; the last good configuration stays in force
     config_hint: str | None = None
+    ignored_variables: tuple[str, ...] = ()  # settings that differ between the asking command and the agent
 
 
 @dataclass(frozen=True, slots=True)

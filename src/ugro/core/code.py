@@ -40,6 +40,8 @@ class SyncReport:
     travels: tuple[Travel, ...] = ()  # the largest first; truncated if there are very many
     error: str | None = None
     hint: str | None = None
+    sent_files: int = 0  # complete so far
+    bytes_per_s: float | None = None  # of the last seconds; None: not known yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,13 @@ class TimedOut(UgroError):
     exit_code = 124
 
 
+class Interrupted(UgroError):
+    """By Ctrl-C; the message says what became of what was under way."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
 class Unreachable(UgroError):
     """A node, or the agent, cannot be reached. That does not mean that it has failed."""
 
@@ -97,6 +104,7 @@ _KINDS: dict[str, type[UgroError]] = {
         NotFound,
         NotAllowed,
         TimedOut,
+        Interrupted,
         Unreachable,
         RemoteFailure,
     )

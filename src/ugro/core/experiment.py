@@ -10,13 +10,19 @@ from ugro.core.job import JobState
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The values of one metric; ``None`` if it never was a finite number."""
+    """The values of one metric, of the newest attempt and the first rank that have it.
 
-    last: float | None
+    ``None`` if it never was a finite number. docs/results.md defines these for users.
+    """
+
+    last: float | None  # the last finite value
     least: float | None
     most: float | None
-    last_step: int
+    last_step: int  # of the last value, finite or not
     count: int
+    least_step: int | None = None
+    most_step: int | None = None
+    odd_step: int | None = None  # from this step on the values are NaN or infinite
 
 
 @dataclass(frozen=True, slots=True)

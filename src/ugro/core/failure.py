@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ugro.core.errors import TimedOut
+
 
 class Cause(StrEnum):
     """The causes that a job's ``retry.on`` and ``retry.never_on`` may name."""
@@ -21,6 +23,7 @@ class Cause(StrEnum):
     NODE_REBOOTED = "node_rebooted"
     SUPERVISOR_LOST = "supervisor_lost"
     START_FAILED = "start_failed"
+    GPU_UNAVAILABLE = "gpu_unavailable"
     SETUP_FAILED = "setup_failed"
     MISMATCH = "mismatch"
     TIME_LIMIT = "time_limit"
@@ -47,3 +50,8 @@ class Failure:
     hint: str | None = None
     last_lines: tuple[str, ...] = ()  # of the culprit's log
     exits: tuple[RankExit, ...] = ()  # of all ranks whose end is known
+
+    @property
+    def exit_code_of_job(self) -> int:
+        """That of the rank that failed; that of a timeout for a job that reached its time limit. Never 0."""
+        return TimedOut.exit_code if self.cause is Cause.TIME_LIMIT else self.exit_code or 1

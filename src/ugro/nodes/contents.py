@@ -31,6 +31,7 @@ _FIRST_BLOCKS = 5  # only fill the window, and are not measured
 _AGAIN_BLOCKS = 32  # then the other way is tried once: contents, or the link, may have changed
 
 T = TypeVar("T")
+_Id = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,15 @@ class _Received:
 class Sent:
     """How far a transfer is; ``on_change`` is called at every step."""
 
-    files: int = 0  # or chunks of large ones
+    files: int = 0
     bytes: int = 0
     wire_bytes: int = 0
     bad: int = 0  # damaged during the transfer and sent again
     on_change: Callable[[], None] = field(default=lambda: None)
+    completed_by: Callable[[Sequence[_Id]], int] = len  # files that are complete with these contents
 
     def add(self, blocks: _Blocks, wire_bytes: int) -> None:
-        self.files += blocks.files
+        self.files += self.completed_by(blocks.keys)
         self.bytes += blocks.bytes
         self.wire_bytes += wire_bytes
         self.on_change()
@@ -133,7 +135,7 @@ class _Blocks:
 
     def __init__(self, store: ContentStore, ids: Sequence[bytes]) -> None:
         self.compression = Compression()
-        self.files = 0  # in the last block
+        self.keys: list[bytes] = []  # in the last block
         self.bytes = 0
         self._store = store
         # In the order on the disk.
@@ -143,12 +145,12 @@ class _Blocks:
         if not self._ids:
             return None
         parts: list[bytes] = []
-        self.files = self.bytes = 0
+        self.keys, self.bytes = [], 0
         while self._ids and self.bytes < BLOCK:
             key = self._ids.pop()
             place, content = self._store.locate(key), self._store.read(key)
             parts += record(key, place.kind, content)
-            self.files += place.kind == trees.CONTENT
+            self.keys.append(key)
             self.bytes += place.size
         return block(b"".join(parts), compressed=self.compression.is_compressed)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypedDict, Unpack
 
 from ugro.core.environment import Origin
-from ugro.core.errors import NotFound, UgroError
+from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.event import Event
 from ugro.core.failure import Failure
 from ugro.core.job import (
@@ -38,6 +38,7 @@ from ugro.store.job_rows import attempt_of, job_of, readable_jobs
 from ugro.store.smalllogs import SmallLog
 
 _LARGEST_ID = 2**63 - 1
+_MOST_WITHDRAWN = 10_000
 
 
 class StaleMove(UgroError):
@@ -79,6 +80,8 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._on_change: Callable[[Job], None] = lambda job: None
+        # Used by the database's thread only. Not on disk: a submission that is under way ends with this process.
+        self._withdrawn: dict[str, None] = {}
 
     def listen(self, on_change: Callable[[Job], None]) -> None:
         """``on_change`` is called with every changed job once the change is durable, in the order of the changes."""
@@ -87,7 +90,7 @@ class JobStore:
     async def submit(self, spec: JobSpec, user: str, key: str, about: About | None = None) -> Submission:
         """Idempotent by ``key``: a client that got no answer may submit again."""
         return await self._database.run(
-            lambda db: _submit(db, spec, user, key, about or _NOTHING),
+            lambda db: self._submit(db, spec, user, key, about or _NOTHING),
             then=lambda submission: self._on_change(submission.job),
         )
 
@@ -103,7 +106,19 @@ class JobStore:
                 self._on_change(submission.job)
 
         each = list(wanted)
-        return await self._database.run(lambda db: [_submit(db, *one) for one in each], then=notify)
+        return await self._database.run(lambda db: [self._submit(db, *one) for one in each], then=notify)
+
+    async def withdraw(self, key: str) -> Job | None:
+        """Refuses a submission with this key that is not recorded yet; the job if it is recorded already."""
+
+        def work(db: sqlite3.Connection) -> Job | None:
+            if (known := _submitted(db, key)) is None:
+                self._withdrawn[key] = None
+                for oldest in list(self._withdrawn)[:-_MOST_WITHDRAWN]:
+                    del self._withdrawn[oldest]
+            return known
+
+        return await self._database.run(work)
 
     async def done_before(self, cache_key: str) -> Job | None:
         """The newest job that did the same work and still has its results."""
@@ -161,9 +176,9 @@ class JobStore:
     async def get(self, job: int) -> Job:
         return await self._database.run(lambda db: _get(db, job))
 
-    async def find(self, word: str) -> Job:
-        """By id, by name (the newest of that name), or ``last``."""
-        return await self._database.run(lambda db: _find(db, word))
+    async def find(self, word: str, without: Collection[int] = ()) -> Job:
+        """By id, by name (the newest of that name), or ``last``; by name only jobs that are not in ``without``."""
+        return await self._database.run(lambda db: _find(db, word, without))
 
     async def in_states(self, states: Iterable[JobState]) -> list[Job]:
         return await self._database.run(lambda db: _in_states(db, states))
@@ -185,9 +200,13 @@ class JobStore:
         return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
 
     async def to_keep(self) -> list[Job]:
-        """Ended jobs whose last checkpoint has not been collected yet."""
+        """Ended jobs whose checkpoints have not been collected yet."""
         query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
         return await self._database.run(lambda db: readable_jobs(db.execute(query)))
+
+    async def is_to_keep(self, job: int) -> bool:
+        query = "SELECT 1 FROM to_keep WHERE job = ?"
+        return await self._database.run(lambda db: db.execute(query, (job,)).fetchone() is not None)
 
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
@@ -214,6 +233,11 @@ class JobStore:
         clause, values = ("WHERE job = ?", [job, limit]) if job is not None else ("", [limit])
         query = f"SELECT * FROM events {clause} ORDER BY seq DESC LIMIT ?"
         return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, values)])
+
+    def _submit(self, db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
+        if key in self._withdrawn:
+            raise NotAllowed("this submission was withdrawn", hint="submit it again with another key")
+        return _submit(db, spec, user, key, about)
 
     async def _change(self, work: Work[Job]) -> Job:
         return await self._database.run(work, then=self._on_change)
@@ -435,10 +459,12 @@ def _get(db: sqlite3.Connection, job: int) -> Job:
     return job_of(row)
 
 
-def _find(db: sqlite3.Connection, word: str) -> Job:
+def _find(db: sqlite3.Connection, word: str, without: Collection[int]) -> Job:
     if word.isdigit():
         return _get(db, int(word))
-    where, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
+    where, values = "", tuple[object, ...]()
+    if word != "last":
+        where, values = f"WHERE name = ? AND id NOT IN ({','.join('?' * len(without))})", (word, *without)
     row = db.execute(f"SELECT * FROM jobs {where} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")

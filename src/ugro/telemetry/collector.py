@@ -1,71 +1,66 @@
-"""Reads collected metrics files of runs into the metric store, each from where the last read ended.
+"""Reads collected metrics files of jobs into the metric store, each from where the last read ended.
 
-A job's folder has ``attempt_N/output/metrics.jsonl`` of its first node and ``attempt_N/nodes/NODE/metrics.jsonl`` of
-the others; what a rank writes into a file of its own is named ``metrics*.jsonl`` as well.
+``sources/`` knows which files there are and how to read each kind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ugro.telemetry import records
-from ugro.telemetry.metricstore import MetricStore, Source, job_owner
+from ugro.core.metrics import is_internal
+from ugro.telemetry.metricstore import Batch, MetricStore, Place, Source, job_owner
 from ugro.telemetry.series import Points, SeriesKey
+from ugro.telemetry.sources import discovery
+from ugro.telemetry.sources.discovery import MetricFile
+from ugro.telemetry.sources.reading import AT_ONCE, Key, Origin, Piece, Reading
 
-_AT_ONCE = 4 << 20  # bytes of one file per step; about as much of many files is one transaction
-_MOST_FILES = 10_000
-_LARGEST = 1 << 62
-_NAME = re.compile(r"metrics[\w.-]*\.jsonl")
-_ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
+_START = Place(0)
+_LOOKING_SHARE = 0.05
+_MOST_QUIET = 10_000
 
 
 class _File(NamedTuple):
     source: Source
-    path: Path
+    about: MetricFile
     size: int
+    changed_ms: int
 
 
-@dataclass(slots=True)
-class _Batch:
-    points: dict[SeriesKey, Points] = field(default_factory=dict)
-    places: dict[Source, int] = field(default_factory=dict)  # how far their files have been read
+class _Known(NamedTuple):
+    files: list[MetricFile]
+    until: float  # monotonic: when to look for more
 
 
 class Collector:
-    def __init__(self, folder: Path, store: MetricStore) -> None:
+    def __init__(self, folder: Path, store: MetricStore, looking_share: float = _LOOKING_SHARE) -> None:
+        """A job may have a hundred thousand files: looking for new ones takes at most that share of the time."""
+        self._looking_share = looking_share
         self._folder = folder
         self._store = store
         self._collecting = asyncio.Lock()
+        self._known: dict[int, _Known] = {}
+        # Of logs without metrics, which most are: a transaction for each piece of each log would be a waste.
+        self._quiet: dict[Source, Place] = {}
 
     async def collect(self, job: int) -> int:
         """Reads everything that is new; returns the number of points."""
-        async with self._collecting:
-            owner = job_owner(job)
-            files = await asyncio.to_thread(lambda: list(self._files(job, owner)))
-            places = await self._store.places(owner)
-            cut = [file.source for file in files if file.size < places.get(file.source, 0)]
-            for source in cut:
-                await self._store.start_again(source)
-            if cut:
-                places = await self._store.places(owner)
-            return await self._read([file for file in files if file.size > places.get(file.source, 0)], places)
+        return await self._collect(job, is_over=False)
 
     async def finish(self, job: int) -> int:
         """Reads the rest after the job's end, and compacts its curves."""
-        count = await self.collect(job)
+        count = await self._collect(job, is_over=True)
         await self._store.seal(job_owner(job))
         return count
 
     def having_some(self, jobs: Iterable[int]) -> list[int]:
         """The jobs with collected metrics. Blocks."""
-        return [job for job in jobs if next(self._files(job, ""), None) is not None]
+        return [job for job in jobs if self._metric_files(job, is_over=False)]
 
     def jobs(self) -> list[int]:
         """The jobs with collected files. Blocks."""
@@ -74,121 +69,136 @@ class Collector:
         except FileNotFoundError:
             return []
 
-    async def _read(self, grown: Iterable[_File], places: Mapping[Source, int]) -> int:
+    async def _collect(self, job: int, *, is_over: bool) -> int:
+        async with self._collecting:
+            owner = job_owner(job)
+            files = await asyncio.to_thread(self._files, job, owner, is_over=is_over)
+            places = await self._places(owner)
+            if spoilt := [file.source for file in files if _is_spoilt(file, places.get(file.source))]:
+                for source in spoilt:
+                    await self._store.start_again(source)
+                    self._quiet.pop(source, None)
+                places = await self._places(owner)
+            grown = [file for file in files if file.size > places.get(file.source, _START).offset]
+            count = await self._read(grown, places)
+            if is_over:
+                self._known.pop(job, None)
+                await self._keep_quiet(owner)
+            return count
+
+    async def _places(self, owner: str) -> dict[Source, Place]:
+        quiet = {source: place for source, place in self._quiet.items() if source.owner == owner}
+        return await self._store.places(owner) | quiet
+
+    async def _read(self, grown: Iterable[_File], places: Mapping[Source, Place]) -> int:
         count = 0
         unread, places = deque(grown), dict(places)
         while unread:
             batch = await asyncio.to_thread(_next_batch, unread, places)
-            if batch.places:
-                await self._store.append(batch.points, batch.places)
-                places |= batch.places
-                count += sum(len(points) for points in batch.points.values())
+            places |= batch.places
+            if not batch.points and not batch.parameters and all(source.is_log for source in batch.places):
+                self._quiet |= batch.places
+                continue
+            await self._store.take(batch)
+            for source in batch.places:
+                self._quiet.pop(source, None)
+            count += sum(len(points) for points in batch.points.values())
+        while len(self._quiet) > _MOST_QUIET:
+            del self._quiet[next(iter(self._quiet))]
         return count
 
-    def _files(self, job: int, owner: str) -> Iterator[_File]:
-        home = self._folder / str(job)
-        found = 0
-        for attempt in _folders(home):
-            number = _ATTEMPT.fullmatch(attempt.name)
-            if number is None:
+    async def _keep_quiet(self, owner: str) -> None:
+        """The job is over: its logs are not read again by the next agent."""
+        quiet = {source: place for source, place in self._quiet.items() if source.owner == owner}
+        if quiet:
+            await self._store.take(Batch(places=quiet))
+        for source in quiet:
+            del self._quiet[source]
+
+    def _files(self, job: int, owner: str, *, is_over: bool) -> list[_File]:
+        found = []
+        for about in self._metric_files(job, is_over=is_over):
+            try:
+                status = about.path.lstat()
+            except OSError:  # gone, or not there for a moment: what was read of it stays
                 continue
-            for folder in (attempt / "output", *_folders(attempt / "nodes")):
-                for file in _metrics_files(folder):
-                    found += 1
-                    if found > _MOST_FILES:
-                        return
-                    yield _File(Source(owner, int(number[1]), str(file.relative_to(attempt))), file, _size(file))
+            source = Source(owner, about.attempt, about.name)
+            found.append(_File(source, about, status.st_size, status.st_mtime_ns // 1_000_000))
+        return found
+
+    def _metric_files(self, job: int, *, is_over: bool) -> list[MetricFile]:
+        known = self._known.get(job)
+        begin = time.monotonic()
+        if known is not None and begin < known.until and not is_over:
+            return known.files
+        files = discovery.find(self._folder / str(job))
+        end = time.monotonic()
+        if files and not is_over:
+            self._known[job] = _Known(files, end + (end - begin) / self._looking_share)
+        return files
 
 
-def _folders(path: Path) -> list[Path]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
+def _is_spoilt(file: _File, place: Place | None) -> bool:
+    """The file was rewritten, or its run has got a neighbour and its metrics therefore another name."""
+    return place is not None and (file.size < place.offset or file.about.prefix != place.prefix)
 
 
-def _metrics_files(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            found = [entry for entry in entries if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)]
-            return sorted(Path(entry.path) for entry in found)
-    except OSError:
-        return []
-
-
-def _size(path: Path) -> int:
-    """Infinite if the size is unknown: then the file counts as not truncated."""
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return _LARGEST
-
-
-def _next_batch(unread: deque[_File], places: Mapping[Source, int]) -> _Batch:
+def _next_batch(unread: deque[_File], places: Mapping[Source, Place]) -> Batch:
     """Reads as many files as fit into one step; removes those that have no more."""
-    batch, size = _Batch(), 0
-    while unread and size < _AT_ONCE:
-        source, path, _ = unread[0]
-        place = places.get(source, 0)
-        content = _content(path, place)
+    batch, size = Batch(), 0
+    while unread and size < AT_ONCE:
+        file = unread[0]
+        place = batch.places.get(file.source) or places.get(file.source, _START)
+        content = _content(file.about.path, place.offset)
         size += len(content)
-        if len(content) < _AT_ONCE:
+        piece = Piece(content, place.offset, file.size, place.state, file.about.writer.name)
+        reading = file.about.writer.read(piece)
+        if len(content) < AT_ONCE or not reading.end:
             unread.popleft()
-        if end := _end_of_lines(content):
-            batch.places[source] = place + end
-            _add_lines(batch.points, source, content[:end].splitlines())
+        if reading.end:
+            batch.places[file.source] = Place(place.offset + reading.end, reading.state, file.about.prefix)
+            _add(batch, file, reading)
     return batch
 
 
-def _content(path: Path, place: int) -> bytes:
+def _content(path: Path, offset: int) -> bytes:
     try:
         # The name comes from a node: links that lead elsewhere are not followed.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.pread(descriptor, _AT_ONCE, place)
+        return os.pread(descriptor, AT_ONCE, offset)
     finally:
         os.close(descriptor)
 
 
-def _end_of_lines(content: bytes) -> int:
-    """Whole lines only; the last one may be incomplete."""
-    end = content.rfind(b"\n") + 1
-    if not end and len(content) >= records.LONGEST_LINE:
-        return len(content)  # no valid line is that long
-    return end
+def _add(batch: Batch, file: _File, reading: Reading) -> None:
+    for key, points in reading.points.items():
+        _add_points(batch, _series_key(file, key), key.origin, _timed(points, file.changed_ms))
+    if reading.parameters:
+        batch.parameters.setdefault(file.source.owner, {}).update(reading.parameters)
 
 
-def _add_lines(points: dict[SeriesKey, Points], source: Source, lines: list[bytes]) -> None:
-    for which, some in _points(lines).items():
-        # The folder says which attempt it belongs to: what the rank wrote is not trusted.
-        key = SeriesKey(source.owner, source.attempt, *which)
-        if key in points:  # from another file
-            points[key].extend(some)
-        else:
-            points[key] = some
+def _series_key(file: _File, key: Key) -> SeriesKey:
+    # The folder says which attempt it belongs to: what the rank wrote is not trusted.
+    rank = file.about.rank if key.rank is None else key.rank
+    name = key.name if is_internal(key.name) else file.about.prefix + key.name
+    return SeriesKey(file.source.owner, file.source.attempt, rank, name)
 
 
-def _points(lines: list[bytes]) -> dict[tuple[int, str], Points]:
-    # Nearly all lines have the same keys, so a table of them is transposed at once.
-    tables: dict[tuple[int, tuple[str, ...]], list[records.Record]] = {}
-    for record in records.read_all(lines):
-        tables.setdefault((record.rank, tuple(record.values)), []).append(record)
-    found: dict[tuple[int, str], Points] = {}
-    for (rank, names), table in tables.items():
-        steps, times = [record.step for record in table], [record.time_ms for record in table]
-        columns = zip(*(record.values.values() for record in table), strict=True)
-        for name, column in zip(names, columns, strict=True):
-            _add(found, (rank, name), Points(list(steps), list(times), list(column)))
-    return found
+def _timed(points: Points, time_ms: int) -> Points:
+    """Points without a time get that of their file: a curve without one would count as old, and be removed."""
+    if not all(points.times_ms):
+        points.times_ms = [own or time_ms for own in points.times_ms]
+    return points
 
 
-def _add(found: dict[tuple[int, str], Points], key: tuple[int, str], points: Points) -> None:
-    if key in found:  # from another table: their lines alternate
-        points.extend(found[key])
-        order = sorted(range(len(points)), key=points.times_ms.__getitem__)
-        columns = (points.steps, points.times_ms, points.values)
-        points = Points(*([column[at] for at in order] for column in columns))  # type: ignore[arg-type]
-    found[key] = points
+def _add_points(batch: Batch, key: SeriesKey, origin: Origin, points: Points) -> None:
+    if key not in batch.points or origin < batch.origins.get(key, Origin.UGRO):
+        batch.points[key] = points
+        batch.origins.pop(key, None)
+        if origin:
+            batch.origins[key] = origin
+    elif origin == batch.origins.get(key, Origin.UGRO):  # from another file
+        batch.points[key].extend(points)

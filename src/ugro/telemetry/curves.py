@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ugro.telemetry import bins as binning
 from ugro.telemetry.bins import Bins
+from ugro.telemetry.figures import last_finite
 from ugro.telemetry.series import Points, SeriesKey, read_points
 
 MOST_BINS = 2000
@@ -49,6 +50,12 @@ class Curve:
     counts: list[int]
     odd: list[int]  # NaN and infinities
 
+    @property
+    def mean(self) -> float | None:
+        """Of all its finite points."""
+        sums = [mean * count for mean, count in zip(self.means, self.counts, strict=True) if mean is not None]
+        return math.fsum(sums) / sum(self.counts) if sums else None
+
 
 @dataclass(frozen=True, slots=True)
 class KeySummary:
@@ -60,7 +67,7 @@ class KeySummary:
     first_step: int
     last_step: int
     last_time: float
-    last_value: float | None  # of the point that came last; None: not finite
+    last_value: float | None  # the last finite one; None: there is none
 
 
 def read_curves(db: sqlite3.Connection, wanted: Wanted) -> list[Curve]:
@@ -148,6 +155,7 @@ def _series(db: sqlite3.Connection, wanted: Wanted, more: str = "NULL") -> Itera
         clauses.append(f"AND key IN ({','.join('?' * len(wanted.keys))})")
     query = (
         "SELECT id, owner, attempt, rank, key, count, loose, step_min, step_max, last_time_ms, last_value, "
+        "finite_value, "
         f"{more} AS summary FROM series WHERE owner = ? AND count > 0 {' '.join(clauses)} ORDER BY key, attempt, rank"
     )
     for owner in wanted.owners:
@@ -157,7 +165,7 @@ def _series(db: sqlite3.Connection, wanted: Wanted, more: str = "NULL") -> Itera
 def _key_summary(row: sqlite3.Row) -> KeySummary:
     return KeySummary(
         row["owner"], row["attempt"], row["rank"], row["key"], row["count"], row["step_min"], row["step_max"],
-        row["last_time_ms"] / 1000, _finite(row["last_value"]),
+        row["last_time_ms"] / 1000, last_finite(row),
     )  # fmt: skip
 
 

@@ -7,27 +7,35 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from ugro.core.experiment import Figure
+from ugro.core.metrics import INTERNAL
 from ugro.telemetry import bins as binning
 from ugro.telemetry.series import read_points
 
 _MOST_KEYS = 100  # of one job
-_COLUMNS = "id, owner, attempt, rank, key, count, last_step, last_value, value_min, value_max"
-# Per-step measurements of each rank are shown on a job's own page only.
-_CHOSEN = "count > 0 AND NOT (key >= 'profile/' AND key < 'profile0')"
+_COLUMNS = (
+    "id, owner, attempt, rank, key, count, last_step, last_value, finite_value, value_min, value_max, "
+    "min_step, max_step, odd_step"
+)
+_CHOSEN = "count > 0" + "".join(f" AND substr(key, 1, {len(one)}) <> '{one}'" for one in INTERNAL)
 
 
-def read_figures(db: sqlite3.Connection, owners: Sequence[str] | None) -> dict[str, dict[str, Figure]]:
-    """By owner and key: of its newest attempt, and of the first rank that has it. ``None``: of all jobs."""
+def read_figures(
+    db: sqlite3.Connection, owners: Sequence[str] | None, attempt: int | None = None
+) -> dict[str, dict[str, Figure]]:
+    """By owner and key: of the newest attempt and the first rank that have it; no later attempt than the given one.
+
+    ``None``: of all jobs.
+    """
     found: dict[str, dict[str, tuple[tuple[int, int], sqlite3.Row]]] = {}
     for row in _rows(db, owners):
+        if attempt is not None and row["attempt"] > attempt:
+            continue
         keys = found.setdefault(row["owner"], {})
         order = (row["attempt"], -row["rank"])
         known = keys.get(row["key"])
         if known[0] < order if known is not None else len(keys) < _MOST_KEYS:
             keys[row["key"]] = (order, row)
-    return {
-        owner: {key: _figure(db, row) for key, (_, row) in sorted(keys.items())} for owner, keys in found.items()
-    }
+    return {owner: {key: _figure(db, row) for key, (_, row) in sorted(keys.items())} for owner, keys in found.items()}
 
 
 def _rows(db: sqlite3.Connection, owners: Sequence[str] | None) -> Iterable[sqlite3.Row]:
@@ -39,12 +47,16 @@ def _rows(db: sqlite3.Connection, owners: Sequence[str] | None) -> Iterable[sqli
 
 
 def _figure(db: sqlite3.Connection, row: sqlite3.Row) -> Figure:
-    least, most = row["value_min"], row["value_max"]
+    least, most, steps = row["value_min"], row["value_max"], (row["min_step"], row["max_step"])
     if least is None:
-        least, most = _bounds(db, row["id"])
-    last = row["last_value"]
-    is_finite = last is not None and math.isfinite(last)
-    return Figure(last if is_finite else None, least, most, row["last_step"], row["count"])
+        (least, most), steps = _bounds(db, row["id"]), (None, None)
+    return Figure(last_finite(row), least, most, row["last_step"], row["count"], *steps, row["odd_step"])
+
+
+def last_finite(row: sqlite3.Row) -> float | None:
+    """What ``last`` means everywhere: the last finite value that was written."""
+    last = row["finite_value"] if row["finite_value"] is not None else row["last_value"]  # of an older version
+    return last if last is not None and math.isfinite(last) else None
 
 
 def _bounds(db: sqlite3.Connection, series: int) -> tuple[float | None, float | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +20,14 @@ from ugro.store.engine import Database
 from ugro.telemetry import series
 from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
 from ugro.telemetry.figures import read_figures
+from ugro.telemetry.parameters import read_parameters, write_parameters
 from ugro.telemetry.series import Points, SeriesKey
 
 log = logging.getLogger(__name__)
 
 _MIGRATIONS = "ugro.telemetry"
+MOST_FOUND = 2000  # curves of a job from files of other libraries
+_REPEATED = 5  # Origin.TRAINER_STATE: each file repeats the one before it
 NODE = "node/"
 JOB = "job/"
 
@@ -35,6 +38,28 @@ class Source(NamedTuple):
     owner: str
     attempt: int
     path: str
+
+    @property
+    def is_log(self) -> bool:
+        return self.path.startswith("logs/")
+
+
+class Place(NamedTuple):
+    """How far a file has been read."""
+
+    offset: int
+    state: str = ""  # what its reader needs to go on
+    prefix: str = ""  # of the names of its metrics
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step of reading files brings, for one transaction."""
+
+    points: dict[SeriesKey, Points] = field(default_factory=dict)
+    origins: dict[SeriesKey, int] = field(default_factory=dict)  # those other than zero
+    places: dict[Source, Place] = field(default_factory=dict)
+    parameters: dict[str, dict[str, str]] = field(default_factory=dict)  # by owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +106,28 @@ class MetricStore:
         """``on_change`` is called with the owners whose curves have grown or lost points."""
         self._on_change = on_change
 
-    async def append(self, points: Mapping[SeriesKey, Points], places: Mapping[Source, int] | None = None) -> None:
-        """Adds points, and records how far their files have been read, in one transaction."""
-        await self._writing.run(lambda db: _append(db, points, places or {}))
-        self._on_change(frozenset(key.owner for key in points))
+    async def append(self, points: Mapping[SeriesKey, Points]) -> None:
+        await self.take(Batch(dict(points)))
 
-    async def places(self, owner: str) -> dict[Source, int]:
+    async def take(self, batch: Batch) -> None:
+        """Adds points, and records how far their files have been read, in one transaction."""
+        await self._writing.run(lambda db: _take(db, batch))
+        self._on_change(frozenset(key.owner for key in batch.points) | batch.parameters.keys())
+
+    async def places(self, owner: str) -> dict[Source, Place]:
         query = "SELECT * FROM source WHERE owner = ?"
         return await self._writing.run(
             lambda db: {
-                Source(row["owner"], row["attempt"], row["path"]): row["place"] for row in db.execute(query, (owner,))
+                Source(row["owner"], row["attempt"], row["path"]): Place(row["place"], row["state"], row["prefix"])
+                for row in db.execute(query, (owner,))
             }
         )
 
     async def start_again(self, source: Source) -> None:
-        """For a file that was rewritten: drops the points of its attempt, whose files are then read again."""
+        """For a file that was rewritten, or whose metrics get other names.
+
+        Drops the points of its attempt, whose files are then read again.
+        """
         await self._writing.run(lambda db: _start_again(db, source))
 
     async def seal(self, owner: str) -> None:
@@ -107,11 +139,32 @@ class MetricStore:
     async def keys(self, wanted: Wanted) -> list[KeySummary]:
         return await self._reading.run(lambda db: read_keys(db, wanted))
 
-    async def figures(self, jobs: Sequence[int] | None = None) -> dict[int, dict[str, Figure]]:
-        """By job and key, for some jobs or all."""
+    async def figures(
+        self, jobs: Sequence[int] | None = None, attempt: int | None = None
+    ) -> dict[int, dict[str, Figure]]:
+        """By job and key, for some jobs or all; without attempts after that one."""
         owners = None if jobs is None else [job_owner(job) for job in jobs]
-        found = await self._reading.run(lambda db: read_figures(db, owners))
+        found = await self._reading.run(lambda db: read_figures(db, owners, attempt))
         return {int(owner.removeprefix(JOB)): figures for owner, figures in found.items()}
+
+    async def parameters(self, jobs: Sequence[int] | None = None) -> dict[int, dict[str, str]]:
+        """What trainings wrote beside their metrics, by job and name, for some jobs or all."""
+        owners = None if jobs is None else [job_owner(job) for job in jobs]
+        found = await self._reading.run(lambda db: read_parameters(db, owners))
+        return {int(owner.removeprefix(JOB)): given for owner, given in found.items()}
+
+    async def means(self, job: int, names: Sequence[str], attempt: int) -> dict[str, float]:
+        """Of the same attempts and ranks as the figures."""
+        if not names:
+            return {}
+        wanted = Wanted((job_owner(job),), tuple(names), bins=1)
+        found: dict[str, Curve] = {}
+        for curve in await self.curves(wanted):
+            if curve.attempt <= attempt:
+                known = found.get(curve.key)
+                if known is None or (known.attempt, -known.rank) < (curve.attempt, -curve.rank):
+                    found[curve.key] = curve
+        return {name: mean for name, curve in found.items() if (mean := curve.mean) is not None}
 
     async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
         return await self._reading.run(lambda db: read_raw(db, wanted))
@@ -145,14 +198,41 @@ def _put_aside(path: Path) -> None:
         path.with_name(path.name + more).unlink(missing_ok=True)
 
 
-def _append(db: sqlite3.Connection, points: Mapping[SeriesKey, Points], places: Mapping[Source, int]) -> None:
-    for key, some in points.items():
-        series.append(db, key, some)
+def _take(db: sqlite3.Connection, batch: Batch) -> None:
+    counts: dict[str, int] = {}
+    for key, some in batch.points.items():
+        origin = batch.origins.get(key, 0)
+        if origin and not _has_room(db, key, counts):
+            continue
+        if origin == _REPEATED:
+            some = _after(some, series.last_step(db, key, origin))
+        series.append(db, key, some, origin)
     db.executemany(
-        "INSERT INTO source (owner, attempt, path, place) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (owner, attempt, path) DO UPDATE SET place = excluded.place",
-        [(*source, place) for source, place in places.items()],
+        "INSERT INTO source (owner, attempt, path, place, state, prefix) VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (owner, attempt, path) DO UPDATE "
+        "SET place = excluded.place, state = excluded.state, prefix = excluded.prefix",
+        [(*source, *place) for source, place in batch.places.items()],
     )
+    for owner, given in batch.parameters.items():
+        write_parameters(db, owner, given)
+
+
+def _has_room(db: sqlite3.Connection, key: SeriesKey, counts: dict[str, int]) -> bool:
+    """Bounds what a file with a million names can add."""
+    if key.owner not in counts:
+        counts[key.owner] = series.count_found(db, key.owner)
+    if series.has(db, key):
+        return True
+    counts[key.owner] += 1
+    return counts[key.owner] <= MOST_FOUND
+
+
+def _after(points: Points, step: int | None) -> Points:
+    if step is None:
+        return points
+    new = [at for at, own in enumerate(points.steps) if own > step]
+    columns = (points.steps, points.times_ms, points.values)
+    return Points(*([column[at] for at in new] for column in columns))  # type: ignore[arg-type]
 
 
 def _start_again(db: sqlite3.Connection, source: Source) -> None:
@@ -175,7 +255,8 @@ def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
 def _forget_owners(db: sqlite3.Connection, owners: Sequence[str]) -> None:
     for owner in owners:
         _delete(db, db.execute("SELECT id FROM series WHERE owner = ?", (owner,)).fetchall())
-        db.execute("DELETE FROM source WHERE owner = ?", (owner,))
+        for table in ("source", "parameter"):
+            db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
 
 
 def _drop_oldest_points(db: sqlite3.Connection) -> str | None:

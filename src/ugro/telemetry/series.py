@@ -61,10 +61,17 @@ class Points:
         return binning.of_points(self.steps, self.times_ms, self.values, width)
 
 
-def append(db: sqlite3.Connection, key: SeriesKey, points: Points) -> None:
+def append(db: sqlite3.Connection, key: SeriesKey, points: Points, origin: int = 0) -> None:
+    """Of several origins with the same name, only the one with the smallest number is kept."""
     if not points:
         return
-    number, loose, loose_chunks = _series(db, key)
+    number, loose, loose_chunks, known = _series(db, key, origin)
+    if origin > known:
+        return
+    if origin < known:
+        db.execute("DELETE FROM chunk WHERE series = ?", (number,))
+        db.execute("DELETE FROM series WHERE id = ?", (number,))
+        number, loose, loose_chunks, _ = _series(db, key, origin)
     _note_points(db, number, points)
     if loose + len(points) >= CHUNK:
         whole = take_loose(db, number) if loose else Points()
@@ -135,23 +142,53 @@ def _summarise_again(db: sqlite3.Connection, number: int) -> None:
     )
 
 
-def _series(db: sqlite3.Connection, key: SeriesKey) -> tuple[int, int, int]:
-    place = (key.owner, key.key, key.attempt, key.rank)
-    query = "SELECT id, loose, loose_chunks FROM series WHERE owner = ? AND key = ? AND attempt = ? AND rank = ?"
-    row = db.execute(query, place).fetchone()
+def count_found(db: sqlite3.Connection, owner: str) -> int:
+    """How many curves come from files of other libraries."""
+    return int(db.execute("SELECT COUNT(*) FROM series WHERE owner = ? AND origin > 0", (owner,)).fetchone()[0])
+
+
+def has(db: sqlite3.Connection, key: SeriesKey) -> bool:
+    return db.execute(f"SELECT 1 FROM series WHERE {_PLACE}", _place(key)).fetchone() is not None
+
+
+def last_step(db: sqlite3.Connection, key: SeriesKey, origin: int) -> int | None:
+    """The largest step of a curve of that origin."""
+    query = f"SELECT step_max FROM series WHERE {_PLACE} AND origin = ?"
+    row = db.execute(query, (*_place(key), origin)).fetchone()
+    return None if row is None else row["step_max"]
+
+
+_PLACE = "owner = ? AND key = ? AND attempt = ? AND rank = ?"
+
+
+def _place(key: SeriesKey) -> tuple[str, str, int, int]:
+    return key.owner, key.key, key.attempt, key.rank
+
+
+def _series(db: sqlite3.Connection, key: SeriesKey, origin: int) -> tuple[int, int, int, int]:
+    """Its number, how many points and chunks are loose, and where its points come from."""
+    query = f"SELECT id, loose, loose_chunks, origin FROM series WHERE {_PLACE}"
+    row = db.execute(query, _place(key)).fetchone()
     if row is not None:
-        return row["id"], row["loose"], row["loose_chunks"]
-    cursor = db.execute("INSERT INTO series (owner, key, attempt, rank) VALUES (?, ?, ?, ?)", place)
-    return int(cursor.lastrowid or 0), 0, 0
+        return row["id"], row["loose"], row["loose_chunks"], row["origin"]
+    insert = "INSERT INTO series (owner, key, attempt, rank, origin) VALUES (?, ?, ?, ?, ?)"
+    cursor = db.execute(insert, (*_place(key), origin))
+    return int(cursor.lastrowid or 0), 0, 0, origin
 
 
 def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
+    """What tables of jobs show: they read no points."""
     finite = _finite(points.values)
+    least, most = min(finite, default=None), max(finite, default=None)
     # Not kept if older points were not counted: then readers use the bins.
     db.execute(
         "UPDATE series SET count = count + :count, step_min = MIN(COALESCE(step_min, :low), :low), "
         "step_max = MAX(COALESCE(step_max, :high), :high), "
         "last_time_ms = :last, last_step = :step, last_value = :value, "
+        "finite_value = COALESCE(:finite, finite_value), "
+        "odd_step = CASE WHEN :finite IS NULL THEN COALESCE(odd_step, :odd) ELSE :odd END, "
+        "min_step = CASE WHEN count = 0 OR :least < value_min THEN :least_step ELSE min_step END, "
+        "max_step = CASE WHEN count = 0 OR :most > value_max THEN :most_step ELSE max_step END, "
         "value_min = CASE WHEN count = 0 THEN :least ELSE MIN(value_min, COALESCE(:least, value_min)) END, "
         "value_max = CASE WHEN count = 0 THEN :most ELSE MAX(value_max, COALESCE(:most, value_max)) END "
         "WHERE id = :number",
@@ -162,15 +199,29 @@ def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
             "last": points.times_ms[-1],
             "step": points.steps[-1],
             "value": points.values[-1],
-            "least": min(finite, default=None),
-            "most": max(finite, default=None),
+            "finite": finite[-1] if finite else None,
+            "odd": _odd_from(points),
+            "least": least,
+            "most": most,
+            "least_step": None if least is None else points.steps[points.values.index(least)],
+            "most_step": None if most is None else points.steps[points.values.index(most)],
             "number": number,
         },
     )
 
 
+def _odd_from(points: Points) -> int | None:
+    """The step from which on all values are NaN or infinite; None if the last one is finite."""
+    found = None
+    for step, value in zip(reversed(points.steps), reversed(points.values), strict=True):
+        if math.isfinite(value):
+            break
+        found = step
+    return found
+
+
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    if math.isfinite(sum(values)):  # nearly always
+    if math.isfinite(sum(values)):  # nearly always; a sum of finite values may be infinite
         return values
     return [value for value in values if math.isfinite(value)]
 

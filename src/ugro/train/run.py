@@ -81,6 +81,7 @@ class Run:
         self._has_left = False
         self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
         self._loader: Loader | None = None
+        self._epochs: int | None = None
         self._guard: Guard | None = None
         self._least = 1
         _seed(seed)
@@ -174,6 +175,7 @@ class Run:
         self._balance.begin(balancer, schedule)
         order = Order(len(dataset), global_batch, shuffle, drop_last)
         self._loader = Loader(self, dataset, order, schedule, self.rank, options)
+        self._announce()
         return self._loader
 
     def _lead(self, options: dict[str, Any]) -> int:
@@ -198,6 +200,8 @@ class Run:
                 "there is a checkpoint to resume from", hint="call run.keep(model=…, optimizer=…) before the epochs"
             )
         self._go_on()
+        self._epochs = count
+        self._announce()
         progress = self.progress
         for epoch in range(progress.epoch, count):
             if progress.epoch != epoch:
@@ -206,6 +210,18 @@ class Run:
             if epoch + 1 < count:
                 progress.epoch, progress.cursor = epoch + 1, 0
                 self.boundary()
+
+    def _announce(self) -> None:
+        """Records how many steps there will be, as far as it is known."""
+        if not self.is_main or self._loader is None:
+            return
+        order, progress = self._loader.order, self.progress
+        record = {"kind": "progress", "step": progress.step, "steps_per_epoch": order.steps}
+        if self._epochs is not None:
+            steps_used = -(-progress.cursor // order.global_batch)  # of the epoch that was interrupted
+            left = (self._epochs - progress.epoch) * order.steps - steps_used
+            record |= {"epochs": self._epochs, "total_steps": progress.step + max(0, left)}
+        self._metrics.put(record)
 
     def _go_on(self) -> None:
         """Restores the random generators of as many ranks as there were."""

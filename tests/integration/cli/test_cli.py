@@ -72,6 +72,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "agent status": ((), "agent"),
     "agent logs": ((), None),
     "init": (("--output", "new.yaml"), "nodes"),
+    "agent restart": ((), "agent"),
     "agent stop": ((), "stopped"),
 }
 HELD_ELSEWHERE = {"doctor", "demo", "lab up", "lab down", "lab status"}
@@ -164,7 +165,7 @@ GPU_KEYS = {
 }
 AGENT_KEYS = {
     *("pid", "version", "generation", "started_at", "home", "cluster_file", "cluster_name", "nodes"),
-    *("nodes_connected", "running_commands", "config_error", "config_hint"),
+    *("nodes_connected", "running_commands", "config_error", "config_hint", "ignored_variables"),
 }
 
 

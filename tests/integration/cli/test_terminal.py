@@ -14,7 +14,7 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
-from tests.rig.terminal import PROMPT, Screen
+from tests.rig.terminal import PROMPT, Screen, written
 from tests.rig.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux draws the terminal, and is not installed")
@@ -135,6 +135,23 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
     assert "starting the agent" not in shown
 
 
+def test_a_dumb_terminal_gets_no_escape_codes(ugro: Ugro) -> None:
+    for command in (["health"], ["top"], ["run", "--", "sh", "-c", r"printf '\033[31mred\033[0m\n'"], ["status"]):
+        code, content = written(ugro, *command, kind="dumb")
+        assert (code, b"\x1b" in content) == (0, False), content
+
+
+def test_what_a_job_writes_does_not_steer_the_terminal(ugro: Ugro) -> None:
+    evil = r"printf '\033[32mgreen\033[0m \033[2J\033]0;owned\007\033[5A gone\n'; exit 3"
+    assert ugro("run", "--", "sh", "-c", evil).returncode == 3
+    harmless = re.compile(rb"(\x1b\[[0-9;]*m|\r?\x1b\[K|[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f])*")
+    for command, shows_it in {"logs": True, "why": True, "status": True, "events": False}.items():
+        _, content = written(ugro, command, "last", kind="xterm-256color")
+        assert harmless.fullmatch(content), content
+        assert (b"owned" in content) == shows_it, content
+    assert "\x1b[2J" in ugro("logs", "last").stdout, "a pipe gets what was written"
+
+
 # --- ugro top ------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +177,37 @@ def test_top_shows_nodes_and_jobs_live_and_gives_the_screen_back(screen: Screen,
     screen.wait_for("no running or waiting jobs")
     screen.press("q")
     assert "before" in screen.wait_for("^code=0")
+
+
+def test_top_cancels_a_job_drains_a_node_and_shows_logs_by_keys(screen: Screen, ugro: Ugro) -> None:
+    words = ["sh", "-c", r"printf '\033[2Jhello from the job\n'; exec sleep 600"]
+    assert ugro("run", "-d", "--name", "chatty", "--", *words).returncode == 0
+    screen.type("ugro top --interval 0.2; echo code=$?")
+    screen.wait_for("chatty  running")
+    screen.press("Tab")
+    screen.wait_for(r"^job \d+: c cancel  l logs")
+    reverse = re.compile(r"\x1b\[[0-9;]*7m[^\n]*chatty")
+    wait_until(lambda: reverse.search(screen.text("-e")), 10, "what is selected to be seen")
+    screen.press("l")
+    screen.wait_for("^hello from the job")
+    screen.press("q")
+    screen.press("c")
+    screen.wait_for(r"^cancel job \d+ chatty of \S+, running on n00\d\? y/N")
+    screen.press("n")
+    screen.wait_for("nothing was done")
+    screen.press("Tab")
+    screen.press("d")
+    screen.wait_for(r"^drain n001\? No new job starts there")
+    screen.press("y")
+    screen.wait_for("^ +drained")
+    screen.press("r")
+    screen.wait_for("n001 takes jobs again")
+    assert "chatty" in screen.text(), "it goes on"
+    for key in ("Tab", "c", "y"):
+        screen.press(key)
+    screen.wait_for("no running or waiting jobs")
+    screen.press("q")
+    screen.wait_for("^code=0")
 
 
 def test_top_scrolls_what_does_not_fit_and_ends_by_ctrl_c(screen: Screen) -> None:

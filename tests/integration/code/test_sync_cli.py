@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import Ugro
 from tests.rig.agent import holder
+from tests.rig.permissions import WITHOUT
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until, wait_until_dead
 from ugro.client.client import Client
@@ -223,3 +226,39 @@ def test_a_setup_finds_the_code_and_runs_again_when_that_has_changed(ugro: Ugro,
         done = ugro("run", "--setup", setup, "--label", "only", "--", "sh", "-c", "cat requirements.txt; ls")
         assert (done.returncode, done.stdout) == (0, f"{text}requirements.txt\n"), done.stderr
     assert seen_by_setup.read_text() == "one\ntwo\n"
+
+
+def test_odd_things_in_the_folder_are_named_or_skipped_and_no_bare_failure(ugro: Ugro, here: Path) -> None:
+    starter = Ugro(ugro.home)
+    prefix = WITHOUT if os.geteuid() == 0 else ()
+    subprocess.run([*prefix, *starter.argv("agent", "start")], env=starter.environment(), check=True)
+    (here / "train.py").write_text("print('trained')\n")
+    os.mkfifo(here / "pipe")
+    os.mkdir(os.fsencode(here) + b"/\xff\n\x1b[2J")
+    (here / "models").mkdir(0)
+    for words in ("launch train.py", "run -- true", "run --dry-run -- true", "sync"):
+        done = ugro(*words.split())
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            "error: models/ cannot be read: permission denied\nhint:  leave it out: echo '/models/' >> .ugroignore\n"
+        )
+    (here / ".ugroignore").write_text("/models/\n")
+    done = ugro("launch", "train.py", "--nodes", "1")
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "not sent: pipe is neither a file nor a folder" in ugro("sync").stderr
+    refused = ugro("launch", "pipe")
+    assert (refused.returncode, "pipe is neither a file nor a folder" in refused.stderr) == (2, True)
+    odd = os.fsdecode(os.fsencode(here) + b"/\xff\n\x1b[2J")
+    assert ugro("sync", "--workdir", odd).returncode == 0
+    for workdir in ("x" * 300, "~no-such-user/x", "pipe"):
+        refused = ugro("run", "--workdir", workdir, "--", "true")
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 2), refused.stderr
+
+
+def test_a_current_directory_that_is_gone_is_said(ugro: Ugro, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = shlex.join(Ugro(ugro.home).argv("status"))
+    words = ["sh", "-c", f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {argv}"]
+    done = subprocess.run(words, env=ugro.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the current directory no longer exists\nhint:  cd to another one\n"

@@ -36,6 +36,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     )
     assert done.returncode == 0, done.stderr
     assert len(ranks.metrics(folder / "ugro_output" / "metrics.jsonl", "log")) == EPOCHS * 9
+    assert _total_steps(folder / "ugro_output") == EPOCHS * 9
     assert list((folder / "ugro_output" / "checkpoints").iterdir())
     return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
 
@@ -146,6 +147,7 @@ def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     assert _flat(again.results()[0]["weights"]) == pytest.approx(undisturbed, rel=1e-9)
     assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
     assert all(record["attempt"] == 2 for record in ranks.metrics(tmp_path / "again/output/metrics.jsonl", "log"))
+    assert _total_steps(tmp_path / "again/output") == EPOCHS * 9, "the steps of the first attempt count"
 
 
 @pytest.mark.proof
@@ -160,6 +162,11 @@ def test_torchruns_ranks_train_as_well(tmp_path: Path, undisturbed: list[float])
     assert done.returncode == 0, done.stderr
     weights = json.loads((tmp_path / "result_0.json").read_text())["weights"]
     assert _flat(weights) == pytest.approx(undisturbed, rel=1e-9)
+
+
+def _total_steps(output: Path) -> int:
+    last = ranks.metrics(output / "metrics.jsonl", "progress")[-1]
+    return int(last["total_steps"])
 
 
 def _expect_profile(output: Path, count: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.rig.code import CHUNK, TREES, CodeRig, make, seen
+from ugro.agent.code.file_count import FileCount
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import SnapshotRequest
 from ugro.core.errors import UgroError, UsageError
@@ -185,6 +186,24 @@ def test_our_own_folders_never_go_along(rig: CodeRig) -> None:
     (state / "state.db").write_text("x")
     about = state.stat()
     assert rig.take(skip=frozenset({(about.st_dev, about.st_ino)})).files == 0
+
+
+def test_a_file_is_counted_once_all_its_chunks_are_sent(rig: CodeRig) -> None:
+    (rig.source / "sub").mkdir()
+    (rig.source / "large").write_bytes(os.urandom(2 * CHUNK + 1))
+    for path in ("sub/a", "b"):
+        (rig.source / path).write_bytes(b"equal")
+    root = trees.parse_id(rig.take().id)
+    store = rig.home.store
+    lacking = list(store.reach(root))
+    contents = [key for key in lacking if store.locate(key).kind == trees.CONTENT]
+    assert len(contents) == 4
+    count = FileCount(store, root, lacking)
+    assert count.files == 3
+    assert sum(count.completed_by([key]) for key in [*lacking, *lacking]) == 3
+    # The trees arrived before the link was cut: what is lacking is still counted.
+    assert FileCount(store, root, contents).files == 3
+    assert FileCount(store, root, []).files == 0
 
 
 # --- the store ------------------------------------------------------------------------------------------------

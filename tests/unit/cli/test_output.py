@@ -72,7 +72,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], T
         monkeypatch.setattr(sys, "stderr", made[-1].stream)
         return made[-1]
 
-    for name in ("NO_COLOR", "FORCE_COLOR"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     yield start
@@ -90,7 +90,7 @@ def test_without_a_terminal_a_table_is_tab_separated_with_whole_values(capsys: p
     long = "x" * 500
     Output().table(HEADER, [*ROWS, [Cell("?"), Cell("n"), Cell("0"), Cell(f"a\tb\nc  {long}", "bad")]])
     assert capsys.readouterr().out == (
-        f"node\tscore\tnote\ngpu1\t100\t\ngpu10\t7\tGPU 0 is hot: 91 °C\nn\t0\ta b c  {long}\n"
+        f"node\tscore\tnote\ngpu1\t100\t\ngpu10\t7\tGPU 0 is hot: 91 °C\nn\t0\ta\\tb\\nc  {long}\n"
     )
 
 
@@ -106,7 +106,7 @@ def test_on_a_terminal_a_table_is_aligned_and_coloured(terminal: Callable[[int, 
     assert "\x1b[31mGPU 0 is hot" in shown
 
 
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", ""), ("CLICOLOR", "0")])
 def test_colour_can_be_refused(
     terminal: Callable[[int, int], Terminal], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
@@ -117,13 +117,15 @@ def test_colour_can_be_refused(
     assert "\x1b" not in screen.shown()
 
 
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "CLICOLOR_FORCE"])
 def test_colour_can_be_asked_for_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for one in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(one, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert Output().styled("x", "good") == "x"
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv(name, "1")
     assert Output().styled("x", "good") == "\x1b[32mx\x1b[0m"
 
 
@@ -191,6 +193,54 @@ def test_a_node_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) ->
     captured = capsys.readouterr()
     assert captured.out == f"{harmless}\ngpu\n{harmless}\n"
     assert captured.err == f"{harmless}\nwarning: {harmless}\nhint:  {harmless}\n"
+
+
+def test_a_name_cannot_begin_a_line(terminal: Callable[[int, int], Terminal]) -> None:
+    screen = terminal(60, 24)
+    evil = "job\nerror: forged\tby a name"
+    output = Output()
+    output.text(evil)
+    output.note(evil)
+    output.warn(evil, evil)
+    output.table(("NAME",), [[Cell(evil)]])
+    output.record((evil, evil))
+    output.drawn([output.styled(evil, "bold"), output.cut(evil)])
+    output.progress(evil)
+    output.redraw([], evil)
+    assert not [line for line in screen.shown().splitlines() if line.startswith("error")]
+
+
+def test_several_lines_are_printed_as_such_where_they_are_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().block("a: 1\nb: \x1b[2J")
+    Output().note("", "Done.")
+    assert capsys.readouterr() == ("a: 1\nb: �[2J\n", "\nDone.\n")
+
+
+def test_a_log_cannot_steer_the_terminal_and_a_pipe_gets_it_whole(
+    terminal: Callable[[int, int], Terminal], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    evil = b"\x1b[31mred\x1b[2J\x1b]0;owned\x07\n"
+    Output().raw(evil)
+    assert capsysbinary.readouterr().out == evil
+    screen = terminal(80, 24)
+    output = Output()
+    output.raw(evil)
+    output.note("next")
+    assert screen.shown() == "\x1b[31mred�]0;owned�\n\x1b[0mnext\n", "what comes next has its own colours"
+
+
+def test_a_dumb_terminal_gets_plain_lines_now_and_then(
+    terminal: Callable[[int, int], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = terminal(80, 24)
+    output = Output()
+    for done in range(100):
+        output.progress(f"{done} of 100 nodes have answered")
+    output.raw(b"\x1b[31mred\x1b[0m\n")
+    output.close()
+    assert screen.shown() == "0 of 100 nodes have answered\nred\n"
+    assert not output.can_redraw
 
 
 def test_a_document_is_one_line_of_plain_ascii(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from ugro.client.clusterfile import find_cluster_file
-from ugro.core.errors import ConfigError
+from ugro.client.clusterfile import find_cluster_file, upwards, why_untrusted
+from ugro.core.errors import ConfigError, NotAllowed
 from ugro.core.support.state_dir import StateDir
 
 
@@ -75,3 +76,72 @@ def test_only_the_state_directorys_file_is_a_mere_fallback(places: tuple[Path, S
     assert not find_cluster_file(None, {}, cwd, home).is_asked_for
     (cwd / "cluster.yaml").write_text("nodes: [a]")
     assert find_cluster_file(None, {}, cwd, home).is_asked_for
+
+
+def test_a_folder_belongs_to_the_cluster_of_the_next_folder_above_that_has_one(places: tuple[Path, StateDir]) -> None:
+    cwd, home = places
+    below = cwd / "a project" / "src" / "deep"
+    below.mkdir(parents=True)
+    (home.path / "cluster.yaml").write_text("nodes: [mine]")
+    assert find_cluster_file(None, {}, below, home).path == home.path / "cluster.yaml"
+    (cwd / "cluster.yaml").write_text("nodes: [a]")
+    assert find_cluster_file(None, {}, below, home).path == cwd / "cluster.yaml"
+    (cwd / "a project" / "cluster.yaml").write_text("nodes: [b]")
+    found = find_cluster_file(None, {}, below, home)
+    assert (found.path, found.is_asked_for) == (cwd / "a project" / "cluster.yaml", True)
+
+
+def test_nothing_above_the_home_folder_is_looked_at(places: tuple[Path, StateDir]) -> None:
+    cwd, home = places
+    user, below = cwd / "user", cwd / "user" / "project"
+    below.mkdir(parents=True)
+    (cwd / "link").symlink_to(user)
+    (cwd / "cluster.yaml").write_text("nodes: [a]")
+    assert find_cluster_file(None, {"HOME": str(user)}, below, home).path is None
+    assert find_cluster_file(None, {"HOME": str(cwd / "link")}, below, home).path is None, "however it is spelt"
+    (user / "cluster.yaml").write_text("nodes: [b]")
+    assert find_cluster_file(None, {"HOME": str(user)}, below, home).path == user / "cluster.yaml"
+
+
+def test_the_state_directorys_file_is_the_users_also_from_within_it(places: tuple[Path, StateDir]) -> None:
+    _, home = places
+    (home.path / "jobs").mkdir()
+    (home.path / "cluster.yaml").write_text("nodes: [a]")
+    assert not find_cluster_file(None, {}, home.path / "jobs", home).is_asked_for
+
+
+def test_another_file_system_is_not_entered() -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == Path("/dev").stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own")
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        assert list(upwards(Path(folder), Path("/"))) == [Path(folder), shared]
+
+
+def test_a_file_that_others_can_write_is_not_obeyed(places: tuple[Path, StateDir], tmp_path: Path) -> None:
+    cwd, home = places
+    below = cwd / "sub"
+    below.mkdir()
+    file = cwd / "cluster.yaml"
+    file.write_text("nodes: [a]")
+    cwd.chmod(0o1777)
+    with pytest.raises(NotAllowed, match=r"yaml is not used: every user can change it or its folder") as caught:
+        find_cluster_file(None, {}, below, home)
+    assert f"UGRO_CLUSTER={file}" in str(caught.value.hint)
+    assert find_cluster_file(None, {}, cwd, home).path == file, "in the folder itself its owner decides"
+    assert find_cluster_file(None, {"UGRO_CLUSTER": str(file)}, below, home).path == file, "a named file is meant"
+    cwd.chmod(0o755)
+    assert find_cluster_file(None, {}, below, home).path == file
+
+
+def test_a_file_of_another_user_is_not_obeyed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(mode=0o644)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    file, link, folder = (tmp_path / "file").stat(), (tmp_path / "link").lstat(), tmp_path.stat()
+    me = file.st_uid
+    assert why_untrusted((link, file), folder, me, is_above=True) is None
+    fields = list(file)
+    fields[4] = me + 7
+    theirs = os.stat_result(fields)
+    for found in ((theirs, theirs), (link, theirs), (theirs, file)):
+        assert why_untrusted(found, folder, me, is_above=False) == "it belongs to another user"

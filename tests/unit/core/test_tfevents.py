@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rig.metric_files import event, field, fixed, record, simple, varint
 from ugro.core.support.tfevents import Damaged, Scalar, masked_checksum, parse
 from ugro.train.integrations.tensorboard import scalars
 
@@ -22,39 +23,6 @@ WRITTEN_BY_TORCH = bytes.fromhex(
     "2d000000000000003c418afb0903f28bb2a2beda412a220a200a0364626c420c08023208000000000000f03f4a0b0a090a077363616c617273"
     "5d10c87c"
 )
-
-
-def varint(number: int) -> bytes:
-    number %= 2**64
-    out = b""
-    while number > 0x7F:
-        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
-    return out + bytes([number])
-
-
-def field(number: int, content: bytes | int) -> bytes:
-    if isinstance(content, int):
-        return varint(number << 3) + varint(content)
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def fixed(number: int, layout: str, value: float) -> bytes:
-    return varint(number << 3 | (1 if layout == "<d" else 5)) + struct.pack(layout, value)
-
-
-def record(content: bytes) -> bytes:
-    length = struct.pack("<Q", len(content))
-    checks = [struct.pack("<I", masked_checksum(part)) for part in (length, content)]
-    return length + checks[0] + content + checks[1]
-
-
-def event(tag: str, step: int, value: bytes) -> bytes:
-    summary = field(1, field(1, tag.encode()) + value)
-    return record(fixed(1, "<d", 1.5) + field(2, step) + field(5, summary))
-
-
-def simple(tag: str, step: int, value: float) -> bytes:
-    return event(tag, step, fixed(2, "<f", value))
 
 
 def test_a_checksum_is_crc_32c_as_the_format_masks_it() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ugro.core.errors import NotFound, UgroError
+from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import FINAL_STATES, MOVES, Ending, IllegalMove, JobSpec, JobState, Placement, Share, check_move
 from ugro.store.database import Store
-from ugro.store.jobs import JobStore, StaleMove
+from ugro.store.jobs import About, JobStore, StaleMove
 
 GPU = Placement((Share("gpu1", gpus=(0,)),))
 
@@ -45,6 +45,21 @@ def test_the_same_submit_made_twice_is_one_job(file: Path) -> None:
         assert (first.is_new, second.is_new) == (True, False)
         assert second.job == first.job
         assert second.job.spec == spec()
+
+    in_store(file, work)
+
+
+def test_what_was_withdrawn_before_it_was_recorded_is_refused_and_nothing_else(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        assert await jobs.withdraw("key") is None
+        with pytest.raises(NotAllowed, match="withdrawn"):
+            await jobs.submit(spec(), "ann", "key")
+        with pytest.raises(NotAllowed, match="withdrawn"):
+            await jobs.submit_many([(spec(), "ann", "other", About()), (spec(), "ann", "key", About())])
+        assert await jobs.newest(10) == []
+        recorded = (await jobs.submit(spec(), "ann", "other")).job
+        assert await jobs.withdraw("other") == recorded, "too late: it continues"
+        assert not (await jobs.submit(spec(), "ann", "other")).is_new
 
     in_store(file, work)
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.rig.stores import in_metric_store
 from ugro.core.experiment import Figure
+from ugro.telemetry.curves import Wanted
 from ugro.telemetry.metricstore import Limits, MetricStore
 from ugro.telemetry.series import Points, SeriesKey
 
@@ -48,7 +49,9 @@ def test_last_least_and_largest_are_those_of_the_points(
         if is_sealed:
             await store.seal("job/1")
         finite = [value for value in values if math.isfinite(value)]
-        assert await store.figures([1]) == {1: {"loss": Figure(values[-1], min(finite), max(finite), count - 1, count)}}
+        steps = (None, None) if is_old else (values.index(min(finite)), values.index(max(finite)))
+        expected = Figure(values[-1], min(finite), max(finite), count - 1, count, *steps)
+        assert await store.figures([1]) == {1: {"loss": expected}}
         assert await store.figures() == await store.figures([1])
 
     in_metric_store(tmp_path, work)
@@ -64,7 +67,32 @@ def test_the_newest_attempt_and_the_first_rank_count_and_steps_of_ranks_do_not(t
         found = await store.figures()
         assert {job: set(keys) for job, keys in found.items()} == {1: {"loss"}, 2: {"loss"}}
         assert found[1]["loss"].last == 7.0
-        assert found[2]["loss"] == Figure(None, None, None, 0, 1)
+        assert found[2]["loss"] == Figure(None, None, None, 0, 1, odd_step=0)
+
+    in_metric_store(tmp_path, work)
+
+
+def test_last_is_the_last_finite_value_and_the_step_of_the_divergence_is_known(tmp_path: Path) -> None:
+    async def work(store: MetricStore) -> None:
+        await store.append({LOSS: points([3.0, 1.0, 2.0])})
+        await store.append({LOSS: points([math.nan], 3)})
+        await store.append({LOSS: points([math.inf, math.nan], 4)})
+        [found] = (await store.figures())[1].values()
+        assert found == Figure(2.0, 1.0, 3.0, 5, 6, 1, 0, odd_step=3)
+        [key] = await store.keys(Wanted(("job/1",)))
+        assert key.last_value == found.last
+        await store.append({LOSS: points([0.5], 6)})
+        [found] = (await store.figures())[1].values()
+        assert (found.last, found.least_step, found.odd_step) == (0.5, 6, None)
+
+    in_metric_store(tmp_path, work)
+
+
+def test_figures_up_to_an_attempt_leave_out_later_ones(tmp_path: Path) -> None:
+    async def work(store: MetricStore) -> None:
+        await store.append({SeriesKey("job/1", attempt, 0, "loss"): points([float(attempt)]) for attempt in (1, 2)})
+        assert (await store.figures([1]))[1]["loss"].last == 2.0
+        assert (await store.figures([1], attempt=1))[1]["loss"].last == 1.0
 
     in_metric_store(tmp_path, work)
 

@@ -18,7 +18,7 @@ import pytest
 from tests.rig.stores import in_metric_store
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Curve, Wanted
-from ugro.telemetry.metricstore import Limits, MetricStore, Source, job_owner, node_owner
+from ugro.telemetry.metricstore import Batch, Limits, MetricStore, Place, Source, job_owner, node_owner
 from ugro.telemetry.series import CHUNK, Points, SeriesKey
 
 LOSS = SeriesKey("job/1", 1, 0, "loss")
@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_counted_and_spoils_no_bin(tmp_path: Path) -> None
         assert list(curve.means) == [1.0, None, 3.0, None, None, None]
         json.dumps([curve.lows, curve.highs, curve.means], allow_nan=False)
         [key] = await store.keys(Wanted(("job/1",)))
-        assert (key.count, key.last_step, key.last_value) == (6, 5, None)
+        assert (key.count, key.last_step, key.last_value) == (6, 5, 3.0)
 
     in_metric_store(tmp_path, work)
 
@@ -167,14 +167,14 @@ def test_a_node_keeps_its_last_day_and_a_job_is_forgotten_as_a_whole(tmp_path: P
         node = SeriesKey(node_owner("gpu1"), 0, 0, "score")
         await store.append({node: at(range(now - 3 * DAY_S, now, 5))})
         await store.append({SeriesKey(node_owner("gone"), 0, 0, "score"): at([now - 2 * DAY_S])})
-        await store.append({SeriesKey("job/1", 1, 0, "loss"): at([now - 400 * DAY_S])}, {SOURCE: 70})
+        await store.take(Batch({SeriesKey("job/1", 1, 0, "loss"): at([now - 400 * DAY_S])}, places={SOURCE: Place(70)}))
         await store.append({SeriesKey("job/2", 1, 0, "loss"): at([now - 300 * DAY_S])})
         assert sorted(await store.keep_within(Limits(), now)) == ["job/1", "node/gone"]
         [curve] = await store.curves(Wanted((node.owner,), bins=100))
         assert DAY_S / 5 <= curve.count <= DAY_S / 5 + CHUNK
         assert sum(curve.counts) == curve.count
         assert await store.curves(Wanted(("job/1", "node/gone"))) == []
-        assert await store.places("job/1") == {SOURCE: 70}  # its file is not read into here again
+        assert await store.places("job/1") == {SOURCE: Place(70)}  # its file is not read into here again
         assert len(await store.curves(Wanted(("job/2",)))) == 1
 
     in_metric_store(tmp_path, work)
@@ -221,7 +221,7 @@ def test_files_of_all_nodes_and_attempts_are_read_from_where_they_were(tmp_path:
     first, other = home / "attempt_1/output/metrics.jsonl", home / "attempt_1/nodes/gpu2/metrics.rank1.jsonl"
 
     async def work(store: MetricStore) -> None:
-        collector = Collector(tmp_path / "jobs", store)
+        collector = Collector(tmp_path / "jobs", store, looking_share=math.inf)
         assert await collector.collect(7) == 0
         write(first, [1, 2])
         write(other, [5], rank=1)
@@ -248,7 +248,7 @@ def test_files_of_many_ranks_are_taken_in_together_and_only_those_that_have_grow
     async def work(store: MetricStore) -> None:
         told: list[frozenset[str]] = []
         store.listen(told.append)
-        collector = Collector(tmp_path / "jobs", store)
+        collector = Collector(tmp_path / "jobs", store, looking_share=math.inf)
         for rank in range(64):
             write(folder / f"metrics.{rank}.jsonl", [1, 2], rank=rank)
         write(folder / "metrics.jsonl", [0], rank=5)  # of a curve that another file has more of
@@ -285,7 +285,7 @@ def test_a_file_that_was_written_anew_takes_the_place_of_the_old_one(tmp_path: P
     file = folder / "output/metrics.jsonl"
 
     async def work(store: MetricStore) -> None:
-        collector = Collector(tmp_path / "jobs", store)
+        collector = Collector(tmp_path / "jobs", store, looking_share=math.inf)
         write(file, range(100))
         write(folder / "nodes/gpu2/metrics.jsonl", [1, 2], rank=1)
         await collector.collect(7)

@@ -73,6 +73,16 @@ def test_what_the_trainer_logs_is_written_by_one_rank(output: Path, monkeypatch:
     assert records(output) == [(4, {"loss": 0.25, "logged_step": 7}), (8, {"loss": 0.125, "logged_step": 7})]
 
 
+def test_the_trainer_s_number_of_steps_is_written_once(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = integration("huggingface", monkeypatch, is_installed=True).UgroCallback()
+    for is_main in (True, False):
+        state = SimpleNamespace(global_step=0, max_steps=1000, is_world_process_zero=is_main)
+        callback.on_train_begin(None, state, None, model=None)
+    callback.on_train_end(None, state, None)
+    (record,) = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    assert (record["kind"], record["step"], record["total_steps"]) == ("progress", 0, 1000)
+
+
 def test_a_run_that_is_given_gets_what_is_logged(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Listener()
     state = SimpleNamespace(global_step=3, is_world_process_zero=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,17 +17,15 @@ from ugro.agent.api.code import add_code_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.profile import add_profile_routes
-from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops.exec import Command
-from ugro.config.names import is_host, is_user
+from ugro.agent.ops.hosts import host_spec
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey
-from ugro.core.node import NodeSpec
 from ugro.core.support.codec import dumps
-from ugro.core.support.destination import Destination
 from ugro.nodes.discovery import ssh_config_hosts
 from ugro.policy.scheduling.selection import Choice
 
@@ -57,6 +57,7 @@ class DrainBody(Body):
 class TrustBody(Body):
     fingerprints: list[str]
     replace: bool = False
+    ssh_config: str | None = None
 
 
 class ExecBody(Body):
@@ -85,8 +86,7 @@ def create_app(agent: Agent) -> FastAPI:
         redoc_url=None,
         dependencies=[Depends(look_at_the_file)],
     )
-    app.exception_handler(UgroError)(_answer_error)
-    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    answer_errors(app)
     _add_agent_routes(app, agent)
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
@@ -106,7 +106,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def agent_status(request: Request) -> Response:
         if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
-        return json_response(agent.status())
+        return json_response(agent.status(_settings(request.headers.get("ugro-settings"))))
 
     @app.post("/v1/agent/stop", status_code=204)
     async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
@@ -118,11 +118,20 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
-        await agent.cluster.switch(Path(body.path) if body.path else None)
+        await agent.use_cluster(Path(body.path) if body.path else None)
 
     @app.post("/v1/cluster/reload", status_code=204)
     async def reload_cluster() -> None:
         await agent.cluster.look_again()
+
+
+def _settings(header: str | None) -> Mapping[str, str] | None:
+    """The UGRO_* variables of the client; None if it has sent none, as another program would."""
+    try:
+        found = json.loads(header or "null")
+    except ValueError:
+        return None
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
 
 
 def _add_node_routes(app: FastAPI, agent: Agent) -> None:
@@ -154,12 +163,13 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
 
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
-    async def host_key(name: str) -> Response:
-        return json_response(await agent.host_key(name))
+    async def host_key(name: str, ssh_config: str | None = None) -> Response:
+        return json_response(await agent.host_key(name, ssh_config))
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
-        return json_response(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
+        shown = tuple(body.fingerprints)
+        return json_response(await agent.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -180,7 +190,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
-        specs = [_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
+        specs = [host_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
         return LiveResponse(ndjson(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
 
     @app.get("/v1/ssh-hosts")
@@ -188,11 +198,10 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
         return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
 
 
-def _spec(word: str, remote_root: str) -> NodeSpec:
-    to = Destination.parse(word)
-    if not is_host(to.host) or (to.user and not is_user(to.user)):
-        raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
-    return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
+def answer_errors(app: FastAPI) -> None:
+    app.exception_handler(UgroError)(_answer_error)
+    app.exception_handler(RequestValidationError)(_answer_bad_request)
+    app.exception_handler(Exception)(_answer_bug)  # the server logs its traceback, too
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -209,3 +218,7 @@ async def _answer_bad_request(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return await _answer_error(request, internal_error(error))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 from pydantic import Field
 
-from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
+from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson, while_connected
 from ugro.agent.artifacts.log_stream import Selection
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
@@ -65,14 +65,26 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
 
 def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
     @app.post("/v1/jobs")
-    async def submit(body: Submit) -> Response:
+    async def submit(request: Request, body: Submit) -> Response:
         """``{"job"}``, or ``{"needs"}``: the variables whose values the client must send in ``env``."""
-        answer = await jobs.submit(body)
-        return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"job": answer})
+
+        async def answer() -> Response:
+            found = await jobs.submit(body)
+            return json_response({"needs": found.variables} if isinstance(found, Needs) else {"job": found})
+
+        return await while_connected(request, answer())
 
     @app.post("/v1/jobs/batch")
-    async def submit_many(body: BatchBody) -> Response:
-        return json_response({"jobs": await jobs.submit_many(body.jobs)})
+    async def submit_many(request: Request, body: BatchBody) -> Response:
+        async def answer() -> Response:
+            return json_response({"jobs": await jobs.submit_many(body.jobs)})
+
+        return await while_connected(request, answer())
+
+    @app.delete("/v1/submissions/{key}")
+    async def withdraw(key: str) -> Response:
+        """``{"job"}``: the job if it was recorded before this request; null if it is not submitted any more."""
+        return json_response({"job": await jobs.withdraw(key)})
 
     @app.post("/v1/jobs/plan")
     async def dry_run(body: Submit) -> Response:

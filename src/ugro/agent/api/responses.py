@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
 from ugro.core.errors import UgroError
 from ugro.core.support.codec import dumps
+
+log = logging.getLogger(__name__)
 
 
 class Body(BaseModel):
@@ -56,6 +59,23 @@ async def _left(receive: Receive) -> None:
         pass
 
 
+async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer. If the client leaves before there is one, the work is cancelled: nobody would learn of its result."""
+    answer = asyncio.create_task(work, name=f"answer {request.url.path}")
+    leave = asyncio.create_task(_left(request.receive), name="client leaves")
+    try:
+        await asyncio.wait([answer, leave], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leave.cancel()
+        if not answer.done():
+            answer.cancel()
+            await asyncio.wait([answer])
+    if answer.cancelled():
+        log.info("the client left before its answer: %s", request.url.path)
+        return Response(status_code=499)
+    return answer.result()
+
+
 async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
     """One JSON document per line; an error after the start is the last line."""
     try:
@@ -64,6 +84,15 @@ async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
                 yield "".join(f"{dumps(value)}\n" for value in batch).encode()
     except UgroError as error:
         yield (dumps({"error": error.to_wire()}) + "\n").encode()
+    except Exception as error:  # the client would see only that its answer ends early
+        log.exception("a stream failed")
+        yield (dumps({"error": internal_error(error).to_wire()}) + "\n").encode()
+
+
+def internal_error(error: Exception) -> UgroError:
+    """A bug in UGRO, in one line."""
+    text = f"internal error in the agent: {type(error).__name__}: {error}"
+    return UgroError(text, hint="please report it with the end of: ugro agent logs")
 
 
 def json_response(value: Any) -> Response:

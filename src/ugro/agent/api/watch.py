@@ -10,12 +10,17 @@ from pydantic import Field
 from ugro.agent.agent import Agent
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.core.errors import NotFound
+from ugro.core.job import JobState
+from ugro.core.metrics import is_internal, main_loss
+from ugro.policy.experiments.columns import metric_order
+from ugro.store.listing import Listed
 from ugro.telemetry.curves import MOST_BINS, Curve, Wanted
 from ugro.telemetry.metricstore import job_owner
 from ugro.telemetry.prometheus import CONTENT_TYPE
 
 _MOST_JOBS = 2000
 _MOST_EVENTS = 10_000
+_MOST_HEADLINES = 50
 _STEP = 1 << 53
 Column = Literal["steps", "times", "lows", "highs", "means", "counts", "odd"]
 _REALS = frozenset({"lows", "highs", "means"})
@@ -33,6 +38,7 @@ class TestBody(Body):
 
 def add_watch_routes(app: FastAPI, agent: Agent) -> None:
     _add_curve_routes(app, agent)
+    _add_headline_routes(app, agent)
     monitoring = agent.monitoring
 
     @app.get("/v1/alerts")
@@ -60,6 +66,20 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
         return Response(await monitoring.parts.prometheus.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
+def _add_headline_routes(app: FastAPI, agent: Agent) -> None:
+    headlines = agent.monitoring.headlines
+
+    @app.get("/v1/jobs/{word}/headline")
+    async def headline(word: str) -> Response:
+        return json_response({"headline": await headlines.of(await agent.jobs.find(word))})
+
+    @app.get("/v1/headlines")
+    async def of_running() -> Response:
+        """Of the newest running jobs."""
+        listed = Listed(states=(JobState.RUNNING,), limit=_MOST_HEADLINES)
+        return json_response({"headlines": [await headlines.of(job) for job in await agent.jobs.page(listed)]})
+
+
 def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
     monitoring = agent.monitoring
 
@@ -84,7 +104,12 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/metrics/keys")
     async def job_keys(jobs: Jobs) -> Response:
-        return json_response({"keys": await monitoring.job_keys(await numbers(jobs))})
+        """``keys``: all; ``names``: those to choose from, in order; ``loss``: the one to show first."""
+        keys = await monitoring.job_keys(await numbers(jobs))
+        names = {one.key for one in keys if not is_internal(one.key)}
+        loss = main_loss(names)
+        in_order = sorted(names, key=lambda name: (name != loss, metric_order(name)))
+        return json_response({"keys": keys, "names": in_order, "loss": loss})
 
     @app.get("/v1/metrics")
     async def job_curves(wanted: Annotated[CurveQuery, Query()]) -> Response:

@@ -7,6 +7,7 @@ there and is not meant to include ``.git``. Everything in an ignored folder is i
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 _OWN = b".ugroignore"
 FILES = (b".gitignore", _OWN)
+_GIT_NAME, _OWN_NAME, _CONFIGURED = ".gitignore", ".ugroignore", "sync.exclude_patterns"
 _MOST_BYTES = 1 << 20
 
 
@@ -66,31 +68,42 @@ class IgnoreRules:
 
     def ignores(self, folder: bytes, name: bytes, *, is_folder: bool) -> bool:
         """No folder above it is ignored."""
+        return self.named_by(folder, name, is_folder=is_folder) is not None
+
+    def named_by(self, folder: bytes, name: bytes, *, is_folder: bool) -> str | None:
+        """Whose rule ignores it: ``.gitignore``, for example. None: it is not ignored."""
         path = folder + name
-        for file in (*self.own, *self.configured, *self.gits):
-            if file.may_fit(path, name):
-                for rule in file.rules:
-                    if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
-                        return not rule.is_kept
-        return False
+        for source, files in ((_OWN_NAME, self.own), (_CONFIGURED, self.configured), (_GIT_NAME, self.gits)):
+            for file in files:
+                if file.may_fit(path, name):
+                    for rule in file.rules:
+                        if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
+                            return None if rule.is_kept else source
+        return None
 
 
 def read_rules(name: bytes, folder: int) -> bytes:
-    """Of a file in an open folder; empty if it cannot be read."""
+    """Of a file in an open folder; empty if there is none, or a folder or a link. Raises OSError with its name."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, _MOST_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        try:
+            text = os.read(fd, _MOST_BYTES + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+            return b""
+        raise OSError(error.errno, error.strerror, name) from error
+    if len(text) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+    return text
 
 
 def above(folder: str) -> list[tuple[bytes, bytes, str]]:
-    """The rules of the repository that a folder is in, from its root down to above the folder, and where each is."""
+    """The rules of the repository that a folder is in, from its root down to above the folder, and where each is.
+
+    Raises OSError with the path of a file that cannot be read.
+    """
     chain = []
     place = folder
     while not os.path.lexists(os.path.join(place, ".git")):
@@ -101,9 +114,12 @@ def above(folder: str) -> list[tuple[bytes, bytes, str]]:
         place = parent
     found = []
     for one in reversed(chain):
-        fd = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(one, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # it need not be readable
         try:
             found += [(name, text, one) for name in FILES if (text := read_rules(name, fd))]
+        except OSError as error:
+            path = os.path.join(one, os.fsdecode(error.filename))
+            raise OSError(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
     return found
@@ -187,7 +203,7 @@ def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def folder_rules(names: Container[str], folder: int, ignoring: IgnoreRules, path: bytes) -> IgnoreRules:
-    """Adds the rules of the folder itself."""
+    """Adds the rules of the folder itself. Raises OSError with the name of a file that cannot be read."""
     for name in FILES:
         if os.fsdecode(name) in names:
             ignoring = ignoring.with_rules(name, read_rules(name, folder), path)

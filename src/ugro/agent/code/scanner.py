@@ -1,10 +1,17 @@
-"""Finds the files of a folder that are sent, without reading them. Names are bytes, as on the disk."""
+"""Finds the files of a folder that are sent, without reading them. Names are bytes, as on the disk.
+
+A folder or file that cannot be read is an error that names it: the job may need it. What is no file, folder or link
+is skipped, with a sentence about it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,7 +21,11 @@ from ugro.remote import trees
 
 _OUR_OWN = b".ugro"  # what UGRO keeps on a node, which may be this machine
 _MOST_ENTRIES = 1_000_000
+_LONGEST_PATH = 3500  # bytes of a folder's path: a node puts its own before it, and Linux ends at 4096
+_LONGEST_SHOWN = 300  # characters of a path in a message
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Deleted, or replaced by something else, since it was listed.
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESTALE})
 
 
 class Links(StrEnum):
@@ -104,7 +115,12 @@ def scan(
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such directory" if is_missing else (error.strerror or str(error)).lower()
         raise UsageError(f"{folder}: {why}", hint="--workdir names the folder of its code") from error
-    return _Scanner(os.path.realpath(folder), choices, before or {}, check).scan(fd)
+    try:
+        scanner = _Scanner(os.path.realpath(folder), choices, before or {}, check)
+    except UgroError:
+        os.close(fd)
+        raise
+    return scanner.scan(fd)
 
 
 class _Scanner:
@@ -113,7 +129,10 @@ class _Scanner:
         self._root = os.fsencode(root)
         self._choices = choices
         self._before = before
-        rules = above(root)
+        try:
+            rules = above(root)
+        except OSError as error:
+            raise _no_rules(error) from error
         top = rules[0][2] if rules else root
         # The root, relative to the folder of the topmost rules.
         self._base = os.fsencode(os.path.relpath(root, top)) + b"/" if rules else b""
@@ -133,11 +152,9 @@ class _Scanner:
             self._check()
             status = os.fstat(fd)
             here = (status.st_dev, status.st_ino)
-            if here in within or len(within) > trees.MOST_DEPTH:
-                raise UsageError(f"{shown(path)} leads back to itself by a link", hint=_exclude(path))
-            with os.scandir(fd) as found:
-                entries = {entry.name: entry.stat(follow_symlinks=False) for entry in found}
-            rules = folder_rules(entries, fd, rules, self._base + path)
+            self._expect_end(path, here, within)
+            entries = _listed(fd)
+            rules = self._rules(path, fd, rules, entries)
             look = [path, status.st_mode, rules, self._choices]
             look += [
                 (name, one.st_mode, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
@@ -149,15 +166,29 @@ class _Scanner:
                 self._fill(_OpenFolder(folder, fd, rules, (*within, here)), entries)
             else:
                 for number, (name, inner) in enumerate(folder.folders):
-                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+                    below = _opened(inner.path, name, fd, os.O_NOFOLLOW)
                     folder.folders[number] = (name, self._look(inner.path, below, rules, (*within, here)))
             self._count(folder, len(entries))
             self._result.folders[here] = folder
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise Changed(f"{shown(path)} changed") from error
+        except OSError as error:
+            raise failure(path, error) from error
         finally:
             os.close(fd)
         return folder
+
+    def _expect_end(self, path: bytes, here: tuple[int, int], within: tuple[tuple[int, int], ...]) -> None:
+        if here in within:
+            raise UsageError(f"{shown(path)} leads back to itself by a link", hint=exclude(path))
+        if len(within) > trees.MOST_DEPTH:
+            raise UsageError(f"{shown(path)} is more than {trees.MOST_DEPTH} folders deep", hint=exclude(path))
+        if len(path) > _LONGEST_PATH:
+            raise UsageError(f"the path {shown(path)} is too long: {len(path):,} bytes", hint=exclude(path))
+
+    def _rules(self, path: bytes, fd: int, rules: IgnoreRules, names: Container[str]) -> IgnoreRules:
+        try:
+            return folder_rules(names, fd, rules, self._base + path)
+        except OSError as error:
+            raise failure(path + error.filename, error) from error
 
     def _same(self, here: tuple[int, int], look: object) -> FoundFolder | None:
         known = self._before.get(here)
@@ -186,8 +217,8 @@ class _Scanner:
         folder.own_bytes += file.status.st_size
 
     def _folder(self, place: _OpenFolder, name: bytes, flags: int) -> None:
-        fd = os.open(name, _FOLDER | flags, dir_fd=place.fd)
-        inner = self._look(place.folder.path + name + b"/", fd, place.rules, place.within)
+        path = place.folder.path + name + b"/"
+        inner = self._look(path, _opened(path, name, place.fd, flags), place.rules, place.within)
         place.folder.folders.append((name, inner))
 
     def _count(self, folder: FoundFolder, entries: int) -> None:
@@ -239,16 +270,50 @@ class _Scanner:
             self._folder(place, name, 0)
         elif stat.S_ISREG(status.st_mode):
             self._file(place.folder, name, FoundFile(place.folder.path + name, status, is_link=True))
+        else:
+            place.folder.skipped.append(f"{shown(place.folder.path + name)} leads to neither a file nor a folder")
+
+
+def _listed(folder: int) -> dict[str, os.stat_result]:
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                found[entry.name] = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # deleted since it was listed
+                continue
+    return found
+
+
+def _opened(path: bytes, name: bytes, folder: int, flags: int) -> int:
+    try:
+        return os.open(name, _FOLDER | flags, dir_fd=folder)
+    except OSError as error:
+        raise failure(path, error) from error
 
 
 class Changed(Exception):
     """Something was deleted during the scan, which is to be repeated."""
 
 
+def failure(path: bytes, error: OSError) -> Exception:
+    """Why a path could not be read: it changed meanwhile, or it cannot be read at all."""
+    if error.errno in _GONE:
+        return Changed(f"{shown(path)} changed")
+    return UgroError(f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}", hint=exclude(path))
+
+
+def _no_rules(error: OSError) -> UgroError:
+    """Without them, files would be sent that are to stay here."""
+    path = os.fsencode(error.filename or ".gitignore")
+    text = f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}"
+    return UgroError(text, hint="its rules apply to this folder, which is in the same repository")
+
+
 # --- what is large ---------------------------------------------------------------------------------------------
 
 
-def largest(scan: Scan, count: int) -> list[tuple[str, int]]:
+def largest(scan: Scan, count: int) -> list[tuple[bytes, int]]:
     """Paths and their bytes: whole folders, unless one part makes up most of a folder."""
     found: list[tuple[bytes, int]] = []
     todo = [scan.root]
@@ -262,7 +327,7 @@ def largest(scan: Scan, count: int) -> list[tuple[str, int]]:
                 todo.append(inner)
             else:
                 found.append((inner.path, sizes[inner.path]))
-    return [(shown(path), size) for path, size in sorted(found, key=lambda one: -one[1])[:count]]
+    return sorted(found, key=lambda one: -one[1])[:count]
 
 
 def _sizes(root: FoundFolder) -> dict[bytes, int]:
@@ -279,9 +344,17 @@ def _sizes(root: FoundFolder) -> dict[bytes, int]:
 
 def shown(path: bytes) -> str:
     """On one line, whatever characters it has."""
-    text = os.fsdecode(path)
+    text = os.fsdecode(path) or "./"
+    if len(text) > _LONGEST_SHOWN:
+        text = f"{text[: _LONGEST_SHOWN // 2]}…{text[-_LONGEST_SHOWN // 2 :]}"
     return text if text.isprintable() else repr(text)
 
 
-def _exclude(path: bytes) -> str:
-    return f"leave it out: echo '/{shown(path)}' >> .ugroignore"
+def exclude(path: bytes, folder: str = "") -> str:
+    """A command that leaves the path out, if it can be written as one; ``folder``: what is sent, as it was named."""
+    text = os.fsdecode(path)
+    if not text or len(text) > _LONGEST_SHOWN or not text.isprintable() or text.endswith(" "):
+        return "leave it out: .ugroignore; see docs/sync.md"
+    pattern = re.sub(r"([*?\[\\])", r"\\\1", f"/{text}").replace("'", "'\\''")
+    file = shlex.quote(os.path.join(folder, ".ugroignore"))
+    return f"leave it out: echo '{pattern}' >> {file}"

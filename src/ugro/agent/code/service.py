@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
+from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
@@ -18,9 +20,10 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import UgroError
 from ugro.core.job import FINAL_STATES, Job, JobState
-from ugro.core.support.quantity import format_size
+from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
+from ugro.policy.result_selection import NamedBy
 from ugro.remote import trees
 from ugro.remote.program import Refused
 from ugro.store.database import Store
@@ -28,6 +31,7 @@ from ugro.store.database import Store
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_MOST_NAMED = 2  # nodes in a sentence
 _LIVE = frozenset(JobState) - FINAL_STATES
 
 
@@ -57,12 +61,18 @@ class Code:
             self._snapshots.settle()
         return taken
 
-    def is_left_alone(self, folder: Path) -> bool:
-        """A home directory or the root: nobody who runs a command there means to send all of it."""
-        try:
-            return any(os.path.samefile(folder, place) for place in ("/", Path.home(), self._state.path))
-        except OSError:
-            return False
+    def result_rules(self, root: str | None) -> NamedBy:
+        """Who says that a file which a job with this code makes is not to be sent."""
+        rules = ResultRules(self._snapshots, root, self._cluster.config.sync.exclude_patterns)
+        return rules.named_by
+
+    def why_left_alone(self, folder: Path) -> str | None:
+        """What a folder is that nobody who runs a command there means to send as a whole; None for all others."""
+        for place, what in ((Path.home(), "your home folder"), (Path("/"), "/"), (self._state.path, "UGRO's own")):
+            with contextlib.suppress(OSError):
+                if os.path.samefile(folder, place):
+                    return what
+        return None
 
     def _request(self, folder: Path, force: bool) -> SnapshotRequest:
         sync = self._cluster.config.sync
@@ -143,13 +153,12 @@ class Code:
 
     def progress(self, job: Job) -> str | None:
         """A sentence, while its code is being sent."""
-        for node in _nodes(job):
-            transfer = self._transfers.transfer(node, job.spec.snapshot or "")
-            if transfer is not None and transfer.bytes:
-                sent = transfer.sent
-                amounts = f"{format_size(sent.bytes)} of {format_size(transfer.bytes)}"
-                return f"sending code to {node}: {amounts}, {sent.files:,} of {transfer.files:,} files"
-        return None
+        under_way = {node: self._transfers.transfer(node, job.spec.snapshot or "") for node in _nodes(job)}
+        found = {node: one.progress for node, one in under_way.items() if one is not None and one.bytes}
+        if not found:
+            return None
+        nodes = ", ".join(found) if len(found) <= _MOST_NAMED else f"{len(found)} nodes"
+        return f"sending code to {nodes}: {together(found.values())}"
 
     def listen(self, tell: Callable[[float], None]) -> None:
         """Calls ``tell`` with the duration of each transfer, in seconds."""

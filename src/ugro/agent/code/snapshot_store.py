@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from ugro.agent.code.scanner import Changed, Choices, FoundFile, FoundFolder, Remembered, Scan, largest, scan, shown
+from ugro.agent.code.scanner import (
+    Changed,
+    Choices,
+    FoundFile,
+    FoundFolder,
+    Remembered,
+    Scan,
+    exclude,
+    failure,
+    largest,
+    scan,
+    shown,
+)
 from ugro.agent.code.stat_cache import StatCache, now_ns
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.support.quantity import format_size
@@ -97,6 +109,9 @@ class SnapshotStore:
                         text = f"{request.folder} changes faster than it can be read: {error}"
                         hint = "leave out what changes all the time: .ugroignore; see docs/sync.md"
                         raise UgroError(text, hint=hint) from error
+                except OSError as error:  # of the store itself: those of the folder are named where they arise
+                    text = f"the code cannot be stored in {self._folder}: {(error.strerror or str(error)).lower()}"
+                    raise UgroError(text, hint="make room there, or free some: ugro node gc") from error
         raise AssertionError
 
     def settle(self) -> None:
@@ -247,6 +262,8 @@ class _Snapshotting:
             try:
                 content = os.read(fd, file.status.st_size + 1)
                 _expect_same(file, fd, len(content))
+            except OSError as error:
+                raise failure(file.path, error) from error
             finally:
                 os.close(fd)
             file.body = trees.identify(trees.CONTENT, content)
@@ -272,11 +289,8 @@ class _Snapshotting:
     def _open(self, file: FoundFile) -> int:
         try:
             return os.open(os.path.join(self._root, file.path), _READ | (0 if file.is_link else os.O_NOFOLLOW))
-        except FileNotFoundError as error:
-            raise Changed(f"{shown(file.path)} went away") from error
         except OSError as error:
-            text = f"{shown(file.path)} cannot be read: {(error.strerror or str(error)).lower()}"
-            raise UgroError(text, hint="leave it out: .ugroignore; see docs/sync.md") from error
+            raise failure(file.path, error) from error
 
     def _keep(self, contents: Contents) -> None:
         for key, content in contents:
@@ -325,7 +339,10 @@ class _LargeFile:
 
     def read(self, number: int) -> bytes:
         wanted = min(trees.CHUNK, self.file.status.st_size - number * trees.CHUNK)
-        content = os.pread(self._fd, wanted, number * trees.CHUNK)
+        try:
+            content = os.pread(self._fd, wanted, number * trees.CHUNK)
+        except OSError as error:
+            raise failure(self.file.path, error) from error
         if len(content) != wanted:
             raise Changed(f"{shown(self.file.path)} became shorter")
         return content
@@ -351,9 +368,9 @@ def _expect_same(file: FoundFile, fd: int, read_bytes: int) -> None:
 
 def _too_large(found: Scan, request: SnapshotRequest) -> UsageError:
     paths = largest(found, 10)
-    lines = "".join(f"\n  {format_size(size):>10}  {path}" for path, size in paths)
+    lines = "".join(f"\n  {format_size(size):>10}  {shown(path)}" for path, size in paths)
     text = f"{request.folder} has {format_size(found.bytes)} in {found.files:,} files, more than sync.max_size"
     return UsageError(
         f"{text} ({format_size(request.max_bytes)}); nothing was sent. The largest:{lines}",
-        hint=f"leave it out: echo '/{paths[0][0]}' >> {request.folder}/.ugroignore; or send all of it: --force",
+        hint=f"{exclude(paths[0][0], request.folder)}; or send all of it: --force",
     )

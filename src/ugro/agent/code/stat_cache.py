@@ -55,7 +55,7 @@ class StatCache:
         if len(known) > _MOST:  # most of them of files that no longer exist
             known = self._known = {key: known[key] for key in self._fresh}
             self._path.unlink(missing_ok=True)
-        rows = [(*map(_signed, key), *known[key]) for key in self._fresh]
+        rows = [(*map(_signed, key), *known[key]) for key in self._fresh if max(known[key][:3]) < 1 << 63]
         self._fresh = set()
         try:
             with self._open() as db:

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ugro.agent.code.file_count import FileCount
 from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.core.code import SyncReport, SyncTotals
 from ugro.core.errors import RemoteFailure, UgroError
+from ugro.core.support.progress import Progress, Speed
 from ugro.core.support.quantity import format_size
 from ugro.nodes.contents import NodeContents, Sent
 from ugro.nodes.link import Link
@@ -49,11 +51,18 @@ class CodeTransfer:
     why: str = ""
     waiting: int = 0
     began: float = field(default_factory=time.monotonic)
+    speed: Speed | None = None  # since the first byte
+
+    @property
+    def progress(self) -> Progress:
+        rate = self.speed.at(time.monotonic()) if self.speed else None
+        return Progress(self.sent.bytes, self.bytes, self.sent.files, self.files, rate)
 
     def report(self, node: str) -> SyncReport:
         return SyncReport(
             node, "sending" if self.bytes else "checking", self.why, self.files, self.bytes,
             self.sent.bytes, self.sent.wire_bytes, time.monotonic() - self.began,
+            sent_files=self.sent.files, bytes_per_s=self.progress.bytes_per_s,
         )  # fmt: skip
 
 
@@ -215,15 +224,12 @@ class CodeTransfers:
 
     async def _send(self, node: str, root: str, transfer: CodeTransfer) -> None:
         ids, transfer.why = await self.lacking(node, root)
-        transfer.sent.on_change = lambda: self.moved.__setitem__((node, root), time.monotonic())
         if transfer.why == _IS_THERE:
             return
         async with self._slots:
             for _ in range(_ROUNDS):
                 store = self._snapshots.store
-                found = [store.locate(key) for key in ids]
-                transfer.files += sum(one.kind == trees.CONTENT for one in found)
-                transfer.bytes += sum(one.size for one in found)
+                await self._measure((node, root), ids, transfer)
                 lacking = await self.contents(node).send(root, ids, store, self.store_limit, transfer.sent)
                 if not lacking:
                     return
@@ -231,6 +237,21 @@ class CodeTransfers:
                 everything = await asyncio.to_thread(self._snapshots.candidates, root, None)
                 ids = await self.contents(node).missing(everything)
         raise RemoteFailure("the code was damaged in every transfer", subject=node, cause="damaged")
+
+    async def _measure(self, key: Key, ids: list[bytes], transfer: CodeTransfer) -> None:
+        """Adds what is sent now to what there is to send."""
+        store = self._snapshots.store
+        count = await asyncio.to_thread(FileCount, store, trees.parse_id(key[1]), ids)
+        transfer.files += count.files
+        transfer.bytes += sum(store.locate(one).size for one in ids)
+        speed = transfer.speed = transfer.speed or Speed(time.monotonic())
+        transfer.sent.completed_by = count.completed_by
+
+        def moved() -> None:
+            self.moved[key] = time.monotonic()
+            speed.note(self.moved[key], transfer.sent.bytes)
+
+        transfer.sent.on_change = moved
 
     def _count(self, transfer: CodeTransfer, unchanged: int = 0, failed: int = 0) -> None:
         old, sent = self.totals, transfer.sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.errors import NotAllowed, NotFound, UsageError
 from ugro.core.event import Event
 from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
@@ -74,6 +74,7 @@ class JobService:
     # --- in and out --------------------------------------------------------------------------------------------
 
     async def submit(self, submit: Submit) -> Job | Needs:
+        point("submit.begun")
         spec = await self._submitting.spec(submit)
         if isinstance(spec, Needs):
             return spec
@@ -118,6 +119,10 @@ class JobService:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
 
+    async def withdraw(self, key: str) -> Job | None:
+        """Of a client that was interrupted: its job if that is recorded already, else it is not submitted any more."""
+        return await self._jobs.withdraw(key)
+
     async def editable(self, number: int) -> Job:
         """To launch it again with changes, without jobs to wait for that are gone. NotAllowed if its code is gone."""
         job = await self._jobs.get(number)
@@ -155,11 +160,13 @@ class JobService:
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
         known = [await self._submitting.about(spec, submit) for spec, submit in submits]
-        submissions = await self._jobs.submit_many(
-            (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
-        )
-        point("submit.recorded")
-        self._engine.wake()
+        try:
+            submissions = await self._jobs.submit_many(
+                (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+            )
+            point("submit.recorded")
+        finally:
+            self._engine.wake()  # a job may be recorded also when this is cancelled because its client left
         return [submission.job for submission in submissions]
 
     # --- looking -----------------------------------------------------------------------------------------------
@@ -181,6 +188,27 @@ class JobService:
             names = dict.fromkeys(job.spec.name for job in await self._jobs.newest(_NAMED_JOBS))
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
+
+    async def find_different(self, words: Sequence[str]) -> list[Job]:
+        """A job for each word, to be compared: a name means the newest job of that name that no other word means."""
+        exact = {word: await self.find(word) for word in words if word.isdigit() or word == "last"}
+        taken = {job.id for job in exact.values()}
+        found: list[Job] = []
+        for word in words:
+            job = exact.get(word) or await self._newest_other(word, taken)
+            if any(job.id == one.id for one in found):
+                same = [one for one in words if one in exact and exact[one].id == job.id]
+                raise _same(job, f"{' and '.join(same)} are the same job")
+            found.append(job)
+            taken.add(job.id)
+        return found
+
+    async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
+        try:
+            return await self._jobs.find(name, taken)
+        except NotFound:
+            job = await self.find(name)
+        raise _same(job, f"it is the only job named {name}")
 
     async def details(self, word: str) -> Details:
         [job] = await self._reasons.added_to([await self.find(word)])
@@ -305,3 +333,7 @@ class _Reasons:
 
 def _end_first(job: Job) -> str:
     return f"cancel it first: ugro cancel {job.id}"
+
+
+def _same(job: Job, why: str) -> UsageError:
+    return UsageError(f"cannot compare job {job.id} with itself: {why}", hint="choose two jobs: ugro status --all")

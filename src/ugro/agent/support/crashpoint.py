@@ -8,7 +8,7 @@ import signal
 # "NAME", "NAME:pause" (SIGSTOP instead of SIGKILL), "NAME@3" (the third time it is passed).
 VARIABLE = "UGRO_AGENT_CRASH_POINT"
 POINTS = (
-    "submit.asked", "submit.recorded",
+    "submit.begun", "submit.asked", "submit.recorded",
     "start.recorded", "start.checked", "start.planned", "start.asked", "start.answered", "running.recorded",
     "cancel.recorded", "stop.recorded", "stop.asked", "stop.answered",
     "conclude.begun", "conclude.logged", "conclude.recorded", "conclude.removed",

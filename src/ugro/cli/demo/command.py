@@ -97,7 +97,7 @@ def _show_health(output: Output, client: Client) -> None:
 def _has_torch(output: Output) -> bool:
     if has_torch():
         return True
-    output.note("\nPyTorch is not installed: the training below is plain Python, with equal shares.")
+    output.note("", "PyTorch is not installed: the training below is plain Python, with equal shares.")
     output.note("For the balanced training: pip install torch; ugro demo")
     return False
 
@@ -105,12 +105,13 @@ def _has_torch(output: Output) -> bool:
 def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> dict[str, object]:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
-        output.note(f"\nThis machine is busy (load {busy:.0f} on {cores} cores): the figures vary more.")
-    output.note("\nOne command trains a small GPT on all three nodes. First, all nodes get equal shares of each batch;")
+        output.note("", f"This machine is busy (load {busy:.0f} on {cores} cores): the figures vary more.")
+    output.note("")
+    output.note("One command trains a small GPT on all three nodes. First, all nodes get equal shares of each batch;")
     output.note("then each gets a share that fits its speed, which is measured during the training.")
     trials = Comparison(output, client, len(_SPEEDS), epochs).run()
     if not output.is_json:
-        output.note("\nAverage time of a step: █ computing, ░ waiting for slower nodes.\n")
+        output.note("", "Average time of a step: █ computing, ░ waiting for slower nodes.", "")
         show_results(output, trials, _speeds(lab))
         output.note("")
         for line in verdict(trials):
@@ -120,7 +121,7 @@ def _balance(output: Output, lab: Lab, client: Client, epochs: int | None) -> di
 
 def _train(session: Session, lab: Lab, client: Client) -> dict[str, object]:
     output = session.output
-    output.note("\nOne command trains a small neural network on all three nodes:")
+    output.note("", "One command trains a small neural network on all three nodes:")
     job = Watch(output, lab, client).follow(launch(output, client, nodes=len(_SPEEDS)))
     times = step_times(client, job)
     if not output.is_json:
@@ -133,17 +134,18 @@ def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:
     show_command(output, "ugro status")
     inside = _LabSession(session.cluster, session.log_level, output, lab)
     status.main([], prog_name="ugro status", obj=inside, standalone_mode=False)
-    output.note("\nAverage time of a step. All ranks get equal shares, so the slowest sets the pace. With ugro.train,")
-    output.note("which needs PyTorch, each rank gets a share that fits its speed.\n")
+    output.note("")
+    output.note("Average time of a step. All ranks get equal shares, so the slowest sets the pace. With ugro.train,")
+    output.note("which needs PyTorch, each rank gets a share that fits its speed.", "")
     show_step_times(output, times, _speeds(lab))
 
 
 def _say_goodbye(output: Output, keep: bool, elapsed_s: float) -> None:
     if keep:
-        output.note(f"\nDone in {format_duration(elapsed_s)}. The nodes stay up; remove them: ugro lab down")
+        output.note("", f"Done in {format_duration(elapsed_s)}. The nodes stay up; remove them: ugro lab down")
         output.note("Try: ugro events last; ugro logs last --attempt all; ugro launch YOURS.py --nodes 3")
         return
-    output.note(f"\nDone in {format_duration(elapsed_s)}; the nodes are removed. What to do next:")
+    output.note("", f"Done in {format_duration(elapsed_s)}; the nodes are removed. What to do next:")
     output.note("  ugro lab up        create nodes like these")
     output.note("  ugro init          write cluster.yaml from your SSH hosts")
     output.note("  ugro launch        train your own script: any that torchrun can run; ugro.train balances it")

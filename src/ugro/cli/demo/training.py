@@ -91,11 +91,11 @@ class Watch:
 
     def _say(self, job: Job) -> None:
         if job.state is JobState.RECOVERING:
-            self._output.note(f"{sentence(job)}\n")
+            self._output.note(sentence(job), "")
             self._output.progress(f"job {job.id} waits until then")
         elif job.state is JobState.STARTING:
             if job.attempt > 1:
-                self._output.note(f"job {job.id} starts again: attempt {job.attempt}\n")
+                self._output.note(f"job {job.id} starts again: attempt {job.attempt}", "")
             self._output.progress(f"job {job.id} starts: {job.reason}")
 
     # --- the accident ------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Watch:
         # Kills only processes that carry the lab's mark, whatever a log says.
         if found is None or (pid := int(found[1])) not in self._lab.processes():
             return  # not collected yet; tried again after the next line of rank 0
-        self._output.note(f"\nNow a simulated accident: rank {rank} on {node} is killed.")
+        self._output.note("", f"Now a simulated accident: rank {rank} on {node} is killed.")
         show_command(self._output, f"kill -9 {pid}")
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGKILL)

@@ -26,4 +26,4 @@ def clone(session: Session, job: str) -> None:
     if session.output.is_json:
         session.output.document({"file": text})
     else:
-        session.output.text(text.removesuffix("\n"))
+        session.output.block(text.removesuffix("\n"))

@@ -61,6 +61,26 @@ def local_time(text: str) -> str:
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def ago(text: str, now: datetime) -> str:
+    """How long ago, if that is less than a day; else the day and the time in the local time zone."""
+    at = datetime.fromisoformat(text)
+    seconds = (now - at).total_seconds()
+    if seconds < 60:
+        return "just now"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min ago"
+    if seconds < 86400:
+        return f"{seconds // 3600:.0f} h ago"
+    return at.astimezone().strftime("%b %d %H:%M" if seconds < 300 * 86400 else "%Y-%m-%d")
+
+
+def news(job: Job) -> str:
+    """Its reason, unless that goes without saying: that it succeeded, or that all of it runs."""
+    if job.state is JobState.RUNNING or (job.state is JobState.SUCCEEDED and job.cached_from is None):
+        return ""
+    return job.reason
+
+
 def command(argv: Iterable[str]) -> str:
     return shlex.join(argv)
 

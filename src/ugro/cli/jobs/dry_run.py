@@ -10,6 +10,8 @@ from ugro.core.job import places
 from ugro.core.plan import DryRun, Plan
 from ugro.core.support.quantity import format_size
 
+_MOST_SKIPPED = 5  # files that are named
+
 
 def show_dry_run(output: Output, dry_run: DryRun) -> None:
     if output.is_json:
@@ -40,6 +42,7 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
     yield f"  nodes    {places(dry_run.placement)}"
     if (code := dry_run.snapshot) is not None:
         yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
+        yield from (f"  not sent {sentence}" for sentence in code.skipped[:_MOST_SKIPPED])
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:
         port = plan.rendezvous.port or "a free port"

@@ -28,13 +28,14 @@ def events(session: Session, job: str | None, since: float | None, follow: bool)
         if output.is_json:
             output.document({"event": event})
         else:
-            output.text(_line(output, event))
+            _show(output, event)
 
 
-def _line(output: Output, event: Event) -> str:
+def _show(output: Output, event: Event) -> None:
     about = f"job {event.job}" if event.job is not None else event.node or ""
     if event.job is not None and event.attempt:
         about += f".{event.attempt}"
     if output.is_terminal:
-        return f"{local_time(event.at)}  {about:<10}  {event.kind:<11}  {event.text}"
-    return "\t".join((event.at, about, event.kind, event.text))
+        output.text(f"{local_time(event.at)}  {about:<10}  {event.kind:<11}  {event.text}")
+    else:
+        output.record((event.at, about, event.kind, event.text))

@@ -12,7 +12,7 @@ _TIMEOUT_S = 3.0
 
 def origin_of(folder: Path) -> Origin | None:
     here = folder.absolute()
-    if not any((place / ".git").exists() for place in (here, *here.parents)):
+    if not any(os.path.lexists(place / ".git") for place in (here, *here.parents)):
         return None
     import subprocess  # loaded only when needed: it takes long to load
 

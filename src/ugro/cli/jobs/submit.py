@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.jobs.origin import origin_of
+from ugro.cli.jobs.stdin import check_input
+from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.core.errors import UsageError
@@ -30,8 +33,9 @@ _ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process
 def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bool, **fields: Any) -> int:
     """Run a command as a job on the best node.
 
-    Shows the output of COMMAND and returns its exit code. Options of ugro stand before the command. Ctrl-C detaches:
-    the job keeps running. With --json, the job is submitted and printed, and ugro does not wait for it.
+    Shows the output of COMMAND and returns its exit code. COMMAND gets no input. Options of ugro stand before the
+    command. Ctrl-C detaches: the job keeps running. With --json, the job is submitted and printed, and ugro does not
+    wait for it.
 
     \b
     Examples:
@@ -83,37 +87,49 @@ def retry(session: Session, job: str, exact: bool, detach: bool) -> int:
 
     Submits a new job with the settings of JOB (default: the last job).
     """
-    client = session.client()
-    found = client.jobs.retry(job, exact=exact)
-    return _submitted(session, client, found, detach=detach)
+    under_way = Submitting(session.output)
+    try:
+        client = under_way.client = session.client(uses_nodes=True)
+        found = under_way.job = client.jobs.retry(job, exact=exact, key=under_way.key)
+        return _submitted(session, client, found, detach=detach)
+    except KeyboardInterrupt:
+        raise under_way.interrupted() from None
 
 
 def _submit(
     session: Session, file: Path | None, fields: dict[str, Any], *, dry_run: bool, detach: bool
 ) -> int:
-    client = session.client()
     force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
-        from ugro.cli.jobs.dry_run import show_dry_run
-
-        found = client.jobs.dry_run(file, fields=given, force=force)
-        show_dry_run(session.output, found)
-        _advise(session, client, found.spec, found.placement.nodes if found.placement else ())
-        return 0
+        return _dry_run(session, file, given, force=force)
+    check_input(session.output, given.get("command") or given.get("args") or ())
+    under_way = Submitting(session.output)
     try:
+        client = session.client(uses_nodes=True)
         session.output.progress("reading the code")
-        job = client.jobs.submit(file, fields=given, force=force, origin=origin_of(_folder(file, given)))
+        origin = origin_of(_folder(file, given))
+        under_way.client = client
+        job = under_way.job = client.jobs.submit(file, fields=given, force=force, origin=origin, key=under_way.key)
+        return _submitted(session, client, job, detach=detach)
     except KeyboardInterrupt:
-        session.output.note("interrupted during submission; check with: ugro status last")
-        raise
-    return _submitted(session, client, job, detach=detach)
+        raise under_way.interrupted() from None
+
+
+def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, force: bool) -> int:
+    from ugro.cli.jobs.dry_run import show_dry_run
+
+    client = session.client(uses_nodes=True)
+    found = client.jobs.dry_run(file, fields=fields, force=force)
+    show_dry_run(session.output, found)
+    _advise(session, client, found.spec, found.placement.nodes if found.placement else ())
+    return 0
 
 
 def _folder(file: Path | None, fields: dict[str, Any]) -> Path:
     """The folder of the code that is sent, as far as the command line says."""
     if fields.get("workdir"):
-        return Path(fields["workdir"]).expanduser()
+        return Path(os.path.expanduser(fields["workdir"]))
     return file.parent if file is not None else Path()
 
 

@@ -37,7 +37,7 @@ def note(session: Session, job: str, text: str | None, tags: tuple[str, ...], un
     if found.tags:
         output.text(f"tags  {' '.join(found.tags)}")
     if found.text:
-        output.text(found.text)
+        output.block(found.text)
     if not found.tags and not found.text:
         output.note(f"job {found.job} has no note" + ("" if is_change else f'; write one: ugro note {found.job} "…"'))
     return 0

@@ -114,7 +114,7 @@ def _newest(
 
 
 def _draw(output: Output, job: Job, measured: JobProfile) -> None:
-    if output.is_json or not output.is_terminal:
+    if output.is_json or not output.can_redraw:
         _show(output, job, measured)
     else:
         output.redraw(list(_lines(output, job, measured)), f"step {measured.last_step}   Ctrl-C quits")
@@ -158,7 +158,7 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
 def _about(measured: JobProfile) -> str:
     speed = f"{measured.samples_per_s:.4g} samples/s, {format_duration(measured.step_s)} a step"
     passed = f", {measured.passed_over} skipped" if measured.passed_over else ""
-    loss = "" if measured.loss is None else f", loss {measured.loss:.4g}"
+    loss = "" if measured.loss is None else f", mean loss {measured.loss:.4g}"
     return f"steps {measured.first_step} to {measured.last_step}{passed}: {speed}{loss}"
 
 

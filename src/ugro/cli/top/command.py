@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import click
 
@@ -16,18 +17,22 @@ from ugro.cli.health import check_interval
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.cli.top.view import SORTS, Curve, Seen, headline, lines
+from ugro.cli.top.keys import HELP, Act, Controls, LogView, footer, pressed
+from ugro.cli.top.view import SORTS, Group, Item, Seen, groups, headline, lines
+from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
-from ugro.core.errors import Unreachable
+from ugro.client.jobs import LogChoice
+from ugro.core.errors import UgroError, Unreachable
 from ugro.core.job import FINAL_STATES, WAITING_STATES, Job, JobState
 
 _MOST_JOBS = 200
-_MOST_CURVES = 8  # of the newest trainings
-_BINS = 24
 _LIVE = tuple(state for state in JobState if state not in FINAL_STATES)
-_KEYS = "q quit  s sort: {sort}  ↑↓ scroll  space {pause}"
 _KEY = re.compile(r"\x1b[\[O][A-Z]|.", re.DOTALL)
-_UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
+_DONE = {
+    "cancel": "job {target} is stopping",
+    "drain": "{target} takes no new jobs",
+    "resume": "{target} takes jobs again",
+}
 
 
 @click.command()
@@ -39,7 +44,8 @@ _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 def top(session: Session, interval: float, sort: str, once: bool) -> None:
     """Show nodes, GPUs, jobs and alerts, live.
 
-    Keys: q quits, s changes the order, the arrow keys scroll, space pauses.
+    Keys: the arrow keys select a node or a job; c cancels the job, l shows its logs; d drains the node, r resumes it;
+    s changes the order, space pauses, ? shows all keys, q quits.
     """
     check_interval(interval)
     client, output = session.client(), session.output
@@ -47,8 +53,9 @@ def top(session: Session, interval: float, sort: str, once: bool) -> None:
     seen = look(client)
     if output.is_json:
         jobs = [job_document(job) for job in seen.jobs]
-        output.document({"nodes": seen.nodes, "jobs": jobs, "alerts": seen.alerts})
-    elif once or not output.is_terminal:
+        found = list(seen.headlines.values())
+        output.document({"nodes": seen.nodes, "jobs": jobs, "alerts": seen.alerts, "headlines": found})
+    elif once or not output.can_redraw:
         output.text(headline(seen))
         output.drawn(lines(output, seen, sort))
     else:
@@ -59,10 +66,9 @@ def look(client: Client) -> Seen:
     nodes = client.health()
     jobs = sorted(client.jobs.newest(_MOST_JOBS, states=_LIVE), key=_place)
     alerts, _ = client.alerts(0)
-    running = [job for job in jobs if job.state is JobState.RUNNING][:_MOST_CURVES]
-    found = {job.id: client.jobs.loss(job.id, _BINS) for job in running}
-    losses = {job: Curve(values) for job, values in found.items() if values}
-    return Seen(client.agent().cluster_name, nodes, jobs, alerts, losses)
+    is_running = any(job.state is JobState.RUNNING for job in jobs)
+    found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
+    return Seen(client.agent().cluster_name, nodes, jobs, alerts, found)
 
 
 def _place(job: Job) -> tuple[bool, int]:
@@ -75,19 +81,42 @@ class _Screen:
         self._output = output
         self._client = client
         self._interval_s = interval_s
-        self._sort = sort
+        self._controls = Controls(sort=sort)
         self._first = 0  # line that is shown
-        self._is_paused = False
         self._trouble = ""
 
     def run(self, seen: Seen) -> None:
         with suppress(KeyboardInterrupt), self._output.whole_screen(), _keys_at_once() as has_keys:
-            is_wanted = True
-            while is_wanted:
-                self._draw(seen)
-                is_wanted, is_due = self._await_key(time.monotonic() + self._interval_s, has_keys)
-                if is_due and not self._is_paused:
+            due = time.monotonic() + self._interval_s
+            while not self._controls.is_over:
+                drawn = self._draw(seen)
+                keys = self._await_keys(due, has_keys)
+                items = [group.item for group in drawn if group.item is not None]
+                has_acted = any([self._press(key, items, seen) for key in keys])
+                if has_acted or (not keys and not self._controls.is_paused):
                     seen = self._look(seen)
+                if has_acted or not keys:
+                    due = time.monotonic() + self._interval_s
+
+    def _press(self, key: str, items: list[Item], seen: Seen) -> bool:
+        """True if something was done that the next look shows."""
+        self._controls, act = pressed(self._controls, key, items, seen)
+        if act is None:
+            return False
+        self._controls = replace(self._controls, message=self._done(act))
+        return True
+
+    def _done(self, act: Act) -> str:
+        try:
+            if act.kind == "cancel":
+                self._client.jobs.cancel(int(act.target))
+            elif act.kind == "drain":
+                self._client.drain(act.target)
+            else:
+                self._client.resume(act.target)
+        except UgroError as error:
+            return f"error: {error}"
+        return _DONE[act.kind].format(target=act.target)
 
     def _look(self, before: Seen) -> Seen:
         """Keeps the last state, with a message, while the agent cannot be reached."""
@@ -99,38 +128,64 @@ class _Screen:
         self._trouble = ""
         return seen
 
-    def _draw(self, seen: Seen) -> None:
-        drawn = lines(self._output, seen, self._sort)
-        self._first = max(0, min(self._first, len(drawn) - 1))
-        keys = _KEYS.format(sort=self._sort, pause="continue" if self._is_paused else "pause")
+    # --- drawing -----------------------------------------------------------------------------------------------
+
+    def _draw(self, seen: Seen) -> list[Group]:
+        controls = self._controls
+        drawn = groups(self._output, seen, controls.sort)
+        if controls.selected is not None and all(group.item != controls.selected for group in drawn):
+            controls = self._controls = replace(controls, selected=None)  # it has ended
         title = f"{headline(seen)}   {time.strftime('%H:%M:%S')}{self._trouble}"
-        self._output.redraw([self._output.cut(title), "", *drawn[self._first :]], keys)
+        body = self._body(drawn)
+        self._output.redraw([self._output.cut(title), "", *body], self._output.cut(footer(controls, seen)))
+        return drawn
 
-    def _await_key(self, until: float, has_keys: bool) -> tuple[bool, bool]:
-        """Whether to continue, and whether it is time to refresh."""
-        while (left_s := until - time.monotonic()) > 0:
-            if not select.select([sys.stdin] if has_keys else [], [], [], left_s)[0]:
-                break
-            # Empty: the terminal is gone. Several keys: typed while the screen was drawn.
-            keys = _KEY.findall(os.read(sys.stdin.fileno(), 64).decode(errors="replace")) or ["q"]
-            if not {"q", "\x03", "\x1b"}.isdisjoint(keys):
-                return False, False
-            if any([self._handled(key) for key in keys]):
-                return True, False
-        return True, True
+    def _body(self, drawn: list[Group]) -> list[str]:
+        controls, output = self._controls, self._output
+        if controls.has_help:
+            return [output.cut(line) for line in HELP]
+        if controls.log is not None:
+            return self._log_lines(controls.log)
+        shown: list[str] = []
+        for group in drawn:
+            own = list(group.lines)
+            if group.item is not None and group.item == controls.selected:
+                self._keep_in_sight(len(shown), len(shown) + len(own) - 1)
+                own[0] = output.highlighted(own[0])
+            shown += own
+        self._first = max(0, min(self._first, len(shown) - 1))
+        return shown[self._first :]
 
-    def _handled(self, key: str) -> bool:
-        if key == "s":
-            self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
-        elif key == " ":
-            self._is_paused = not self._is_paused
-        elif key in _UP:
-            self._first -= 1
-        elif key in _DOWN:
-            self._first += 1
-        else:
-            return False
-        return True
+    def _keep_in_sight(self, first: int, last: int) -> None:
+        room = max(1, self._output.room - 3)  # below the title, and above the count of further lines
+        self._first = min(first if first > 1 else 0, max(self._first, last - room + 1))
+
+    def _log_lines(self, log: LogView) -> list[str]:
+        room = max(1, self._output.room - 4)
+        try:
+            pieces = self._client.jobs.logs(log.job, LogChoice(ranks=(log.rank,), tail=room))
+            content = b"".join(piece.content for piece in pieces)
+        except UgroError as error:
+            return [self._output.cut(f"error: {error}")]
+        harmless = TerminalFilter(is_dumb=True)
+        text = (harmless.feed(content) + harmless.end()).decode(errors="replace").rstrip("\n")
+        # Of a progress bar only its last state.
+        written = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        title = f"job {log.job}, rank {log.rank} of {log.ranks}: its last lines"
+        return [self._output.cut(title), *(self._output.cut(line) for line in written[-room:])]
+
+    # --- keys --------------------------------------------------------------------------------------------------
+
+    def _await_keys(self, until: float, has_keys: bool) -> list[str]:
+        """Keys that were pressed; none if it is time to refresh."""
+        left_s = until - time.monotonic()
+        if not select.select([sys.stdin] if has_keys else [], [], [], max(0.0, left_s))[0]:
+            return []
+        # Empty: the terminal is gone. Several keys: typed while the screen was drawn.
+        found: list[str] = _KEY.findall(os.read(sys.stdin.fileno(), 64).decode(errors="replace"))
+        if not found:
+            self._controls = replace(self._controls, is_over=True)
+        return found
 
 
 @contextmanager

@@ -38,6 +38,11 @@ class StateDir:
         return self.path / "agent.lock"
 
     @property
+    def served_cluster(self) -> Path:
+        """Names the cluster file that the agent served last, until it is stopped by ``ugro agent stop``."""
+        return self.path / "agent.cluster"
+
+    @property
     def log(self) -> Path:
         return self.path / "agent.log"
 

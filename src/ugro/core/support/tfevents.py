@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from ugro.core.support.protobuf import FIXED32, FIXED_SIZES, Damaged, Field, fields, messages, signed, text, varint
+
+__all__ = ["Damaged", "HParams", "Scalar", "masked_checksum", "parse", "parse_all", "record_end"]
 
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
@@ -19,22 +25,29 @@ _MAX_RECORD = 64 << 20  # these files also contain images and graphs
 # Field numbers of the messages (event.proto, summary.proto, tensor.proto, types.proto).
 _EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
 _SUMMARY_VALUE = 1
-_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
+_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR, _VALUE_METADATA = 1, 2, 8, 9
 _TENSOR_TYPE, _TENSOR_SHAPE, _TENSOR_CONTENT = 1, 2, 4
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
+
+# Nearly all records: a time, a step unless it is zero, and one short tag with a simple value.
+_USUAL = re.compile(
+    rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?\x2a([\x00-\x7f])\x0a([\x00-\x7f])"
+    rb"\x0a([\x00-\x7f])(.*)\x15(.{4})",
+    re.DOTALL,
+)
+_DOUBLE, _SINGLE = struct.Struct("<d"), struct.Struct("<f")
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     tag: str
     step: int
     time_unix: float
     value: float
 
 
-class Damaged(ValueError):
-    """Not an event file from here on; nothing after it can be read."""
+class HParams(NamedTuple):
+    """Hyperparameters, as a writer's ``add_hparams`` records them."""
+
+    values: dict[str, str]
 
 
 def parse(content: bytes) -> tuple[list[Scalar], int]:
@@ -42,7 +55,13 @@ def parse(content: bytes) -> tuple[list[Scalar], int]:
 
     Raises ``Damaged`` if ``content`` does not begin with a record.
     """
-    found: list[Scalar] = []
+    found, size = parse_all(content)
+    return [one for one in found if isinstance(one, Scalar)], size
+
+
+def parse_all(content: bytes) -> tuple[list[Scalar | HParams], int]:
+    """The same, with hyperparameters."""
+    found: list[Scalar | HParams] = []
     place = 0
     while (end := _end(content, place)) <= len(content):
         record = content[place + _HEADER_BYTES : end - _CHECKSUM.size]
@@ -50,8 +69,11 @@ def parse(content: bytes) -> tuple[list[Scalar], int]:
             if place:
                 break  # the next read begins here and raises
             raise Damaged("a record does not match its checksum")
-        with contextlib.suppress(Damaged):  # complete, but of an unknown kind
-            found += _of_event(record)
+        if (usual := _usual(record)) is not None:
+            found.append(usual)
+        else:
+            with contextlib.suppress(Damaged):  # complete, but of an unknown kind
+                found += _of_event(record)
         place = end
     return found, place
 
@@ -69,20 +91,41 @@ def record_end(content: bytes, place: int = 0) -> int:
     """The end of the record that begins there; beyond ``content`` if the record is incomplete."""
     if place + _HEADER_BYTES > len(content):
         return place + _HEADER_BYTES + _CHECKSUM.size
-    head = content[place : place + _LENGTH.size]
-    length = int(_LENGTH.unpack(head)[0])
-    if masked_checksum(head) != _CHECKSUM.unpack_from(content, place + _LENGTH.size)[0] or length > _MAX_RECORD:
+    length = _length(content[place : place + _HEADER_BYTES])
+    if length is None:
         raise Damaged("the length of a record does not match its checksum, or is too large")
     return place + _HEADER_BYTES + length + _CHECKSUM.size
 
 
+@lru_cache(maxsize=4096)  # there are few different lengths
+def _length(header: bytes) -> int | None:
+    length = int(_LENGTH.unpack_from(header)[0])
+    is_valid = masked_checksum(header[: _LENGTH.size]) == _CHECKSUM.unpack_from(header, _LENGTH.size)[0]
+    return length if is_valid and length <= _MAX_RECORD else None
+
+
 def masked_checksum(content: bytes) -> int:
     """CRC-32C, rotated and shifted so that a checksum of checksums does not cancel out."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    bytewise, one, two, three, four = _tables()
+    crc, words = 0xFFFFFFFF, len(content) >> 3
+    for word in struct.unpack_from(f"<{words}Q", content):
+        word ^= crc
+        crc = four[word & 0xFFFF] ^ three[word >> 16 & 0xFFFF] ^ two[word >> 32 & 0xFFFF] ^ one[word >> 48]
+    for byte in content[words << 3 :]:
+        crc = bytewise[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@cache
+def _tables() -> tuple[tuple[int, ...], ...]:
+    """For a byte; then for two bytes that are followed by 0, 2, 4 and 6 more of their word."""
+    first = [_table_entry(byte) for byte in range(256)]
+    tables = [first]
+    for _ in range(7):
+        tables.append([(crc >> 8) ^ first[crc & 0xFF] for crc in tables[-1]])
+    pairs = zip(tables[::2], tables[1::2], strict=True)
+    return tuple(first), *(tuple(low[x & 0xFF] ^ high[x >> 8] for x in range(1 << 16)) for high, low in pairs)
 
 
 def _table_entry(byte: int) -> int:
@@ -91,45 +134,74 @@ def _table_entry(byte: int) -> int:
     return byte
 
 
-_TABLE = tuple(_table_entry(byte) for byte in range(256))
-
-
 # --- messages ---------------------------------------------------------------------------------------------------
 
-_Field = int | bytes
+
+def _usual(record: bytes) -> Scalar | None:
+    """The scalar of a record of the usual form, many times faster than by its fields; None: look at the fields."""
+    found = _USUAL.fullmatch(record)
+    if found is None:
+        return None
+    moment, step, summary, value, size, tag, number = found.groups()
+    if not summary[0] - 2 == value[0] == size[0] + 7 == len(tag) + 7:
+        return None
+    whole = step[0] if step and len(step) == 1 else signed(varint(step, 0)[0]) if step else 0
+    return Scalar(text(tag), whole, _DOUBLE.unpack(moment)[0], _SINGLE.unpack(number)[0])
 
 
-def _of_event(record: bytes) -> Iterator[Scalar]:
+def _of_event(record: bytes) -> Iterator[Scalar | HParams]:
     time_unix, step = 0.0, 0
     summaries: list[bytes] = []
-    for number, value in _fields(record):
+    for number, value in fields(record):
         if number == _EVENT_TIME and isinstance(value, bytes):
             time_unix = _float(value)
         elif number == _EVENT_STEP and isinstance(value, int):
-            step = _signed(value)
+            step = signed(value)
         elif number == _EVENT_SUMMARY and isinstance(value, bytes):
             summaries.append(value)
     for summary in summaries:
-        for number, value in _fields(summary):
+        for number, value in fields(summary):
             if number == _SUMMARY_VALUE and isinstance(value, bytes):
                 yield from _of_value(value, step, time_unix)
 
 
-def _of_value(message: bytes, step: int, time_unix: float) -> Iterator[Scalar]:
+def _of_value(message: bytes, step: int, time_unix: float) -> Iterator[Scalar | HParams]:
     """Nothing for an image, a histogram or a text."""
     tag = ""
     number: float | None = None
-    for field, value in _fields(message):
+    for field, value in fields(message):
         if not isinstance(value, bytes):
             continue
         if field == _VALUE_TAG:
-            tag = value.decode("utf-8", "replace")
-        elif field == _VALUE_SIMPLE and len(value) == _FIXED_SIZES[_FIXED32]:
+            tag = text(value)
+        elif field == _VALUE_SIMPLE and len(value) == FIXED_SIZES[FIXED32]:
             number = _float(value)
         elif field == _VALUE_TENSOR:
             number = _of_tensor(value)
-    if number is not None:
+        elif field == _VALUE_METADATA and tag == _HPARAMS_TAG:
+            yield HParams(dict(_hparams(value)))
+    if number is not None and tag != _HPARAMS_TAG:
         yield Scalar(tag, step, time_unix, number)
+
+
+# SummaryMetadata → plugin_data → content (HParamsPluginData) → session_start_info → hparams, a map to protobuf's Value.
+_HPARAMS_TAG = "_hparams_/session_start_info"
+_TO_HPARAMS = (1, 2, 3)
+_NUMBER_VALUE, _TEXT_VALUE, _BOOLEAN_VALUE = 2, 3, 4
+
+
+def _hparams(metadata: bytes) -> Iterator[tuple[str, str]]:
+    for number in _TO_HPARAMS:
+        metadata = next(messages(metadata, number), b"")
+    for entry in messages(metadata, 1):
+        name, value = next(messages(entry, 1), b""), next(messages(entry, 2), b"")
+        for kind, content in fields(value):
+            if kind == _TEXT_VALUE and isinstance(content, bytes):
+                yield text(name), text(content)
+            elif kind == _NUMBER_VALUE and isinstance(content, bytes):
+                yield text(name), f"{_float(content):g}"
+            elif kind == _BOOLEAN_VALUE:
+                yield text(name), str(bool(content))
 
 
 # DataType → its struct format in tensor_content, and the field that holds it otherwise.
@@ -138,13 +210,13 @@ _TYPES = {1: ("<f", 5), 2: ("<d", 6), 3: ("<i", 7), 9: ("<q", 10)}
 
 def _of_tensor(message: bytes) -> float | None:
     """The value of a scalar tensor of floats or integers; None for any other."""
-    fields = list(_fields(message))
-    kind = next((value for number, value in fields if number == _TENSOR_TYPE), 0)
-    shape = next((value for number, value in fields if number == _TENSOR_SHAPE), b"")
+    found = list(fields(message))
+    kind = next((value for number, value in found if number == _TENSOR_TYPE), 0)
+    shape = next((value for number, value in found if number == _TENSOR_SHAPE), b"")
     if not isinstance(kind, int) or kind not in _TYPES or shape:
         return None
     layout, own_field = _TYPES[kind]
-    for number, value in fields:
+    for number, value in found:
         if number == _TENSOR_CONTENT and isinstance(value, bytes):
             is_one = len(value) == struct.calcsize(layout)
             return float(struct.unpack(layout, value)[0]) if is_one else None
@@ -153,51 +225,14 @@ def _of_tensor(message: bytes) -> float | None:
     return 0.0  # protobuf does not write a zero
 
 
-def _first(value: _Field, layout: str) -> float | None:
+def _first(value: Field, layout: str) -> float | None:
     """The first value of a repeated field, packed or not."""
     if isinstance(value, int):
-        return float(_signed(value))
+        return float(signed(value))
     if layout in ("<i", "<q"):
-        return float(_signed(_varint(value, 0)[0])) if value else None
+        return float(signed(varint(value, 0)[0])) if value else None
     size = struct.calcsize(layout)
     return float(struct.unpack(layout, value[:size])[0]) if len(value) >= size else None
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, _Field]]:
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == _VARINT:
-            value, place = _varint(message, place)
-            yield key >> 3, value
-            continue
-        if kind == _BYTES:
-            size, place = _varint(message, place)
-        elif kind in _FIXED_SIZES:
-            size = _FIXED_SIZES[kind]
-        else:
-            raise Damaged(f"a field of kind {kind}")
-        if place + size > len(message):
-            raise Damaged("a field is longer than its message")
-        yield key >> 3, message[place : place + size]
-        place += size
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number, and where it ends."""
-    result = shift = 0
-    while place < len(message) and shift < 64:
-        byte = message[place]
-        result |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return result & (2**64 - 1), place
-    raise Damaged("an unterminated number")
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 def _float(content: bytes) -> float:

@@ -1,7 +1,7 @@
 """Learns what a step costs a rank from how long its steps took: a fixed part, and a part for each sample.
 
 The two parts can be separated only when the share has changed. Until then, and after the rank has become slower or
-faster as a whole, the last known ratio is kept.
+faster as a whole, the last known ratio is kept. A window that was disturbed, far from what the others say, has no say.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ _FADING = 0.7  # the weight of a window relative to the next newer one
 _MAX_WINDOWS = 12
 _MIN_SPREAD = 0.1  # of the shares around their mean: with less, the slope is unknown
 _MAX_RATIO = 0.8
+_DISTURBED = 1.5  # a window that predicts so many times the others' time, or so much less
 # From a median absolute deviation to the standard error of a median, for noise that is about normal.
 _DEVIATION = 1.4826
 _OF_A_MEDIAN = 1.2533
@@ -78,11 +79,13 @@ class RankFit:
         return Cost(per_step, fixed - per_step, (seconds - fixed) / samples, cap)
 
     def _anchor(self) -> tuple[float, float]:
-        """A point on the line: the newest share, and the weighted mean of the times that all windows predict for it."""
+        """A point on the line: the newest share, and the weighted mean of the times that the windows predict for it."""
         share = self.windows[-1].samples
-        weighted = self._weighted()
-        whole = math.fsum(weight for weight, _ in weighted)
-        return share, math.fsum(weight * self._at(share, window) for weight, window in weighted) / whole
+        found = [(self._at(share, window), weight) for weight, window in self._weighted()]
+        middle = _weighted_median(found)
+        found = [(time, weight) for time, weight in found if middle / _DISTURBED <= time <= middle * _DISTURBED]
+        whole = math.fsum(weight for _, weight in found)
+        return share, math.fsum(time * weight for time, weight in found) / whole
 
     def _at(self, share: int, window: Window) -> float:
         """The time at ``share`` that a window predicts; ``fixed_ratio`` is that of the newest share."""
@@ -96,12 +99,10 @@ class RankFit:
         spread = max(abs(window.samples - mean_n) for _, window in weighted)
         if spread < _MIN_SPREAD * mean_n:
             return
-        points = [(weight, window.samples - mean_n, self._as_one_micro(window)) for weight, window in weighted]
-        mean_t = math.fsum(weight * seconds for weight, _, seconds in points) / whole
-        slope = math.fsum(weight * offset * (seconds - mean_t) for weight, offset, seconds in points)
-        slope /= math.fsum(weight * offset * offset for weight, offset, _ in points)
+        points = [(weight, window.samples, self._as_one_micro(window)) for weight, window in weighted]
+        slope = _slope(points)
         share = self.windows[-1].samples
-        seconds = mean_t + slope * (share - mean_n)
+        seconds = _weighted_median([(time + slope * (share - samples), weight) for weight, samples, time in points])
         ratio = 1 - slope * share / seconds if seconds > 0 else 0.0
         self.fixed_ratio = min(_MAX_RATIO, max(0.0, ratio))
 
@@ -117,3 +118,27 @@ class RankFit:
             weighted.append((fade * window.steps, window))
             fade *= _FADING
         return weighted
+
+
+def _slope(points: Sequence[tuple[float, int, float]]) -> float:
+    """The weighted median of the slopes between all pairs: one disturbed window does not turn the line."""
+    slopes = []
+    for index, (weight, samples, seconds) in enumerate(points):
+        for other_weight, other_samples, other_seconds in points[:index]:
+            if (offset := samples - other_samples) != 0:
+                slopes.append(((seconds - other_seconds) / offset, weight * other_weight * offset * offset))
+    return _weighted_median(slopes)
+
+
+def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """Of values with their weights; halfway between two if the weights are equal on both sides."""
+    ordered = sorted(values)
+    half = 0.5 * math.fsum(weight for _, weight in ordered)
+    below = 0.0
+    for index, (value, weight) in enumerate(ordered):
+        below += weight
+        if below == half and index + 1 < len(ordered):
+            return 0.5 * (value + ordered[index + 1][0])
+        if below > half:
+            return value
+    return ordered[-1][0]

@@ -2,6 +2,8 @@
 
 Every rank has a planner, feeds it the same gathered numbers and gets the same plans, without any coordination. A plan
 changes only if the gain exceeds the noise: after a window of steps, or at once when a rank has become slower or faster.
+One plan at most doubles or halves a share, because the few steps behind it may have been disturbed; after a large move
+the next plan comes sooner.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from ugro.core.errors import UsageError
+from ugro.core.errors import Unsatisfiable, UsageError
 from ugro.policy.balance.fit import RankFit, Window
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.split import Bounds, Cost, in_proportion, slowest_s, split, uniform
@@ -20,6 +22,10 @@ from ugro.policy.balance.watch import RankWatch, Shift
 # The first step allocates, compiles and connects; in the second one DDP rebuilds its buckets, and all ranks wait.
 _WARM_UP_STEPS = 2
 _FIRST_WINDOW, _NEXT_WINDOW, _MAX_WINDOW = 2, 4, 32
+_SOON_WINDOW = 3  # after a large move: the median of three steps ignores a slow first one
+_DISAGREE = 2.0  # two steps of a rank that differ so much: a third one decides which was disturbed
+_MAX_MOVE = 2  # how many times as large, or as small, one plan makes a share
+_LARGE_MOVE = 1.5
 _MIN_GAIN = 0.02
 _MIN_GAIN_OF_A_SHIFT = 0.05  # based on two steps only
 _COMPARED = 2.0
@@ -106,7 +112,7 @@ class Balancer:
         # An unusual step is judged after the next one.
         if len(self._window) < self._window_steps or any(watch.is_undecided for watch in self._watches):
             return None
-        return self._close_window()
+        return None if self._is_ambiguous() else self._close_window()
 
     def limit(self, caps: Sequence[int | None]) -> Plan | None:
         """Sets what each rank can hold at once; in every mode, a plan that exceeds it is replaced immediately."""
@@ -183,9 +189,19 @@ class Balancer:
         for rank, shift in shifts.items():
             micro = observation.micro_batches[rank] if observation.micro_batches else 1
             self._fits[rank].restart(Window.of(observation.shares[rank], shift.seconds, micro))
-        self._window, self._window_steps = [], _NEXT_WINDOW
+        self._window = []
         words = "; ".join(_shifted(self.batch.names[rank], shift) for rank, shift in shifts.items())
-        return self._replan(words, _MIN_GAIN_OF_A_SHIFT)
+        plan = self._replan(words, _MIN_GAIN_OF_A_SHIFT)
+        if plan is None:
+            self._window_steps = _NEXT_WINDOW
+        return plan
+
+    def _is_ambiguous(self) -> bool:
+        """Two steps that say different things about a rank."""
+        if len(self._window) != 2:
+            return False
+        pairs = zip(self._window[0].seconds, self._window[1].seconds, strict=True)
+        return any(max(pair) > _DISAGREE * min(pair) for pair in pairs)
 
     def _close_window(self) -> Plan | None:
         steps, self._window = self._window, []
@@ -195,7 +211,8 @@ class Balancer:
             optimizer = [step.optimizer_s[rank] for step in steps if step.optimizer_s]
             fit.add(window, median(optimizer) if optimizer else 0.0)
         plan = self._replan(f"measured over {len(steps)} steps", max(_MIN_GAIN, self._error_of_a_gain()))
-        self._window_steps = _NEXT_WINDOW if plan else min(_MAX_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
+        if plan is None:
+            self._window_steps = min(_MAX_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
         return plan
 
     def _error_of_a_gain(self) -> float:
@@ -205,20 +222,36 @@ class Balancer:
     def _replan(self, why: str, least_gain: float) -> Plan | None:
         if self.mode is not Mode.ADAPTIVE or not self.is_informed:
             return None
-        costs, shares = self.costs(), self._best_shares()
+        costs, best = self.costs(), self._best_shares()
+        shares = self._towards(best)
         now = slowest_s(costs, self.plan.shares) + self.communication_s
         then = slowest_s(costs, shares) + self.communication_s
         if shares == self.plan.shares or then > now * (1 - least_gain):
             return None
-        return self._adopt(shares, f"{why}: a step should take {then * 1000:.0f} ms instead of {now * 1000:.0f} ms")
+        more = "; more may follow" if shares != best else ""
+        return self._adopt(
+            shares, f"{why}: a step should take {then * 1000:.0f} ms instead of {now * 1000:.0f} ms{more}"
+        )
 
-    def _best_shares(self) -> tuple[int, ...]:
+    def _towards(self, best: tuple[int, ...]) -> tuple[int, ...]:
+        """As far as one plan may go; all the way where the limits of memory leave no room for that."""
+        now = self.plan.shares
+        reach = [Bounds(max(self.batch.least, -(-share // _MAX_MOVE)), share * _MAX_MOVE) for share in now]
+        if all(bound.least <= share <= (bound.most or 0) for bound, share in zip(reach, best, strict=True)):
+            return best
+        try:
+            return self._best_shares(reach)
+        except Unsatisfiable:
+            return best
+
+    def _best_shares(self, within: Sequence[Bounds] = ()) -> tuple[int, ...]:
         batch = self.batch
         costs = self.costs() if self.mode is Mode.ADAPTIVE else self._costs_by_speed()
-        accumulating = split(costs, batch.total, [Bounds(batch.least)] * batch.ranks, batch.granule)
+        free = list(within) or [Bounds(batch.least)] * batch.ranks
+        accumulating = split(costs, batch.total, free, batch.granule)
         if all(cap is None for cap in self.caps) or sum(cap or batch.total for cap in self.caps) < batch.total:
             return accumulating
-        bounds = [Bounds(min(batch.least, cap or batch.least), cap) for cap in self.caps]
+        bounds = [bound.within(cap) for bound, cap in zip(free, self.caps, strict=True)]
         at_once = split(costs, batch.total, bounds, batch.granule)
         gain = slowest_s(costs, at_once) / slowest_s(costs, accumulating)
         is_worth_it = self.can_accumulate and self.is_informed and gain > _GAIN_OF_ACCUMULATING
@@ -229,8 +262,9 @@ class Balancer:
         return [Cost(per_sample_s=1 / speed, cap=cap) for speed, cap in zip(speeds, self.caps, strict=True)]
 
     def _adopt(self, shares: tuple[int, ...], reason: str) -> Plan:
+        moved = max(max(old, new) / min(old, new) for old, new in zip(self.plan.shares, shares, strict=True))
         self.plan = self._planned(shares, reason)
-        self._window, self._window_steps = [], _NEXT_WINDOW
+        self._window, self._window_steps = [], _SOON_WINDOW if moved >= _LARGE_MOVE else _NEXT_WINDOW
         return self.plan
 
     def _planned(self, shares: tuple[int, ...], reason: str) -> Plan:

@@ -38,6 +38,12 @@ class Bounds:
     least: int = 1
     most: int | None = None
 
+    def within(self, cap: int | None) -> Bounds:
+        """Also no more than the cap."""
+        if cap is None:
+            return self
+        return Bounds(min(self.least, cap), cap if self.most is None else min(self.most, cap))
+
 
 def split(costs: Sequence[Cost], total: int, bounds: Sequence[Bounds], granule: int = 1) -> tuple[int, ...]:
     """Returns shares that add up to ``total``: multiples of ``granule`` as far as total and bounds allow."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
 from ugro.policy.scheduling.cluster_view import STOPPING_S, ClusterView
 from ugro.policy.scheduling.demand import Need
 from ugro.policy.scheduling.room import Claim, Free, Held, Room, Shape, Shapes, empty
-
-EVERYTHING = -1  # may use everything that is reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ class Ledger:
                 if room.kept and need.fits(shape, open_now := room.open_to(allowed)):
                     yield shape, open_now, [room]
 
-    def count(self, need: Need, allowed: int) -> int:
-        return sum(len(rooms) for _, _, rooms in self.alike(need, allowed))
+    def all_alike(self) -> Iterator[tuple[Shape, Free, Collection[Room]]]:
+        """All rooms, grouped by what is free in them, whether or not it is reserved."""
+        for (shape, free), rooms in self._alike.items():
+            yield shape, free, rooms
 
     def count_capable(self, need: Need) -> int:
         return sum(len(rooms) for alike, rooms in self._alike_when_empty.items() if need.fits(*alike))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import Share
 from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling.cluster_view import Holding, NodeView
 from ugro.policy.scheduling.demand import Demand, Need
-from ugro.policy.scheduling.ledger import EVERYTHING, Ledger, Reservation
+from ugro.policy.scheduling.free_now import free_now
+from ugro.policy.scheduling.ledger import Ledger, Reservation
 from ugro.policy.scheduling.placement import Placed
 from ugro.policy.wording import in_words, jobs, names
 
@@ -29,7 +30,8 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
     """``end``: the latest time at which it ends, which is why it may use the reservations in ``allowed``."""
     placement = placed.placement
     where = f"free now: {names([given(share) for share in placement.shares])}"
-    reason = "; ".join(part for part in (where, placed.preference, need.note) if part)
+    full = [f"{name} {no_room}" for name in placement.nodes if (no_room := ledger.rooms[name].node.no_room) is not None]
+    reason = "; ".join(part for part in (where, placed.preference, need.note, *full) if part)
     if not ledger.reservations:
         return reason
     borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]
@@ -43,8 +45,7 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
 def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledger: Ledger) -> Blocked:
     """For one of the first jobs in the queue, with devices reserved for it."""
     need, holders = reservation.need, reservation.holders
-    free = sum(not claim.ended for claim in reservation.claims)
-    reason = f"needs {need}; {_free_now(need, free)}; "
+    reason = f"needs {need}; {free_now(need, ledger).text}; "
     if victims:
         stopped = [victim.id for victim in victims]
         reason += f"{jobs(stopped)} of lower priority {_is(stopped)} being stopped for it"
@@ -64,21 +65,30 @@ def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
     capable = [ledger.count_capable(need) for need in demand.needs]
     if all(count < need.min_nodes for need, count in zip(demand.needs, capable, strict=True)):
         return Blocked(f"needs {demand}; {_too_few(demand, ledger, max(capable))}")
-    reserved_for = [one.job for one in ledger.reservations]
-    for need in demand.needs:
-        if reserved_for and ledger.count(need, EVERYTHING) >= need.min_nodes:
-            return Blocked(f"needs {need}; that is free, but reserved for {jobs(reserved_for)}", tuple(reserved_for))
-    free = ledger.count(demand.needs[0], 0)
-    return Blocked(f"needs {demand}; {_free_now(demand.needs[0], free)}", _blockers(demand, ledger))
+    found = [(need, free_now(need, ledger)) for need in demand.needs]
+    for need, free in found:
+        if free.reserved_for:
+            return Blocked(f"needs {need}; {free.text}", free.reserved_for)
+    nearest = next((free for _, free in found if free.is_something), found[0][1])
+    return Blocked(f"needs {demand}; {nearest.text}", _blockers(demand, ledger))
 
 
-def what_is_left_out(nodes: Sequence[NodeView]) -> Iterator[str]:
+def what_is_left_out(nodes: Sequence[NodeView], imports: Collection[str] = ()) -> Iterator[str]:
+    """``imports``: of the job's script."""
     away = [f"{node.name} {node.unusable}" for node in nodes if node.unusable is not None]
     if away:
         yield names(away)
-    foreign = [f"GPU {gpu.index} of {node.name}" for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    gpus = [(f"GPU {gpu.index} of {node.name}", gpu) for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    yield from (f"{name} is used by {gpu.holder}" for name, gpu in gpus if gpu.holder is not None)
+    foreign = [name for name, gpu in gpus if gpu.holder is None]
     if foreign:
         yield f"others use {names(foreign)}"
+    full = [f"{node.name} {node.no_room}" for node in nodes if node.no_room is not None]
+    if full:
+        yield names(full)
+    lacking = [(node.name, sorted(node.lacks.intersection(imports))) for node in nodes]
+    if any(missing for _, missing in lacking):
+        yield names([f"{name} lacks {in_words(missing)}" for name, missing in lacking if missing])
 
 
 def given(share: Share) -> str:
@@ -88,16 +98,11 @@ def given(share: Share) -> str:
     return f"{share.node} ({'GPU' if len(share.gpus) == 1 else 'GPUs'} {indices})"
 
 
-def _free_now(need: Need, free: int) -> str:
-    if need.min_nodes == 1:
-        return "none is free now"
-    return f"{free} of {need.min_nodes} are free now"
-
-
 def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
     least = min(need.min_nodes for need in demand.needs)
     found = f"only {capable} of {least} usable nodes can give that" if capable else "no usable node has that"
-    return "; ".join([found, *what_is_left_out(ledger.nodes)])
+    imports = {name for need in demand.needs for name in need.imports}
+    return "; ".join([found, *what_is_left_out(ledger.nodes, imports)])
 
 
 def _blockers(demand: Demand, ledger: Ledger) -> tuple[int, ...]:

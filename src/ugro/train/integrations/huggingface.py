@@ -24,6 +24,11 @@ class UgroCallback(TrainerCallback):  # type: ignore[misc]
         self._own = Journal()
         self._log: Log = run or self._own
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """The Trainer knows how many steps there will be."""
+        if self._log is self._own and state.is_world_process_zero and state.max_steps > 0:
+            self._own.announce(step=int(state.global_step), total_steps=int(state.max_steps))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any) -> None:
         """Called on every rank with the same values; one rank writes them."""
         if logs and state.is_world_process_zero:

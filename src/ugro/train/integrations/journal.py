@@ -34,6 +34,10 @@ class Journal:
         plain = {name: kept(value) for name, value in values.items()}
         self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
 
+    def announce(self, *, step: int, total_steps: int) -> None:
+        """Records how many steps there will be."""
+        self._metrics.put({"kind": "progress", "step": step, "total_steps": total_steps})
+
     def close(self) -> None:
         """Writes everything to the file; more records may follow."""
         self._metrics.close()

@@ -30,6 +30,7 @@ class Ranks:
     lag: int = 0  # steps that loaders have prepared ahead
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     changes: list[tuple[int, Plan]] = field(default_factory=list)
+    pauses: dict[int, dict[int, float]] = field(default_factory=dict)  # seconds that a rank stood still, by step
     step: int = 0
 
     def run(self, steps: int) -> Ranks:
@@ -41,9 +42,10 @@ class Ranks:
 
     def _observe(self) -> Observation:
         shares = self._shares()
+        pauses = self.pauses.get(self.step, {})
         seconds = tuple(
-            cost.seconds(share) * max(0.3, self.chance.gauss(1, self.noise))
-            for cost, share in zip(self.costs, shares, strict=True)
+            cost.seconds(share) * max(0.3, self.chance.gauss(1, self.noise)) + pauses.get(rank, 0.0)
+            for rank, (cost, share) in enumerate(zip(self.costs, shares, strict=True))
         )
         return Observation(shares, seconds, communication_s=0.02)
 
@@ -142,6 +144,46 @@ def test_one_slow_step_changes_nothing() -> None:
     made.costs[0] = UNEQUAL[0]
     made.run(20)
     assert made.changes == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("steps", [(2,), (3,), (2, 3), (2, 3, 4), (3, 4), (15,), (15, 16), (15, 16, 17)])
+def test_a_pause_of_some_ranks_makes_no_extreme_split_and_is_soon_forgotten(steps: tuple[int, ...], seed: int) -> None:
+    """Two of three equal ranks stood still for seconds: without a limit, the third would get 30 of 32 samples."""
+    made = ranks(32, (Cost(0.002, 0.0, 0.005),) * 3, seed, noise=0.05)
+    made.pauses = {step: {0: 5.0, 2: 5.0} for step in steps}
+    made.run(steps[-1] + 8)
+    assert all(min(plan.shares) >= 5 for _, plan in made.changes), made.changes
+    assert made.slowness < 1.2, made.changes
+    if len(steps) == 1:
+        assert not made.changes, "one step says nothing"
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 0.6), st.sets(st.integers(0, 60), max_size=6))
+def test_no_plan_makes_a_share_more_than_twice_or_half_as_large(seed: int, noise: float, paused: set[int]) -> None:
+    made = ranks(seed=seed, noise=noise)
+    made.pauses = {step: {seed % 3: 3.0} for step in paused}
+    before = made.balancer.plan.shares
+    for _, plan in made.run(60).changes:
+        for old, new in zip(before, plan.shares, strict=True):
+            assert -(-old // 2) <= new <= 2 * old
+        before = plan.shares
+
+
+def test_memory_moves_a_share_as_far_as_it_must() -> None:
+    plan = ranks(noise=0.0).run(20).balancer.limit([2, None, None])
+    assert plan is not None
+    assert plan.shares[0] == 2
+
+
+@pytest.mark.parametrize(("speeds", "plans"), [((1.0, 0.25), 2), ((1.0, 0.5, 0.25), 2), ((1.0, 0.1), 3)])
+def test_real_differences_are_reached_in_a_few_plans_that_follow_soon(speeds: tuple[float, ...], plans: int) -> None:
+    costs = tuple(Cost(0.004 / speed, 0.0, 0.004 / speed) for speed in speeds)
+    made = ranks(16 * len(speeds), costs, noise=0.02)
+    made.run(4 + 3 * (plans - 1))
+    assert len(made.changes) == plans
+    assert made.changes[0][1].reason.endswith("; more may follow")
+    assert made.slowness < 1.1
 
 
 def test_all_ranks_slowing_down_together_moves_nothing() -> None:

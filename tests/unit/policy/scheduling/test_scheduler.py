@@ -160,7 +160,7 @@ def test_without_known_ends_nobody_may_use_what_is_kept() -> None:
         "unknown for how long, because job 9 has no time limit"
     )
     assert (gang.blocked_by, gang.may_start_at) == ((9,), None)
-    assert small.reason == "needs a node with 1 GPU; that is free, but reserved for job 1"
+    assert small.reason == "needs a node with 1 GPU; that is free on n1, but reserved for job 1"
     assert small.blocked_by == (1,)
 
 

@@ -1,0 +1,39 @@
+"""A submission under way: after Ctrl-C the job is withdrawn, unless it is recorded already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ugro.cli.output import Output
+from ugro.client.client import Client
+from ugro.client.jobs import new_key
+from ugro.core.errors import Interrupted, UgroError
+from ugro.core.job import Job
+
+
+@dataclass(slots=True)
+class Submitting:
+    output: Output
+    key: str = field(default_factory=new_key)
+    client: Client | None = None  # None: nothing has been sent
+    job: Job | None = None  # None: no answer has been read
+
+    def interrupted(self) -> Interrupted:
+        """What became of it. Another Ctrl-C ends the wait for the agent's answer."""
+        try:
+            job = self.job or self._withdraw()
+        except (UgroError, KeyboardInterrupt):
+            return Interrupted("interrupted: not known whether the job was submitted", hint="look: ugro status last")
+        if job is None:
+            return Interrupted("interrupted: the job was not submitted")
+        return Interrupted(
+            f"interrupted after job {job.id} {job.spec.name} was submitted: it continues",
+            hint=f"see: ugro logs {job.id} -f; stop it: ugro cancel {job.id}",
+        )
+
+    def _withdraw(self) -> Job | None:
+        if self.client is None:
+            return None
+        self.client.close()  # the agent sees that nobody waits for its answer
+        self.output.note("withdrawing the job")
+        return self.client.jobs.withdraw(self.key)

@@ -1,0 +1,103 @@
+"""What every reader of metrics is given, and what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from ugro.telemetry.series import Points
+
+AT_ONCE = 4 << 20  # bytes of one file per step; about as much of many files is one transaction
+LARGEST = 1 << 53
+_LONGEST_NAME = 200
+_LONGEST_VALUE = 200
+_MOST_PARAMETERS = 200
+
+
+class Origin(IntEnum):
+    """Where a curve comes from. If several have the same name, the one with the smallest number is shown."""
+
+    UGRO = 0
+    TENSORBOARD = 1
+    WANDB = 2
+    MLFLOW = 3
+    LOG = 4
+    TRAINER_STATE = 5
+    STEPS = 6  # the mean loss of all ranks, which ``ugro.train`` measures; for scripts that log none
+
+
+class Key(NamedTuple):
+    origin: Origin
+    rank: int | None  # None: the reader does not know
+    name: str
+
+
+class Piece(NamedTuple):
+    """A part of a file that has not been read yet."""
+
+    content: bytes
+    offset: int  # where it begins
+    size: int  # of the whole file
+    state: str  # what the last read left for this one
+    name: str  # of the file, or of what it contains
+
+
+@dataclass(slots=True)
+class Reading:
+    points: dict[Key, Points] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    end: int = 0  # how much of the piece is done; the rest is read again when the file has grown
+    state: str = ""
+
+    def add(self, origin: Origin, name: str, step: int, time_s: float, value: float) -> None:
+        """Skips what cannot be shown: too long names, impossible steps."""
+        if not is_name(name) or not -LARGEST < step < LARGEST:
+            return
+        points = self.points.get(key := Key(origin, None, name))
+        if points is None:
+            points = self.points[key] = Points()
+        points.steps.append(step)
+        points.times_ms.append(milliseconds(time_s))
+        points.values.append(value)
+
+    def add_parameters(self, given: Iterable[tuple[str, str]]) -> None:
+        for name, value in given:
+            if is_name(name) and len(self.parameters) < _MOST_PARAMETERS:
+                self.parameters[name] = "".join(filter(str.isprintable, value[:_LONGEST_VALUE]))
+
+
+Read = Callable[[Piece], Reading]
+
+
+def is_name(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+
+
+def milliseconds(time_s: float) -> int:
+    """Zero for an impossible time."""
+    return int(time_s * 1000) if math.isfinite(time_s) and 0 <= time_s < LARGEST / 1000 else 0
+
+
+def real(value: object) -> float | None:
+    """A number of a JSON document."""
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int and -LARGEST < value < LARGEST else None
+
+
+def number(text: str | bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def whole_lines(piece: Piece) -> bytes:
+    """The piece up to the end of its last whole line; all of it if no line is that long."""
+    end = piece.content.rfind(b"\n") + 1
+    if not end and len(piece.content) >= AT_ONCE:
+        end = len(piece.content)
+    return piece.content[:end]

@@ -1,0 +1,60 @@
+"""Text of nodes, jobs and files on a terminal: names, messages, and the output of programs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ugro.cli.untrusted import TerminalFilter, message, one_line
+
+HARMLESS = re.compile(r"(?:\x1b\[[0-9;:]*m|\x1b\[[0-?]*[ -/]*K|[^\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f])*", re.DOTALL)
+
+
+def filtered(*pieces: bytes, is_dumb: bool = False) -> bytes:
+    kept = TerminalFilter(is_dumb=is_dumb)
+    return b"".join(map(kept.feed, pieces)) + kept.end()
+
+
+def test_a_name_stays_on_its_line() -> None:
+    assert one_line("a\nerror: all is lost") == "a\\nerror: all is lost"
+    assert one_line("a\rb\x1b[2J") == "a�b�[2J"
+
+
+def test_a_message_goes_on_only_below_itself() -> None:
+    assert message("too large. The largest:\n  7 B  a\n  5 B  b") == "too large. The largest:\n  7 B  a\n  5 B  b"
+    assert message("a\nerror: forged") == "a\\nerror: forged"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"plain\ttext\r\n", b"plain\ttext\r\n"),
+        (b"\x1b[31mred\x1b[0m", b"\x1b[31mred\x1b[0m"),
+        (b" 50%\r\x1b[K100%\n", b" 50%\r\x1b[K100%\n"),  # a progress bar
+        (b"\x1b[2J\x1b[Hall gone\x1b[1A\x1b[?1049h", b"all gone"),
+        (b"\x1b]0;title\x07", "�]0;title�".encode()),
+        (b"\x1bc\x1bP\x05\x7f", "�c�P��".encode()),
+        (b"\x9b31m \xff", "�31m �".encode()),
+        ("\x9b31m\u202e".encode(), "�31m�".encode()),
+        ("ünïcødé 風扇".encode(), "ünïcødé 風扇".encode()),
+        (b"\x1b[31mleft red", b"\x1b[31mleft red\x1b[0m"),
+        (b"ends early \x1b[", "ends early �[".encode()),
+    ],
+)
+def test_the_output_of_a_program_may_have_colours_and_no_more(written: bytes, shown: bytes) -> None:
+    assert filtered(written) == shown
+    pieces = [written[at : at + 1] for at in range(len(written))]
+    assert filtered(*pieces) == shown, "wherever it was broken"
+
+
+def test_a_dumb_terminal_gets_no_colours_of_programs() -> None:
+    assert filtered(b"\x1b[31mred\x1b[0m 50%\r\x1b[K100%", is_dumb=True) == b"red 50%\r100%"
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from([b"\x1b", b"[", b"31", b"m", b"K", b"\x1b]0;"]))))
+def test_no_output_of_a_program_steers_the_terminal(pieces: list[bytes]) -> None:
+    assert HARMLESS.fullmatch(filtered(*pieces).decode())
+    assert b"\x1b" not in filtered(*pieces, is_dumb=True)
