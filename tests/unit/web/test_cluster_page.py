@@ -9,7 +9,7 @@ import pytest
 from ugro.config.schema import Alerts
 from ugro.core.event import Event
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, GpuProcess, NodeReport, Status
+from ugro.core.node import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
 from ugro.store.listing import Happened
 from ugro.web.views.activity import Burst, Line, activity
 from ugro.web.views.gpus import MANY, Grid, gpu_grid
@@ -66,6 +66,19 @@ def test_a_process_of_somebody_else_is_not_a_job_and_the_gpu_is_not_free() -> No
     assert [tile.others for tile in grid.tiles] == [(stranger,), (), (ours,)]
     assert [tile.sign.word for tile in grid.tiles] == ["other use", "running", "other use"]
     assert grid.free == 0
+
+
+def test_a_gpu_that_another_agent_has_locked_is_not_free() -> None:
+    gpu = replace(_gpu(0), holder=GpuHolder("b", "gpu1", "3", 1, "eve", 0.0))
+    [tile] = gpu_grid([_row("gpu1", gpu)], [], LIMITS).tiles
+    assert (tile.holder, tile.sign.word) == (None, "other use")
+
+
+def test_a_machine_with_two_names_has_its_gpus_once() -> None:
+    again = _row("again", _gpu(0))
+    assert again.report is not None
+    again = replace(again, report=replace(again.report, same_as="gpu1"))
+    assert [tile.key for tile in gpu_grid([again, _row("gpu1", _gpu(0))], [], LIMITS).tiles] == ["gpu1-0"]
 
 
 def test_a_gpu_that_works_for_nobody_known_is_not_called_free() -> None:
@@ -158,7 +171,8 @@ def test_a_burst_of_one_name_keeps_its_name_and_few_jobs_stay_apart() -> None:
 def test_events_of_nodes_and_of_removed_jobs_have_lines_too() -> None:
     at = "2026-01-01T00:00:00+00:00"
     told = [Happened(Event(3, at, "drained", "drained", node="gpu1")), Happened(Event(2, at, "failed", "x", job=4))]
-    node, removed = activity(told)
+    housekeeping = Happened(Event(4, at, "retention", "3 old jobs were removed"))
+    node, removed = activity([housekeeping, *told])
     assert isinstance(node, Line)
     assert isinstance(removed, Line)
     assert (node.node, node.text) == ("gpu1", "drained")

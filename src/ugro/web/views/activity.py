@@ -15,6 +15,7 @@ MOST_LINES = 12
 BURST = 4  # so many jobs of one name are one line
 _MOST_NAMED = 20  # of the jobs of a burst
 _STATES = frozenset(JobState)
+_HOUSEKEEPING = frozenset({"retention"})  # for ``ugro events``, and nobody's activity
 _NUMBERED = re.compile(r"[-_.]?\d+$")
 
 
@@ -96,6 +97,8 @@ def activity(happened: Iterable[Happened], most: int = MOST_LINES) -> list[Line 
 def _lines(happened: Iterable[Happened]) -> list[Line]:
     found: dict[int | str | None, list[Happened]] = {}
     for one in happened:
+        if one.event.kind in _HOUSEKEEPING:
+            continue
         found.setdefault(one.event.job if one.event.job is not None else one.event.node, []).append(one)
     return [Line(tuple(one.event for one in some), some[0].name, some[0].state) for some in found.values()]
 
