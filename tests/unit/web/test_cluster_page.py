@@ -168,6 +168,15 @@ def test_a_burst_of_one_name_keeps_its_name_and_few_jobs_stay_apart() -> None:
     assert len(activity(_told(*((at, "eval", done, "running") for at in range(3))))) == 3
 
 
+def test_alerts_of_many_nodes_leave_room_for_jobs() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    nodes = [f"gpu{number}" for number in range(30)]
+    storm = [Happened(Event(100 - seq, at, "alert", f"{node} is hot", node=node)) for seq, node in enumerate(nodes)]
+    found = activity([*storm, *_told((3, "train", JobState.RUNNING, "running"))])
+    assert [type(line) for line in found] == [Burst, Line]
+    assert found[0].newest.text == "gpu0 is hot"
+
+
 def test_events_of_nodes_and_of_removed_jobs_have_lines_too() -> None:
     at = "2026-01-01T00:00:00+00:00"
     told = [Happened(Event(3, at, "drained", "drained", node="gpu1")), Happened(Event(2, at, "failed", "x", job=4))]
