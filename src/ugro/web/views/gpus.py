@@ -102,7 +102,7 @@ def _tiles(row: NodeRow, held: Held, limits: Alerts) -> Iterator[Tile]:
 def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limits: Alerts) -> Tile:
     own = str(holder.job.id) if holder else None
     others = tuple(one for one in (gpu.processes if gpu else ()) if not (one.is_ours and one.job and one.job == own))
-    is_used = bool(others) or (gpu is not None and (gpu.holder is not None or _works(gpu)))
+    is_used = gpu is not None and bool(others or gpu.holder or _works(gpu))
     sign = _problem(row, gpu, limits) or _use(row, holder, is_used=is_used)
     return Tile(row, index, gpu, holder, sign, others)
 
