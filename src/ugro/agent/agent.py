@@ -32,6 +32,7 @@ from ugro.agent.monitoring.service import MonitoringService, ranks_by
 from ugro.agent.ops import host_keys
 from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
+from ugro.agent.ops.hosts import host_spec
 from ugro.agent.support.aio import keep_running
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
@@ -41,12 +42,12 @@ from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.environment import differing
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unreachable, Unsatisfiable, UsageError
 from ugro.core.finding import Finding
 from ugro.core.hostkey import HostKey
 from ugro.core.node import NodeReport, NodeSpec
 from ugro.core.support.state_dir import StateDir
-from ugro.nodes.node import Node
+from ugro.nodes.node import Dialling, Node
 from ugro.nodes.runs import Identity
 from ugro.policy.scheduling.selection import Choice
 from ugro.store.database import Store
@@ -128,9 +129,9 @@ class Agent:
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
         planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
-        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity)
+        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity, code.result_rules)
         collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
-        self._result_service = ResultService(self.home.jobs, self.store, watch, collector)
+        self._result_service = ResultService(self.home.jobs, self.store, watch, collector, self.monitoring.measured)
         self._retention = Retention(
             self.home.jobs,
             self.store,
@@ -212,12 +213,22 @@ class Agent:
         self.cluster.inventory.get(name)
         await self.store.resume(name)
 
-    async def host_key(self, name: str) -> HostKey:
-        return await host_keys.look_up(self._way(name))
+    async def host_key(self, word: str, ssh_config: str | None = None) -> HostKey:
+        """Of a node, or of another host that ssh finds by this word."""
+        try:
+            return await host_keys.look_up(self._way(word, ssh_config))
+        except Unreachable as error:
+            if error.cause == "name-not-found":
+                self.cluster.inventory.get(word)  # if it is no node either: the nearest name is more helpful
+            raise
 
-    async def trust(self, name: str, fingerprints: tuple[str, ...], *, replace: bool) -> HostKey:
-        key = await host_keys.trust(self._way(name), fingerprints, replace=replace)
-        self.cluster.inventory.get(name).wake()
+    async def trust(
+        self, word: str, fingerprints: tuple[str, ...], *, replace: bool, ssh_config: str | None = None
+    ) -> HostKey:
+        key = await host_keys.trust(self._way(word, ssh_config), fingerprints, replace=replace)
+        for node in self.cluster.inventory:
+            if node.link is None:  # it may be this host by another name, or behind it
+                node.wake()
         return key
 
     # --- commands ----------------------------------------------------------------------------------------------
@@ -256,9 +267,7 @@ class Agent:
 
     async def examine(self, specs: Sequence[NodeSpec], ssh_config: str | None) -> AsyncGenerator[list[NodeReport]]:
         """Probes hosts that are not (yet) part of the cluster."""
-        dialling = self.cluster.inventory.dialling(self.cluster.config)
-        if ssh_config:
-            dialling = replace(dialling, options=replace(dialling.options, config_file=ssh_config))
+        dialling = self._dialling(ssh_config)
         nodes = [Node(spec, dialling) for spec in specs]
         try:
             # A first connection may take longer than a probe over an open link.
@@ -297,9 +306,22 @@ class Agent:
             await self.cluster.look_again()
             raise error
 
-    def _way(self, name: str) -> host_keys.Way:
-        spec = self.cluster.inventory.get(name).spec
+    def _way(self, word: str, ssh_config: str | None) -> host_keys.Way:
+        node = self.cluster.inventory.find(word)
+        spec = node.spec if node is not None else self._host(word)
         if spec.transport != "ssh":
-            raise NotAllowed("is not reached by ssh and has no host key", subject=name)
-        dialling = self.cluster.inventory.dialling(self.cluster.config)
+            raise NotAllowed("is not reached by ssh and has no host key", subject=word)
+        dialling = self._dialling(ssh_config)
         return host_keys.Way(spec, dialling.options, dialling.environment())
+
+    def _host(self, word: str) -> NodeSpec:
+        try:
+            return host_spec(word, self.cluster.config.remote_root)
+        except UsageError:
+            return self.cluster.inventory.get(word).spec  # raises: it is no node either
+
+    def _dialling(self, ssh_config: str | None) -> Dialling:
+        dialling = self.cluster.inventory.dialling(self.cluster.config)
+        if ssh_config is None:
+            return dialling
+        return replace(dialling, options=replace(dialling.options, config_file=ssh_config))

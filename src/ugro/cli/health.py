@@ -72,7 +72,9 @@ def show(output: Output, reports: Sequence[NodeReport]) -> None:
         return
     output.table(_HEADER, rows(reports, is_each_whole=not output.is_terminal), spare=_SPARE)
     for report in reports:
-        if report.status is Status.UNREACHABLE and report.hint:
+        if report.second_name:
+            output.note(f"{report.name}: {report.second_name}; remove the name: ugro node rm {report.name}")
+        elif report.status is Status.UNREACHABLE and report.hint:
             output.note(f"{report.name}: {report.hint}")
 
 
@@ -82,16 +84,25 @@ def rows(reports: Sequence[NodeReport], *, is_each_whole: bool = False) -> list[
 
 
 def summary(reports: Sequence[NodeReport], elapsed_s: float) -> str:
-    counts = [(status, sum(report.status is status for report in reports)) for status in Status]
+    machines = _machines(reports)
+    counts: list[tuple[str, int]] = [
+        *((status, sum(report.status is status for report in machines)) for status in Status),
+        ("not used", len(reports) - len(machines)),
+    ]
     words = " · ".join(f"{count} {status}" for status, count in counts if count)
     return f"{words}   checked {len(reports)} in {format_duration(elapsed_s)}"
 
 
 def exit_code(reports: Sequence[NodeReport]) -> int:
-    statuses = {report.status for report in reports}
+    statuses = {report.status for report in _machines(reports)}
     if Status.UNREACHABLE in statuses:
         return 5
     return 0 if statuses <= {Status.HEALTHY} else 1
+
+
+def _machines(reports: Sequence[NodeReport]) -> list[NodeReport]:
+    """Each machine once."""
+    return [report for report in reports if report.same_as is None]
 
 
 def _check(output: Output, client: Client, nodes: Sequence[str]) -> tuple[list[NodeReport], float]:
@@ -167,6 +178,9 @@ def note(report: NodeReport) -> str:
         notes.append(f"since {report.since[11:16]} UTC")
     if report.drained is not None:
         notes.insert(0, f"drained: {report.drained}" if report.drained else "drained")
+    if report.second_name:
+        return "; ".join([report.second_name, *([report.error] if report.error else ())])
+    notes += report.taken_gpus
     return "; ".join(notes)
 
 

@@ -1,73 +1,231 @@
-"""``ugro init``: writes a first cluster.yaml, after trying to reach the hosts."""
+"""``ugro init``: writes the cluster file, or adds hosts to it, after trying to reach them."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ugro.cli import health
-from ugro.cli.output import clean
+from ugro.cli.host_keys import NewKeys, can_ask
+from ugro.cli.init_file import is_known, new_text, with_nodes
+from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client.clusterfile import find_cluster_file
-from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.core.node import NodeReport, Status
-from ugro.core.support.destination import Destination
-from ugro.core.support.quantity import format_size
+from ugro.client.client import Client
+from ugro.client.clusterfile import find_cluster_file, nearest_cluster_file
+from ugro.client.machines import with_second_names
+from ugro.config.edit import write_atomically
+from ugro.config.load import parse_config, read_text
+from ugro.config.schema import Config
+from ugro.core.errors import ConfigError, NotFound, UgroError, UsageError
+from ugro.core.node import NodeReport, NodeSpec, Status
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 _SSH_CONFIG = "~/.ssh/config"
 _OWN_CONFIG = f"without the option, {_SSH_CONFIG} is read"
+_UNKNOWN_KEY = "host-key-unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The command's options."""
+
+    hosts: tuple[str, ...]
+    ssh_config: str | None
+    output: Path | None
+    here: bool | None
+    local: bool | None
+    accept_new: bool
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The file as it is."""
+
+    text: str
+    config: Config
 
 
 @click.command()
 @click.argument("hosts", nargs=-1)
 @click.option("--ssh-config", help="ssh configuration to read and to use; default: ~/.ssh/config.")
-@click.option("--output", type=click.Path(path_type=Path), help="File to write; default: ./cluster.yaml.")
-@click.option("--local/--no-local", default=True, show_default=True, help="Add this machine as a node, too.")
+@click.option(
+    "--here/--user",
+    default=None,
+    help="Write ./cluster.yaml, for this folder and those below; or ~/.ugro/cluster.yaml, for all folders.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--local/--no-local", default=None, help="Add this machine as a node, too.  [default: in a new file]")
+@click.option("--accept-new", is_flag=True, help="Accept SSH host keys that are not known yet, without asking.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
 @pass_session
-def init(
-    session: Session, hosts: tuple[str, ...], ssh_config: str | None, output: Path | None, local: bool, force: bool
-) -> int:
-    """Write a first cluster.yaml from your SSH hosts.
+def init(session: Session, /, **options: Any) -> int:
+    """Write the cluster file from your SSH hosts, or add hosts to it.
 
-    Tries to reach HOSTS (NAME, USER@HOST or USER@HOST:PORT), or the hosts in ~/.ssh/config, all at once. HOSTS that you
-    name are all written; from ~/.ssh/config, only those that answer become nodes, and the others become comments.
+    Tries to reach HOSTS (NAME, USER@HOST or USER@HOST:PORT), or the hosts in ~/.ssh/config, all at once. Shows SSH host
+    keys that are not known yet, and asks whether to accept them. HOSTS that you name become nodes also if they do not
+    answer; of ~/.ssh/config, only those that answer.
+
+    If there is a cluster file for this folder, hosts are added to it, and nothing else in it changes.
 
     \b
     Examples:
       ugro init
-      ugro init gpu1 ann@10.0.0.7
+      ugro init gpu1 ann@10.0.0.7 --accept-new
     """
-    path = output or session.cluster or Path(os.environ.get(CLUSTER_VARIABLE) or CLUSTER_FILE)
-    if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} exists already", hint=f"edit it, or overwrite it: {_again(session, output)}")
-    ssh_config = _existing(ssh_config) if ssh_config else None
+    wish = Wish(**options)
+    ssh_config = _readable(wish.ssh_config) if wish.ssh_config else None
+    path = _path(session, wish)
     _check_writable(path)
-    reports = _examine(session, hosts, ssh_config)
-    if not reports and not local:
-        raise NotFound(f"no hosts in {ssh_config or _SSH_CONFIG}", hint="name some: ugro init gpu1 me@10.0.0.7")
-    _write(path, _render(reports, ssh_config, has_local=local, is_explicit=bool(hosts)))
-    if reports or session.output.is_json:
-        health.show(session.output, reports)
-    else:
-        session.output.note(f"no hosts in {ssh_config or _SSH_CONFIG}; the file has this machine only")
-    session.output.note(f"wrote {path}; next: {_next(path)}")
+    before = None if wish.force or not os.path.lexists(path) else _existing(path, ssh_config, _again(session, wish))
+    # With any cluster: the file to be written may not exist yet, or may be invalid.
+    client = session.new_client(any_cluster=True)
+    probe = Probe(session.output, client, ssh_config or _used(before), wish)
+    reports = probe.reports(before)
+    if before is None and not reports and wish.local is False:
+        raise NotFound(f"no hosts in {probe.source}", hint="name some: ugro init gpu1 me@10.0.0.7")
+    added = probe.chosen(reports)
+    text = _text(path, before, [report for report in reports if report in added or report.same_as], ssh_config, wish)
+    if before is None or text != before.text:
+        write_atomically(path, text)
+    _tell(session.output, path, probe, reports, is_new=before is None)
     return 0
 
 
-def _again(session: Session, output: Path | None) -> str:
-    if output is None and session.cluster is not None:
+@dataclass(slots=True)
+class Probe:
+    """Tries hosts that are no nodes yet, and asks about their keys."""
+
+    output: Output
+    client: Client
+    ssh_config: str | None
+    wish: Wish
+    unaccepted: tuple[str, ...] = ()  # nobody could be asked about their keys
+
+    @property
+    def source(self) -> str:
+        return self.ssh_config or _SSH_CONFIG
+
+    def reports(self, before: Existing | None) -> list[NodeReport]:
+        """In the order in which the hosts are named. All hosts are tried before anything is written."""
+        named = list(dict.fromkeys(self.wish.hosts)) or self.client.ssh_hosts(self.ssh_config)
+        known = before.config.nodes if before is not None else ()
+        nodes = [_word(node) for node in known if node.transport == "ssh"]
+        wanted = [word for word in named if not is_known(word, known)]
+        found = {report.name: report for report in self._examine([*nodes, *wanted] if wanted else [])}
+        keys = NewKeys(self.output, self.client, self.ssh_config, self.wish.accept_new)
+        accepted = [word for word in wanted if found[word].cause == _UNKNOWN_KEY and keys.accept(word)]
+        found |= {report.name: report for report in self._examine(accepted)}
+        self.unaccepted = tuple(keys.left)
+        has_local = self.wish.local is not False if before is None else any(n.transport == "local" for n in known)
+        distinct = with_second_names(list(found.values()), has_local=has_local)
+        return [report for report in distinct if report.name in wanted]
+
+    def chosen(self, reports: Sequence[NodeReport]) -> list[NodeReport]:
+        """Those that become nodes."""
+        return [
+            report
+            for report in reports
+            if report.same_as is None
+            and (report.status is not Status.UNREACHABLE or (self.wish.hosts and report.cause != _UNKNOWN_KEY))
+        ]
+
+    def _examine(self, words: Sequence[str]) -> list[NodeReport]:
+        if not words:
+            return []
+        reports: list[NodeReport] = []
+        self.output.progress(f"trying {len(words)} hosts")
+        for report in self.client.examine(words, self.ssh_config):
+            reports.append(report)
+            self.output.progress(f"tried {len(reports)} of {len(words)} hosts")
+        self.output.end_progress()
+        return reports
+
+
+def _path(session: Session, wish: Wish) -> Path:
+    """The file that is named; else that of this folder, if there is one; else the user's, or where he wants it."""
+    home = StateDir.find(os.environ)
+    of_user = home.path / CLUSTER_FILE
+    if (named := wish.output or session.cluster or os.environ.get(CLUSTER_VARIABLE)) is not None and str(named):
+        return Path(named).expanduser()
+    if wish.here is not None:
+        return Path(CLUSTER_FILE) if wish.here else of_user
+    found = nearest_cluster_file(os.environ, Path.cwd(), home).path
+    if found is not None:
+        return found
+    question = "Use this cluster in all folders? (No: in this folder and those below.)"
+    if can_ask(session.output) and not session.output.confirm([], question, default=True):
+        return Path(CLUSTER_FILE)
+    return of_user
+
+
+def _existing(path: Path, ssh_config: str | None, again: str) -> Existing:
+    text = read_text(path)
+    try:
+        config = parse_config(text, path, {})
+    except ConfigError as error:
+        raise ConfigError(error.message, hint=f"correct it, or overwrite it: {again}") from error
+    if ssh_config is not None and ssh_config != _used(Existing(text, config)):
+        raise UsageError(
+            f"{path} does not use the ssh configuration {ssh_config}",
+            hint=f"set it there first, as ssh.config_file; or overwrite the file: {again}",
+        )
+    return Existing(text, config)
+
+
+def _used(before: Existing | None) -> str | None:
+    file = before.config.ssh.config_file if before is not None else None
+    return os.path.abspath(os.path.expanduser(file)) if file else None
+
+
+def _text(
+    path: Path, before: Existing | None, added: Sequence[NodeReport], ssh_config: str | None, wish: Wish
+) -> str:
+    if before is None:
+        return new_text(added, ssh_config, has_local=wish.local is not False)
+    words = [report.name for report in added if report.same_as is None]
+    return with_nodes(before.text, path, before.config.nodes, words, adds_local=wish.local is True)
+
+
+def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport], *, is_new: bool) -> None:
+    if reports or output.is_json:
+        health.show(output, [report for report in reports if output.is_json or report.same_as is None])
+    elif is_new:
+        output.note(f"no hosts in {probe.source}; the file has this machine only")
+    for report in reports:
+        if report.same_as is not None:
+            output.note(f"not added: {report.name} is the same machine as {report.same_as}")
+    chosen = probe.chosen(reports)
+    others = [report.name for report in reports if report not in chosen and report.same_as is None]
+    silent = [name for name in others if name not in probe.unaccepted]
+    if silent:
+        output.note(f"not added: {', '.join(silent)}; to try again: ugro init")
+    if probe.unaccepted:
+        names = " ".join(map(shlex.quote, probe.unaccepted))
+        how = f"accept them: ugro init --accept-new {names}; or one by one, in a terminal: ugro init"
+        output.note(f"not added, because their host keys are not known: {names}; compare the keys above, then {how}")
+    did = "wrote" if is_new else f"added {len(chosen)} to" if chosen else "nothing to add to"
+    output.note(f"{did} {path}; next: {_next(path)}")
+
+
+def _word(node: NodeSpec) -> str:
+    """The node as a host that can be tried."""
+    user, port = f"{node.user}@" if node.user else "", f":{node.port}" if node.port else ""
+    return f"{user}{node.host or node.name}{port}"
+
+
+def _again(session: Session, wish: Wish) -> str:
+    if wish.output is None and session.cluster is not None:
         return f"ugro --cluster {shlex.quote(str(session.cluster))} init --force"
-    return "ugro init --force" + (f" --output {shlex.quote(str(output))}" if output else "")
+    return "ugro init --force" + (f" --output {shlex.quote(str(wish.output))}" if wish.output else "")
 
 
 def _next(path: Path) -> str:
@@ -77,7 +235,7 @@ def _next(path: Path) -> str:
     return "ugro health" if is_found else f"ugro --cluster {shlex.quote(str(path))} health"
 
 
-def _existing(ssh_config: str) -> str:
+def _readable(ssh_config: str) -> str:
     path = os.path.abspath(os.path.expanduser(ssh_config))
     if not os.path.exists(path):
         raise UsageError(f"--ssh-config {ssh_config}: no such file", hint=_OWN_CONFIG)
@@ -97,11 +255,11 @@ def _check_writable(path: Path) -> None:
         problem = errno.ENOTDIR
     elif os.path.isdir(path):
         problem = errno.EISDIR
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    elif not os.access(folder, os.W_OK) or (os.path.exists(path) and not os.access(path, os.W_OK)):
         problem = errno.EACCES
     else:
         return
-    raise _unwritable(path, os.strerror(problem), hint)
+    raise UgroError(f"{path} cannot be written: {os.strerror(problem).lower()}", hint=hint)
 
 
 def _make_if_own(folder: Path) -> None:
@@ -112,76 +270,3 @@ def _make_if_own(folder: Path) -> None:
             state.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise state.unusable(error) from error
-
-
-def _unwritable(path: Path, problem: str, hint: str | None = None) -> UgroError:
-    return UgroError(f"{path} cannot be written: {problem.lower()}", hint=hint)
-
-
-def _examine(session: Session, hosts: tuple[str, ...], ssh_config: str | None) -> list[NodeReport]:
-    # With any cluster: the file to be written may not exist yet, or may be invalid.
-    client = session.new_client(any_cluster=True)
-    wanted = list(dict.fromkeys(hosts)) or client.ssh_hosts(ssh_config)
-    reports: list[NodeReport] = []
-    session.output.progress(f"trying {len(wanted)} hosts")
-    for report in client.examine(wanted, ssh_config):
-        reports.append(report)
-        session.output.progress(f"tried {len(reports)} of {len(wanted)} hosts")
-    return sorted(reports, key=lambda report: wanted.index(report.name))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
-
-
-def _render(reports: Sequence[NodeReport], ssh_config: str | None, *, has_local: bool, is_explicit: bool) -> str:
-    names: set[str] = set()
-    answering = [report for report in reports if is_explicit or report.status is not Status.UNREACHABLE]
-    lines = ["# The machines of this cluster. Edit it at any time: the agent reads changes by itself.", "nodes:"]
-    if has_local or not answering:
-        name = _unique(os.uname().nodename, names)
-        lines.append(f"  {name}: {{transport: local, role: master}}  # this machine")
-    lines += [("  " if report in answering else "  # ") + _entry(report, names) for report in reports]
-    if ssh_config:
-        lines += ["ssh:", f"  config_file: {json.dumps(ssh_config)}"]
-    return "\n".join(lines) + "\n"
-
-
-def _entry(report: NodeReport, names: set[str]) -> str:
-    destination = Destination.parse(report.name)
-    name = _unique(destination.host, names)
-    fields = {
-        "host": json.dumps(destination.host) if name != destination.host else None,
-        "user": json.dumps(destination.user) if destination.user else None,
-        "port": str(destination.port) if destination.port else None,
-    }
-    text = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
-    return f"{name}:" + (f" {{{text}}}" if text else "") + f"  # {_remark(report)}"
-
-
-def _remark(report: NodeReport) -> str:
-    if report.facts is None or report.machine is None:
-        return _on_one_line(str(report.error))
-    gpus = ", ".join(gpu.model for gpu in report.facts.gpus) or "no GPU"
-    size = format_size(report.machine.memory_total_bytes)
-    return _on_one_line(f"{gpus}; {report.machine.cores} cores, {size}")
-
-
-def _on_one_line(text: str) -> str:
-    """A comment ends with its line, and YAML allows no control characters in it."""
-    return re.sub(r"\s+", " ", clean(text))
-
-
-def _unique(host: str, names: set[str]) -> str:
-    """A node name made from a host name; no name is used twice."""
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:50] or "node"
-    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", base):  # a number to other readers of YAML
-        base = f"node-{base}"
-    name, number = base, 2
-    while name in names:
-        name, number = f"{base}-{number}", number + 1
-    names.add(name)
-    return name

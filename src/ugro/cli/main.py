@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
 _GROUPS = {
     "Cluster": {
-        "init": ("ugro.cli.init:init", "Write a first cluster.yaml from your SSH hosts."),
+        "init": ("ugro.cli.init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
         "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, remove, trust, drain, resume."),
         "health": ("ugro.cli.health:health", "Check the health of nodes."),
         "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
@@ -121,7 +121,7 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
     \b
     Examples:
       ugro demo                           try it on this machine
-      ugro init                           write cluster.yaml from your SSH hosts
+      ugro init                           make a cluster of your SSH hosts
       ugro launch train.py --nodes 3      train on three nodes
     """
     from pathlib import Path  # `ugro --help` does without

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from ugro.cli import candidates, health
+from ugro.cli import candidates, health, host_keys
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.core.errors import NotAllowed, UgroError, UsageError
-from ugro.core.hostkey import HostKey
+from ugro.core.errors import UsageError
 from ugro.core.node import NodeReport, Status, by_name
 from ugro.core.support.quantity import format_duration, format_size
 
@@ -155,7 +152,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @node.command()
-@click.argument("name", shell_complete=candidates.node_names)
+@click.argument("name", metavar="HOST", shell_complete=candidates.node_names)
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking.")
 @click.option("--replace", is_flag=True, help="Accept a key that differs from the known one.")
 @json_option
@@ -163,17 +160,19 @@ def resume(session: Session, name: str) -> None:
 def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
     """Show a node's SSH host key, and accept it after asking.
 
+    HOST is a node, or any other host that ssh reaches: NAME, USER@HOST or USER@HOST:PORT.
+
     With --json there is no question: without --yes the key is printed and not accepted, with exit code 6.
     """
     client = session.client()
     key = client.host_key(name)
     if not key.is_trusted and session.output.is_json and not yes:
         session.output.document({"host_key": key})
-        refusal = _changed(key) if key.is_changed and not replace else _unaccepted(key)
+        refusal = host_keys.changed(key) if key.is_changed and not replace else host_keys.unaccepted(key)
         session.output.complain(refusal)
         return refusal.exit_code
     if not key.is_trusted:
-        _ask(session.output, key, yes=yes, replace=replace)
+        host_keys.ask(session.output, key, yes=yes, replace=replace)
         key = client.trust(key, replace=replace)
     if session.output.is_json:
         session.output.document({"host_key": key})
@@ -181,47 +180,14 @@ def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
     return 0
 
 
-def _changed(key: HostKey) -> NotAllowed:
-    return NotAllowed(
-        f"its host key has changed: it sends {', '.join(key.fingerprints)}, "
-        f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}",
-        subject=key.node,
-        hint=f"this may be an attack; if the machine was reinstalled: ugro node trust {key.node} --replace",
-    )
-
-
-def _unaccepted(key: HostKey) -> NotAllowed:
-    return NotAllowed(
-        f"its host key is not accepted: {', '.join(key.fingerprints)}",
-        subject=key.node,
-        hint="compare the fingerprint on the machine itself, then accept it with --yes",
-    )
-
-
-def _ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
-    if key.is_changed and not replace:
-        raise _changed(key)
-    facts = [f"{key.node} ({key.address}) sends the host key", *(f"    {shown}" for shown in key.fingerprints)]
-    if key.is_changed:
-        facts.append(f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}")
-    facts.append("Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        if not output.confirm(facts, "Accept it?"):
-            raise UgroError("not accepted; nothing was written", subject=key.node)
-        return
-    for fact in facts:
-        output.note(fact)
-    if not yes:
-        raise UsageError("cannot ask here: stdin is not a terminal", hint="accept it without asking: --yes")
-
-
 def _row(report: NodeReport) -> list[Cell]:
     sign, style = health.SIGNS[report.status]
     machine = report.machine
     gpus = [gpu.model for gpu in report.facts.gpus] if report.facts else []
-    note = report.error or ""
+    note = report.error or "; ".join(report.taken_gpus)
     if report.drained is not None:
         note = f"drained: {report.drained}" if report.drained else "drained"
+    note = report.second_name or note
     return [
         Cell(sign, style),
         Cell(report.name, "bold"),
@@ -252,6 +218,8 @@ def _details(report: NodeReport) -> list[tuple[str, str]]:
     details = [("target", report.target), ("role", report.role.value)]
     if report.drained is not None:
         details.append(("drained", report.drained or "yes"))
+    if report.second_name:
+        details.append(("name", f"{report.second_name}; remove it: ugro node rm {report.name}"))
     if (machine := report.machine) is not None:
         details += [
             ("system", f"{machine.os}, Linux {machine.kernel}, {machine.arch}"),
@@ -282,6 +250,8 @@ def _measured(report: NodeReport) -> list[tuple[str, str]]:
         details.append(("clock", f"{link.clock_offset_s * 1000:+.1f} ms against this machine"))
     for gpu in facts.gpus:
         details.append((f"gpu {gpu.index}", f"{gpu.name} {gpu.uuid}" + (f": {gpu.error}" if gpu.error else "")))
+        if gpu.holder is not None:
+            details.append(("", f"  used by {gpu.holder}"))
         for process in gpu.processes:
             owner = f"job {process.job}" if process.job else ("ours" if process.is_ours else "not ours")
             size = format_size(process.memory_bytes) if process.memory_bytes is not None else "?"

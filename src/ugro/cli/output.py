@@ -201,12 +201,12 @@ class Output:
             for line in lines:
                 self._say(line)
 
-    def confirm(self, facts: Sequence[str], question: str) -> bool:
+    def confirm(self, facts: Sequence[str], question: str, *, default: bool = False) -> bool:
         """Shows the facts and asks, also with --quiet."""
         for fact in facts:
             self._say(fact)
         try:
-            return click.confirm(question, err=True)
+            return click.confirm(one_line(question), default, err=True)
         except (click.Abort, KeyboardInterrupt):  # Ctrl-C: the next message begins a new line
             sys.stderr.write("\n")
             raise

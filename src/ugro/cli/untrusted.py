@@ -10,6 +10,7 @@ _CONTROLS = (*range(9), *range(11, 32), *range(127, 160))
 _TURNS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _SIGN = "�"
 _HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), _SIGN)
+_IN_NO_NAME = frozenset((*range(32), *_CONTROLS, *_TURNS))
 _PLAIN = re.compile(rb"[\t\n\r\x20-\x7e]*")
 _SEQUENCE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])")
 _BEGUN = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
@@ -26,6 +27,15 @@ def clean(text: str) -> str:
 def one_line(text: str) -> str:
     """A newline is shown as ``\\n``: a name cannot begin a line of its own."""
     return clean(text.replace("\n", "\\n") if "\n" in text else text)
+
+
+def file_name(name: str) -> str:
+    """On one line, and no two look alike: what no terminal should get is written as in Python."""
+    return "".join(_escaped(letter) if ord(letter) in _IN_NO_NAME else letter for letter in name)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def message(text: str) -> str:

@@ -227,14 +227,16 @@ class Client:
         answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
         return [decode(Tidied, document) for document in answer["tidied"]]
 
-    def host_key(self, name: str) -> HostKey:
+    def host_key(self, name: str, ssh_config: str | None = None) -> HostKey:
+        """Of a node, or of another host: NAME, USER@HOST or USER@HOST:PORT."""
         from ugro.core.hostkey import HostKey
 
-        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey"))
+        query = _query("ssh_config", [ssh_config] if ssh_config else [])
+        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey{query}"))
 
-    def trust(self, key: HostKey, *, replace: bool = False) -> HostKey:
+    def trust(self, key: HostKey, *, replace: bool = False, ssh_config: str | None = None) -> HostKey:
         """Accepts exactly this key."""
-        body = {"fingerprints": list(key.fingerprints), "replace": replace}
+        body = {"fingerprints": list(key.fingerprints), "replace": replace, "ssh_config": ssh_config}
         return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
 
     def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:

@@ -19,10 +19,7 @@ class ClusterFile:
 
 
 def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
-    """The file that was asked for, which must exist; else that of a lab, of the folder or one above it, or the user's.
-
-    Raises NotAllowed if the folder's file may be another user's work: a cluster file names commands to run here.
-    """
+    """The file that was asked for, which must exist; else that of a lab that is up; else the nearest."""
     if explicit is not None:
         return _existing(cwd / explicit.expanduser(), "check the path given with --cluster, or write one: ugro init")
     if named := env.get(CLUSTER_VARIABLE):
@@ -30,6 +27,14 @@ def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, 
     # A broken link is found too, and reported: using another cluster would surprise the user.
     if os.path.lexists(home.lab_cluster):
         return ClusterFile(home.lab_cluster, is_asked_for=True)
+    return nearest_cluster_file(env, cwd, home)
+
+
+def nearest_cluster_file(env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
+    """That of the folder or one above it, or the user's.
+
+    Raises NotAllowed if the folder's file may be another user's work: a cluster file names commands to run here.
+    """
     of_user = home.path / CLUSTER_FILE
     for folder in upwards(cwd, Path(env.get("HOME") or "/")):
         path = folder / CLUSTER_FILE
@@ -76,14 +81,14 @@ def _check_owner(path: Path, *, is_above: bool) -> None:
         folder = path.parent.stat()
     except OSError:  # a broken link: the agent reports it
         return
-    if (problem := distrusted(found, folder, os.geteuid(), is_above=is_above)) is not None:
+    if (problem := why_untrusted(found, folder, os.geteuid(), is_above=is_above)) is not None:
         raise NotAllowed(
             f"{path} is not used: {problem}",
             hint=f"if you trust it: {CLUSTER_VARIABLE}={path}; or name another file: ugro --cluster FILE …",
         )
 
 
-def distrusted(
+def why_untrusted(
     found: tuple[os.stat_result, ...], folder: os.stat_result, user: int, *, is_above: bool
 ) -> str | None:
     """Why a file that was found, not named, is not used. ``found``: the file itself, and the link that leads to it.

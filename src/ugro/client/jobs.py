@@ -203,12 +203,30 @@ class Jobs:
         answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
         return answer
 
-    def results(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, JobResults]:
-        """The job, and the results of its newest attempt or of another."""
+    def results(
+        self, job: str | int, *, attempt: int | None = None, all_files: bool = False
+    ) -> tuple[Job, JobResults]:
+        """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
         from ugro.core.results import JobResults
 
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{_path(job)}/results{query}")
+        asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
+        answer = self._ask("GET", f"{_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
+        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
+
+    def brief_results(self, job: str | int) -> JobResults:
+        """How many files are here and on the nodes, without their names: fast, and asks no node."""
+        from ugro.core.results import JobResults
+
+        return decode(JobResults, self._ask("GET", f"{_path(job)}/results/brief")["results"])
+
+    def fetch_results(
+        self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
+    ) -> tuple[Job, JobResults]:
+        """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
+        from ugro.core.results import JobResults
+
+        body = {"patterns": list(patterns), "attempt": attempt}
+        answer = self._ask("POST", f"{_path(job)}/results/fetch", body)
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def profile(
@@ -235,11 +253,12 @@ class Jobs:
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
+        from ugro.core.metrics import main_loss
+
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
-        names = [str(one["key"]) for one in keys if "loss" in str(one["key"]).rpartition("/")[2]]
-        if not names:
+        name = main_loss(str(one["key"]) for one in keys)
+        if name is None:
             return []
-        name = min(names, key=lambda name: (len(name), name))  # "loss" before "validation_loss"
         query = urlencode({"job": job, "key": name, "bins": bins})
         curves = self._ask("GET", f"/v1/metrics?{query}")["curves"]
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)

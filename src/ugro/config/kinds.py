@@ -186,6 +186,10 @@ class Size(Kind):
         return size
 
     def written(self, value: int) -> object:
+        """With the largest unit that needs no fraction."""
+        for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+            if value % size == 0:
+                return f"{value // size}{unit}"
         return f"{value}B"
 
     def bytes_in(self, value: object) -> int | None:

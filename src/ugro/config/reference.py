@@ -22,7 +22,7 @@ from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
 from ugro.core.failure import Cause
-from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING
+from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING, UNCOUNTED
 
 _PART = re.compile(r"(<!-- generated: ([a-z. -]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
@@ -59,6 +59,7 @@ _CAUSES = {
     Cause.NODE_REBOOTED: "a node was rebooted",
     Cause.SUPERVISOR_LOST: "UGRO's own process on a node was killed",
     Cause.START_FAILED: "a process could not be started",
+    Cause.GPU_UNAVAILABLE: "another agent has the GPU, or the node's GPUs have changed",
     Cause.SETUP_FAILED: "the job's set-up commands failed on a node",
     Cause.MISMATCH: "the nodes' environments do not agree",
     Cause.TIME_LIMIT: "the job reached its time limit",
@@ -155,6 +156,8 @@ def _causes() -> str:
 
 
 def _consequence(cause: Cause) -> str:
+    if cause in UNCOUNTED:
+        return "yes, always"
     if cause in INFRASTRUCTURE:
         return "yes, freely"
     return "no" if cause in LASTING else "yes, within `retry.max`"

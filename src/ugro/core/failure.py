@@ -23,6 +23,7 @@ class Cause(StrEnum):
     NODE_REBOOTED = "node_rebooted"
     SUPERVISOR_LOST = "supervisor_lost"
     START_FAILED = "start_failed"
+    GPU_UNAVAILABLE = "gpu_unavailable"
     SETUP_FAILED = "setup_failed"
     MISMATCH = "mismatch"
     TIME_LIMIT = "time_limit"

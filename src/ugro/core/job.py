@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ugro.core.environment import Origin
@@ -159,13 +160,33 @@ class Checkpoint:
     def is_given(self) -> bool:
         return self.dir is not None or self.every_s is not None
 
+    @property
+    def is_inside(self) -> bool:
+        """The directory is below the working directory, whose name for it is ``name``."""
+        return self.dir is None or not self.dir.startswith(("/", "~"))
+
+    @property
+    def name(self) -> str:
+        """Under which checkpoints are among the results."""
+        return str(PurePosixPath(self.dir)) if self.dir is not None and self.is_inside else "checkpoints"
+
 
 @dataclass(frozen=True, slots=True)
 class ResultRule:
     """Which of a job's outputs are collected."""
 
-    checkpoints: str = "all"  # all, none, best, or "last N": of those in the output's folder ``checkpoints``
+    checkpoints: str = "all"  # all, none, best, or "last N"
     limit_bytes: int | None = None  # of one attempt on one node
+    workdir: bool = True  # with what the job makes in its working directory, if that is a copy of UGRO's
+    workdir_limit_bytes: int | None = 2_000_000_000  # of those, of one attempt on one node
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What a script imports as it begins and neither Python nor its own code has; found without running it."""
+
+    names: tuple[str, ...] = ()  # of modules, without what is after the first dot
+    is_certain: bool = True  # False: it may also find them where we did not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +214,23 @@ class JobSpec:
     is_cached: bool = False  # reuse the result of an identical successful job
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
+    imports: Imports = Imports()
 
     @property
     def has_checkpoints(self) -> bool:
         """A training may always write checkpoints; a plain command only if its spec says so."""
         return self.launcher is not Launcher.COMMAND or self.checkpoint.is_given
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """Of its working directory, if that is a copy of UGRO's; None: another place, or no checkpoints."""
+        is_ours = self.has_checkpoints and self.cwd is None and self.checkpoint.is_inside
+        return self.checkpoint.name if is_ours else None
+
+    @property
+    def are_checkpoints_results(self) -> bool:
+        """They are not in a folder of the user's, where they stay."""
+        return self.checkpoint_dir is not None or (self.has_checkpoints and self.checkpoint.dir is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +245,7 @@ class Share:
     boot_id: str | None = None
     hostname: str | None = None
     root: str | None = None
+    uuids: tuple[str, ...] = ()  # of the GPUs, in the same order; empty if not known
 
     def is_of(self, machine: Machine) -> bool:
         """False if the node's name now leads to another machine or folder."""

@@ -1,28 +1,31 @@
-"""Summarises the metrics that a training wrote, step by step. Pure: lines in, numbers out.
+"""The names of metrics, and the summary of a training. Pure: values in, numbers out.
 
-A line is ``{"step": 10, "values": {"loss": 0.5}}``; the values may also be next to the step. ``ugro.train`` writes more
-kinds of records: its values about all ranks take precedence over what a script logged on one. Other lines are skipped,
-because the file is written while it is read.
+The loss of a job is that of its metrics' figures, wherever it is shown. ``ugro.train`` records more about its steps:
+what all ranks together did comes from there.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ugro.core.training import StepRecord, document, loss_of, step_record
+from ugro.core.experiment import Figure
+from ugro.core.training import StepRecord, document, step_record
 
 _LOSSES = ("loss", "train/loss", "train_loss")
 # The kinds of records that ``ugro.train`` writes for itself: their values are named ``profile/step_s``.
 INTERNAL = ("profile/", "plan/", "advice/", "progress/")
+TOTAL_STEPS = "progress/total_steps"  # how many steps a training will have
 _LOSS_WORD = re.compile(r"loss(es)?([/_.\s-]|$)", re.IGNORECASE)
 _TRAIN_WORD = re.compile(r"(^|[/_.\s-])train", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|[/_.\s-])(val|valid|validation|eval|evaluation|test|dev)([/_.\s-]|$)", re.IGNORECASE)
-_THROUGHPUTS = ("throughput", "samples_per_s", "samples_per_second", "tokens_per_s", "tokens_per_second")
-_GPU_USES = ("gpu_use", "gpu_util", "gpu_utilization")  # in percent
+_THROUGHPUTS = (
+    "throughput", "samples_per_s", "samples_per_sec", "samples_per_second", "tokens_per_s", "tokens_per_sec",
+    "tokens_per_second", "train_samples_per_second", "train_tokens_per_second",
+)  # fmt: skip
+_DEVICE_USES = ("gpu_use", "gpu_util", "gpu_utilization")  # in percent
 _OF_ALL_RANKS = "samples_per_s"
 _MAX_PATH = 4096
 
@@ -52,11 +55,25 @@ def _loss_order(name: str) -> tuple[object, ...]:
     return known, is_held_out(name), _TRAIN_WORD.search(name) is None, len(name), name
 
 
+def is_averaged(name: str) -> bool:
+    """Whether a summary shows the mean of this metric."""
+    return _base(name) in (*_THROUGHPUTS, *_DEVICE_USES) and not is_internal(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of the metrics of a job, up to one of its attempts."""
+
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)  # of those that are averaged
+    parameters: Mapping[str, str] = field(default_factory=dict)  # that the training wrote beside its metrics
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSummary:
-    records: int
     last_step: int | None = None
-    final_loss: float | None = None
+    loss_name: str | None = None
+    final_loss: float | None = None  # the last finite value
     best_loss: float | None = None
     best_step: int | None = None
     lost_at_step: int | None = None  # from this step on the loss is not a finite number
@@ -69,116 +86,94 @@ class MetricsSummary:
     checkpoint_step: int | None = None
 
 
-def summarise(lines: Iterable[bytes]) -> MetricsSummary | None:
-    """None if there are no records."""
-    logged, steps = _Logged(), _Steps()
-    records = 0
-    last_step: int | None = None
-    checkpoint: tuple[str, int | None] | None = None
-    for line in lines:
-        if (record := document(line)) is None:
-            continue
-        records += 1
-        step = _step(record)
-        last_step = step if step is not None else last_step
-        kind = record.get("kind", "log")
-        if kind == "log":
-            logged.add(step, record)
-        elif kind == "profile":
-            steps.add(record)
-        elif kind == "checkpoint":
-            checkpoint = (str(record.get("path", ""))[:_MAX_PATH], step)
-    if not records:
+def summary(measured: Measured, steps: StepTotals | None) -> MetricsSummary | None:
+    """None if nothing was measured."""
+    figures, of_steps = measured.figures, steps or StepTotals()
+    last_steps = [figure.last_step for figure in figures.values()]
+    last_steps += [] if of_steps.last_step is None else [of_steps.last_step]
+    if not last_steps and of_steps.checkpoint is None:
         return None
-    return _together(records, last_step, checkpoint, logged, steps)
-
-
-def _together(
-    records: int, last_step: int | None, checkpoint: tuple[str, int | None] | None, logged: _Logged, steps: _Steps
-) -> MetricsSummary:
-    # A script that never calls step.loss has none in its steps.
-    loss = steps.loss if steps.loss.final is not None else logged.loss
-    speed, speed_name = logged.mean(_THROUGHPUTS)
-    if steps.seconds > 0:
-        speed, speed_name = steps.samples / steps.seconds, _OF_ALL_RANKS
-    use, use_name = logged.mean(_GPU_USES)
-    use = None if use is None else use / 100
-    if use is None and steps.devices_s > 0:
-        use, use_name = min(1.0, steps.computing_s / steps.devices_s), "time computing"
+    name = main_loss(figures)
+    loss = figures[name] if name is not None else _NO_FIGURE
     return MetricsSummary(
-        records,
-        last_step,
-        loss.final,
-        loss.best,
-        loss.best_step,
-        loss.lost_at_step,
-        speed,
-        speed_name,
-        use,
-        use_name,
-        steps.slowest_s / steps.mean_s if steps.mean_s > 0 else None,
-        *(checkpoint or (None, None)),
+        max(last_steps, default=None),
+        name,
+        loss.last,
+        loss.least,
+        loss.least_step,
+        loss.odd_step,
+        *_throughput(measured, of_steps),
+        *_device_use(measured, of_steps),
+        of_steps.slowest_s / of_steps.mean_s if of_steps.mean_s > 0 else None,
+        of_steps.checkpoint,
+        of_steps.checkpoint_step,
     )
 
 
+_NO_FIGURE = Figure(None, None, None, 0, 0)
+_Named = tuple[float | None, str | None]
+
+
+def _throughput(measured: Measured, steps: StepTotals) -> _Named:
+    """Of all ranks, if that was measured; otherwise what the script says."""
+    if steps.seconds > 0:
+        return steps.samples / steps.seconds, _OF_ALL_RANKS
+    return _mean(measured, _THROUGHPUTS)
+
+
+def _device_use(measured: Measured, steps: StepTotals) -> _Named:
+    use, name = _mean(measured, _DEVICE_USES)
+    if use is not None:
+        return use / 100, name
+    if steps.devices_s > 0:
+        return min(1.0, steps.computing_s / steps.devices_s), "time computing"
+    return None, None
+
+
+def _mean(measured: Measured, bases: Sequence[str]) -> _Named:
+    found = [name for name in measured.means if _base(name) in bases]
+    name = min(found, key=lambda name: (bases.index(_base(name)), len(name), name), default=None)
+    return (None, None) if name is None else (measured.means[name], name)
+
+
+def _base(name: str) -> str:
+    """The last part of a name, in small letters."""
+    return re.split(r"[/.]", name)[-1].lower()
+
+
+# --- what ugro.train measured -----------------------------------------------------------------------------------
+
+
+def read_totals(lines: Iterable[bytes]) -> StepTotals | None:
+    """Of the lines of a metrics.jsonl; None if it has no steps and no checkpoints. Others are skipped."""
+    totals = StepTotals()
+    for line in lines:
+        if (record := document(line)) is not None:
+            totals.add(record)
+    return totals if totals.last_step is not None or totals.checkpoint is not None else None
+
+
 @dataclass(slots=True)
-class _Loss:
-    final: float | None = None
-    best: float | None = None
-    best_step: int | None = None
-    lost_at_step: int | None = None
+class StepTotals:
+    """Sums over the steps of all ranks."""
 
-    def add(self, step: int | None, loss: float | None) -> None:
-        if loss is None:
-            return
-        if not math.isfinite(loss):
-            self.lost_at_step = step if self.lost_at_step is None else self.lost_at_step
-            return
-        self.final, self.lost_at_step = loss, None
-        if self.best is None or loss < self.best:
-            self.best, self.best_step = loss, step
-
-
-@dataclass(slots=True)
-class _Logged:
-    """What a script logged on one rank."""
-
-    loss: _Loss = field(default_factory=_Loss)
-    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
-
-    def add(self, step: int | None, record: dict[str, Any]) -> None:
-        inner = record.get("values")
-        values = inner if isinstance(inner, dict) else record
-        self.loss.add(step, next((loss_of(values[name]) for name in _LOSSES if name in values), None))
-        for name in (*_THROUGHPUTS, *_GPU_USES):
-            if name in values and (number := loss_of(values[name])) is not None and math.isfinite(number):
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = (total + number, count + 1)
-
-    def mean(self, names: Iterable[str]) -> tuple[float | None, str | None]:
-        found = next((name for name in names if name in self._sums), None)
-        if found is None:
-            return None, None
-        total, count = self._sums[found]
-        return total / count, found
-
-
-@dataclass(slots=True)
-class _Steps:
-    """What ``ugro.train`` recorded about all ranks."""
-
-    loss: _Loss = field(default_factory=_Loss)
+    last_step: int | None = None
     samples: int = 0
     seconds: float = 0.0
     devices_s: float = 0.0
     computing_s: float = 0.0
     slowest_s: float = 0.0
     mean_s: float = 0.0
+    checkpoint: str | None = None  # the last one written
+    checkpoint_step: int | None = None
 
     def add(self, record: dict[str, Any]) -> None:
-        if (step := step_record(record)) is None:
+        kind = record.get("kind")
+        if kind == "checkpoint":
+            self.checkpoint, self.checkpoint_step = str(record.get("path", ""))[:_MAX_PATH], _step(record)
+        if kind != "profile" or (step := step_record(record)) is None:
             return
-        self.loss.add(step.step, step.loss)
+        self.last_step = step.step
         self.samples += step.samples
         self.seconds += step.step_s
         self.devices_s += step.step_s * len(step.shares)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 
@@ -63,6 +64,9 @@ class Machine:
     cores: int
     cpu_model: str
     memory_total_bytes: int
+    machine_id: str = ""  # stays the same when the machine restarts; copies of a disk have the same
+    home: str = ""  # of the account, without symbolic links
+    home_id: str = ""  # tells it from a folder with the same path in another container
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,26 @@ class GpuProcess:
     memory_bytes: int | None = None
     is_ours: bool = False
     job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHolder:
+    """Who has a GPU's lock on its machine. In a report, only those that are not this agent's under this node name."""
+
+    agent: str
+    node: str
+    job: str
+    attempt: int
+    user: str
+    since: float  # seconds since the epoch
+    is_leftover: bool = False  # its supervisor is gone, and some of its processes live
+    is_same_agent: bool = False  # started by this agent, under another name for this machine
+
+    def __str__(self) -> str:
+        job = f"job {self.job} on {self.node}" if self.is_same_agent else f"job {self.job} of another agent"
+        since = datetime.fromtimestamp(self.since, UTC).strftime("%H:%M UTC")
+        left = "processes that are left of " if self.is_leftover else ""
+        return f"{left}{job} (user {self.user}, since {since})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +114,7 @@ class Gpu:
     throttle: tuple[str, ...] | None = None  # what throttles it now: power, heat, hardware; None: not known
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
+    holder: GpuHolder | None = None
 
     @property
     def model(self) -> str:
@@ -132,6 +157,11 @@ class Facts:
     rank_processes: int = 0
 
     @property
+    def root_disk(self) -> Disk | None:
+        """The disk that has UGRO's folder: a probe lists it first."""
+        return self.disks[0] if self.disks else None
+
+    @property
     def memory_used_ratio(self) -> float:
         if not self.memory_total_bytes:
             return 0.0
@@ -170,12 +200,28 @@ class NodeReport:
     hint: str | None = None
     cause: str | None = None  # the stable word for an error: refused, host-key-unknown, python-missing, …
     drained: str | None = None  # the reason given, if it takes no new work
+    same_as: str | None = None  # the name under which this machine is used, if that is another one
     role: Role = Role.WORKER
     labels: tuple[str, ...] = ()
     target: str = ""
     machine: Machine | None = None
     facts: Facts | None = None
     link: LinkQuality = field(default_factory=LinkQuality)
+
+    @property
+    def second_name(self) -> str | None:
+        """What is said of a node that is not used, because it is another name for a machine."""
+        return not_used(self.same_as) if self.same_as else None
+
+    @property
+    def taken_gpus(self) -> list[str]:
+        """Who else has which GPU."""
+        gpus = self.facts.gpus if self.facts else ()
+        return [f"GPU {gpu.index} is used by {gpu.holder}" for gpu in gpus if gpu.holder is not None]
+
+
+def not_used(first_name: str) -> str:
+    return f"the same machine as {first_name}: not used"
 
 
 def by_name(name: str) -> list[tuple[int, int, str]]:

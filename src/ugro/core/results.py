@@ -40,9 +40,10 @@ class NodeResults:
     missing_files: int = 0
     missing_bytes: int = 0
     problem: str | None = None
-    left: tuple[LeftFile, ...] = ()  # on the node
+    left: tuple[LeftFile, ...] = ()  # on the node: the first thousand
     left_count: int = 0
     unsendable: tuple[LeftFile, ...] = ()
+    left_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,17 @@ class JobResults:
     state: ResultState
     files: int
     bytes: int
-    listed: tuple[ResultFile, ...]  # the first thousand
+    listed: tuple[ResultFile, ...]  # the first thousand, unless all were asked for
     nodes: tuple[NodeResults, ...]
     parts: tuple[Part, ...]
     metrics: MetricsSummary | None = None
     removed_at: str | None = None
+
+    @property
+    def left_count(self) -> int:
+        """How many files are still on the nodes."""
+        return sum(node.left_count for node in self.nodes)
+
+    @property
+    def left_bytes(self) -> int:
+        return sum(node.left_bytes for node in self.nodes)

@@ -56,9 +56,11 @@ class Where:
     dir: str | None = None
     cwd: str | None = None
     since: float = 0.0  # seconds since the epoch: what a folder of the user contained before is not the job's
+    attempt: int = 1  # in whose working directory the folder is
 
     def params(self) -> dict[str, Any]:
-        return {"job": str(self.job), "dir": self.dir, "cwd": self.cwd, "since": self.since}
+        named = {"job": str(self.job), "attempt": self.attempt}
+        return {**named, "dir": self.dir, "cwd": self.cwd, "since": self.since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,18 @@ def outputs_of(job: int, attempt: int) -> Source:
     return {"job": str(job), "attempt": attempt}
 
 
+def kept_of(job: int, attempt: int) -> Source:
+    """What the attempt left on the node."""
+    return {**outputs_of(job, attempt), "part": "kept"}
+
+
+def checkpoints_of(where: Where) -> Source:
+    """All that the job wrote, under the names by which it did."""
+    return {**where.params(), "part": "checkpoints"}
+
+
 def checkpoint_of(where: Where, found: Found) -> Source:
-    return {**where.params(), "checkpoint": found.name, "fingerprint": found.fingerprint}
+    return {**where.params(), "checkpoint": found.name, "kind": found.kind, "fingerprint": found.fingerprint}
 
 
 class NodeFiles(NodeCalls):
@@ -156,14 +168,20 @@ class NodeFiles(NodeCalls):
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._invalid(f"{error!r:.100}") from error
 
-    async def keep(self, source: Source, names: Sequence[bytes]) -> None:
-        """Before the run is removed: these files stay on the node."""
+    async def keep(self, source: Source, names: Sequence[bytes], *, with_unlisted: bool = False) -> None:
+        """Before the run is removed: these files stay on the node, and those that are too many to be listed."""
+        if with_unlisted:  # first: they are known by the number of those before them
+            await self._call("keep", _COMPARE_S, **source, names=[], with_unlisted=True)
         for part in packed(names, lambda name: name):
             await self._call("keep", _ANSWER_S, **source, names=[listing.text(name) for name in part])
 
-    async def drop_kept(self, source: Source) -> None:
-        """Deletes the files that were kept there of all attempts at the job."""
-        await self._call("drop_kept", _COMPARE_S, **source)
+    async def drop_kept(self, source: Source, names: Sequence[bytes] | None = None) -> None:
+        """Deletes files that were kept there: these of an attempt, or those of all attempts at the job."""
+        if names is None:
+            await self._call("drop_kept", _COMPARE_S, **source)
+            return
+        for part in packed(names, lambda name: name):
+            await self._call("drop_kept", _ANSWER_S, **source, names=[listing.text(name) for name in part])
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 

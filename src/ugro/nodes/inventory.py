@@ -70,8 +70,11 @@ class Inventory:
             environment=self._environment,
         )
 
+    def find(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
     def get(self, name: str) -> Node:
-        if (node := self._nodes.get(name)) is not None:
+        if (node := self.find(name)) is not None:
             return node
         near = difflib.get_close_matches(name, self._nodes, n=1)
         raise NotFound(

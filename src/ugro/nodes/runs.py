@@ -41,6 +41,7 @@ class RunStatus:
     started_ranks: tuple[int, ...] = ()
     failed_rank: int | None = None
     is_programs_fault: bool = False  # it could not be started because of what it is, not because of where
+    is_disk_full: bool = False  # when its first rank failed, or could not be started, nothing more could be written
     tail: tuple[str, ...] = ()
     was_rebooted: bool = False
     # By rank, of one that has ended: whole, where they are so small that they came with its exit.
@@ -255,6 +256,7 @@ def _status(answer: dict[str, Any]) -> RunStatus:
             started_ranks=tuple(int(rank["rank"]) for rank in state.get("ranks", ())),
             failed_rank=_number(failure.get("rank")),
             is_programs_fault=failure.get("kind") == "program",
+            is_disk_full=bool(failure.get("is_disk_full")),
             tail=tuple(str(line) for line in failure.get("tail") or ()),
             was_rebooted=bool(record and answer.get("claimed_in") and answer["claimed_in"] != record.get("boot_id")),
             logs=_logs(answer["logs"]) if answer.get("logs") else None,

@@ -1,23 +1,39 @@
-"""Which outputs of a run are fetched, and why the others are not. Pure.
+"""Which files of a run are fetched, and why the others are not. Pure.
 
-Below ``checkpoints`` in the output folder, names are ordered as those of any checkpoint: by the number at the end, and
-those without one, which are older, by the time of their last change.
+What is not fetched is left on the node and listed with its reason. Below the folder of the checkpoints, names are
+ordered as those of any checkpoint: by the number at the end, and those without one, which are older, by the time of
+their last change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ugro.core.job import ResultRule
 from ugro.core.support.quantity import format_size
 from ugro.remote.files import checkpoint_names
 from ugro.remote.files.listing import RunFile, text
 
-_FOLDER = b"checkpoints"
 # While a run lives, a large file that changed just now is probably being written, and would be fetched again.
 _LARGE_BYTES = 16 << 20
 _FRESH_NS = 5_000_000_000
+
+# Who names a file of the working directory that is not to be sent: .gitignore, for example. None: nobody does.
+NamedBy = Callable[[bytes], str | None]
+
+
+def nobody(name: bytes) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What decides about the files of a run."""
+
+    rule: ResultRule = field(default_factory=ResultRule)
+    checkpoints: str = "checkpoints"  # their folder
+    named_by: NamedBy = nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +47,41 @@ class Choice:
     wanted: tuple[RunFile, ...]
     left: tuple[Left, ...]  # those that stay on the node
     unsendable: tuple[RunFile, ...]  # links, pipes and devices
+    outdated: tuple[bytes, ...] = ()  # of those that are only here: by the rule for checkpoints, they go
 
 
-def choose(files: Sequence[RunFile], rule: ResultRule) -> Choice:
+def choose(files: Sequence[RunFile], by: Selection, only_here: Sequence[RunFile] = ()) -> Choice:
+    """``only_here``: files that were fetched before and are gone from the node. No limit applies to them."""
     sound = [file for file in files if file.problem is None]
-    dropped = _by_rule(sound, rule.checkpoints)
-    left = [Left(file, dropped[entry]) for file in sound if (entry := _entry(file.name)) in dropped]
-    wanted = [file for file in sound if _entry(file.name) not in dropped]
-    over = _over(wanted, rule.limit_bytes)
-    left += [Left(file, f"over the limit of {format_size(rule.limit_bytes or 0)}") for file in over]
-    names = {file.name for file in over}
+    dropped = _by_rule([*sound, *only_here], by)
+    left: dict[bytes, Left] = {}
+    for file in sound:
+        reason = dropped.get(_entry(file.name, by.checkpoints)) or _named(file, by)
+        if reason is not None:
+            left[file.name] = Left(file, reason)
+    for what, limit_bytes in (("workdir_limit", by.rule.workdir_limit_bytes), ("limit", by.rule.limit_bytes)):
+        counted = [file for file in sound if file.name not in left and (file.is_work or what == "limit")]
+        reason = f"over results.{what}, {format_size(limit_bytes or 0)}"
+        left |= {file.name: Left(file, reason) for file in _over(counted, limit_bytes)}
     return Choice(
-        tuple(file for file in wanted if file.name not in names),
-        tuple(left),
+        tuple(file for file in sound if file.name not in left),
+        tuple(left.values()),
         tuple(file for file in files if file.problem is not None),
+        tuple(file.name for file in only_here if _entry(file.name, by.checkpoints) in dropped),
     )
 
 
-def is_being_written(file: RunFile, now_ns: int) -> bool:
-    entry = _entry(file.name)
+def is_being_written(file: RunFile, checkpoints: str, now_ns: int) -> bool:
+    entry = _entry(file.name, checkpoints)
     if entry is not None and not checkpoint_names.is_complete(text(entry)):
         return True
     return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
+
+
+def _named(file: RunFile, by: Selection) -> str | None:
+    """Nobody asked for it by name: then those who name it as not to be sent are heard."""
+    source = by.named_by(file.name) if file.is_work else None
+    return f"named by {source}" if source else None
 
 
 def _over(files: Iterable[RunFile], limit_bytes: int | None) -> list[RunFile]:
@@ -67,15 +96,15 @@ def _over(files: Iterable[RunFile], limit_bytes: int | None) -> list[RunFile]:
     return over
 
 
-def _by_rule(files: Iterable[RunFile], rule: str) -> dict[bytes, str]:
+def _by_rule(files: Iterable[RunFile], by: Selection) -> dict[bytes | None, str]:
     """The checkpoints that are not wanted, and why."""
     changed: dict[bytes, int] = {}
     for file in files:
-        if (entry := _entry(file.name)) is not None:
+        if (entry := _entry(file.name, by.checkpoints)) is not None:
             changed[entry] = max(changed.get(entry, 0), file.changed_ns)
     order = sorted(changed, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
-    keep = _kept(order, rule)
-    return {entry: f"results.checkpoints is {rule}" for entry in order if entry not in keep}
+    keep = _kept(order, by.rule.checkpoints)
+    return {entry: f"results.checkpoints is {by.rule.checkpoints}" for entry in order if entry not in keep}
 
 
 def _kept(order: Sequence[bytes], rule: str) -> set[bytes]:
@@ -89,9 +118,10 @@ def _kept(order: Sequence[bytes], rule: str) -> set[bytes]:
     return set(order[: int(rule.removeprefix("last "))])
 
 
-def _entry(name: bytes) -> bytes | None:
-    parts = name.split(b"/")
-    return parts[1] if len(parts) > 1 and parts[0] == _FOLDER else None
+def _entry(name: bytes, checkpoints: str) -> bytes | None:
+    """The checkpoint that a file is part of."""
+    prefix = checkpoints.encode("utf-8", "surrogateescape") + b"/"
+    return name[len(prefix) :].split(b"/")[0] if name.startswith(prefix) else None
 
 
 def _number(entry: bytes) -> int:

@@ -59,6 +59,7 @@ class _Probing:
             from ugro.remote.hardware.sampler import Sampler
 
             self._sampler = Sampler(program)
+            program.read_gpus = self._sampler.read
 
     def probe(self, call: Call, params: Dict[str, Any]) -> None:
         facts = self._prober.sample()

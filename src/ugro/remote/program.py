@@ -12,7 +12,7 @@ import os
 import selectors
 import time
 
-from ugro.remote import wire
+from ugro.remote import disk, wire
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Program:
         self.node_key = node_key
         self.calls: Dict[int, Call] = {}
         self.methods: Dict[str, Method] = {}
+        # Calls back with what the GPU sampler reads, within so many seconds; None on a node without GPUs.
+        self.read_gpus: Optional[Callable[[Callable[[Dict[str, Any]], None], float], None]] = None
         self.find: Callable[[str], Optional[Method]] = lambda name: None  # those that are not in ``methods``
         self._in_fd = in_fd
         self._out_fd = out_fd
@@ -201,7 +203,7 @@ class Program:
         except Refused as refusal:
             call.fail(refusal.kind, str(refusal))
         except OSError as error:
-            call.fail("os", str(error))
+            call.fail(*disk.refusal(error, self.root))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             call.fail("usage", "%s: bad parameters: %.200s" % (request.get("method"), error))
 

@@ -14,7 +14,7 @@ import os
 import signal
 from typing import Any, Callable, Dict, List, NoReturn, Optional
 
-from ugro.remote import wire
+from ugro.remote import disk, wire
 from ugro.remote.clock import moment
 from ugro.remote.process import process_tree
 from ugro.remote.process.execute import close_all_but
@@ -105,7 +105,7 @@ class _Worker:
         except Refused as refusal:
             self._call.fail(refusal.kind, str(refusal))
         except OSError as error:
-            self._call.fail("os", str(error))
+            self._call.fail(*disk.refusal(error, self._call.program.root))
 
     def _cancel(self) -> None:
         os.kill(self._pid, signal.SIGKILL)  # reaped when its pipe closes

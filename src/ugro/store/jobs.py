@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -176,9 +176,9 @@ class JobStore:
     async def get(self, job: int) -> Job:
         return await self._database.run(lambda db: _get(db, job))
 
-    async def find(self, word: str) -> Job:
-        """By id, by name (the newest of that name), or ``last``."""
-        return await self._database.run(lambda db: _find(db, word))
+    async def find(self, word: str, without: Collection[int] = ()) -> Job:
+        """By id, by name (the newest of that name), or ``last``; by name only jobs that are not in ``without``."""
+        return await self._database.run(lambda db: _find(db, word, without))
 
     async def in_states(self, states: Iterable[JobState]) -> list[Job]:
         return await self._database.run(lambda db: _in_states(db, states))
@@ -200,9 +200,13 @@ class JobStore:
         return await self._database.run(lambda db: readable_jobs(db.execute(query, (limit,))))
 
     async def to_keep(self) -> list[Job]:
-        """Ended jobs whose last checkpoint has not been collected yet."""
+        """Ended jobs whose checkpoints have not been collected yet."""
         query = "SELECT jobs.* FROM jobs JOIN to_keep ON to_keep.job = jobs.id ORDER BY jobs.id"
         return await self._database.run(lambda db: readable_jobs(db.execute(query)))
+
+    async def is_to_keep(self, job: int) -> bool:
+        query = "SELECT 1 FROM to_keep WHERE job = ?"
+        return await self._database.run(lambda db: db.execute(query, (job,)).fetchone() is not None)
 
     async def kept(self, job: Job) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM to_keep WHERE job = ?", (job.id,)))
@@ -455,10 +459,12 @@ def _get(db: sqlite3.Connection, job: int) -> Job:
     return job_of(row)
 
 
-def _find(db: sqlite3.Connection, word: str) -> Job:
+def _find(db: sqlite3.Connection, word: str, without: Collection[int]) -> Job:
     if word.isdigit():
         return _get(db, int(word))
-    where, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
+    where, values = "", tuple[object, ...]()
+    if word != "last":
+        where, values = f"WHERE name = ? AND id NOT IN ({','.join('?' * len(without))})", (word, *without)
     row = db.execute(f"SELECT * FROM jobs {where} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")

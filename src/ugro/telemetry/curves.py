@@ -50,6 +50,12 @@ class Curve:
     counts: list[int]
     odd: list[int]  # NaN and infinities
 
+    @property
+    def mean(self) -> float | None:
+        """Of all its finite points."""
+        sums = [mean * count for mean, count in zip(self.means, self.counts, strict=True) if mean is not None]
+        return math.fsum(sums) / sum(self.counts) if sums else None
+
 
 @dataclass(frozen=True, slots=True)
 class KeySummary:

@@ -153,6 +153,19 @@ class MetricStore:
         found = await self._reading.run(lambda db: read_parameters(db, owners))
         return {int(owner.removeprefix(JOB)): given for owner, given in found.items()}
 
+    async def means(self, job: int, names: Sequence[str], attempt: int) -> dict[str, float]:
+        """Of the same attempts and ranks as the figures."""
+        if not names:
+            return {}
+        wanted = Wanted((job_owner(job),), tuple(names), bins=1)
+        found: dict[str, Curve] = {}
+        for curve in await self.curves(wanted):
+            if curve.attempt <= attempt:
+                known = found.get(curve.key)
+                if known is None or (known.attempt, -known.rank) < (curve.attempt, -curve.rank):
+                    found[curve.key] = curve
+        return {name: mean for name, curve in found.items() if (mean := curve.mean) is not None}
+
     async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
         return await self._reading.run(lambda db: read_raw(db, wanted))
 

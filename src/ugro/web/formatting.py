@@ -69,3 +69,7 @@ def number(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -42,6 +42,7 @@ class Site:
             "iso": formatting.iso,
             "number": formatting.number,
             "percent": formatting.percent,
+            "speed": formatting.speed,
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}

@@ -109,7 +109,7 @@ def test_results_are_shown_and_copied_and_what_differs_is_not_written_over(
 ) -> None:
     shown = ugro("results", failed).stdout
     assert "complete" in shown
-    assert "at best 0.3333" in shown
+    assert "best 0.3333 at step 2" in shown
     target = tmp_path / "pulled"
     assert ugro("results", failed, "--pull", str(target)).returncode == 0
     assert (target / "tensorboard" / "events").read_bytes() == bytes(range(256))

@@ -21,6 +21,7 @@ from ugro.agent.jobs.results import ResultService
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import Live, SchedulerInput
 from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
+from ugro.core.metrics import Measured
 from ugro.nodes.files import Wanted
 from ugro.nodes.runs import Runs, RunStatus
 from ugro.policy.scheduling.cluster_view import ClusterView
@@ -84,10 +85,14 @@ def place(tmp_path: Path) -> Iterator[EngineRig]:
     rig.end()
 
 
+async def unmeasured(job: int, attempt: int) -> Measured:
+    return Measured()
+
+
 async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:
     job = await until(store, await submitted(store, engine, spec), is_final)
     await pause.reached()
-    service = ResultService(place.folder / "jobs", store, place.watch, place.home)
+    service = ResultService(place.folder / "jobs", store, place.watch, place.home, unmeasured)
     assert await service.remove(job) == ()
     pause.is_over.set()
     return job

@@ -109,3 +109,38 @@ def test_a_job_that_reaches_its_time_limit_ends_with_the_code_of_a_timeout(ugro:
     assert ugro("run", "--name", "long", "--time-limit", "0.3s", "sleep", "1000").returncode == 124
     assert ugro("wait", "long").returncode == 124
     assert json.loads(ugro("status", "long", "--json").stdout)["job"]["exit_code"] == 124
+
+
+# --- input ----------------------------------------------------------------------------------------------------------
+
+
+def in_a_shell(ugro: Ugro, script: str) -> subprocess.CompletedProcess[str]:
+    path = f"{os.path.dirname(ugro.argv()[0])}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", script],
+        env=ugro.environment({"PATH": path}),
+        cwd=ugro.home / "cwd",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_input_that_a_job_would_not_get_is_refused_before_anything_is_submitted(ugro: Ugro) -> None:
+    before = jobs(ugro)
+    done = in_a_shell(ugro, "echo 'print(42)' > s.py; ugro run -- python3 - < s.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a job gets no input: stdin would be lost\nhint:  write it to a file")
+    assert jobs(ugro) == before
+
+
+def test_the_input_of_a_loop_is_left_to_the_loop(ugro: Ugro) -> None:
+    loop = "printf 'a\nb\nc\n' | while read word; do ugro run -d --name $word true; done"
+    done = in_a_shell(ugro, loop)
+    assert done.returncode == 0, done.stderr
+    assert jobs(ugro)[:3] == ["c", "b", "a"]
+    assert done.stderr.count("note: a job gets no input: what is in the pipe is not read\n") == 2
+    done = in_a_shell(ugro, "printf 'd\ne\n' > names; while read word; do ugro run -d --name $word true; done < names")
+    assert (done.returncode, jobs(ugro)[:2], "no input" in done.stderr) == (0, ["e", "d"], False)

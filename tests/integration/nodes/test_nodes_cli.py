@@ -383,8 +383,8 @@ def test_a_node_behind_a_jump_is_trusted_over_the_jump(strangers: tuple[Ugro, Ss
     farm.trust(farm.nodes[:1])
     unknown = ugro("node", "trust", "n001")
     assert unknown.returncode == 5
-    assert "the host key of n002, on the way to it, is not known" in unknown.stderr
-    assert "hint:  try: ssh n002 true" in unknown.stderr
+    assert "n002: the host key is not known or has changed, and n001 is reached through it" in unknown.stderr
+    assert "hint:  accept it first: ugro node trust n002" in unknown.stderr
 
 
 @pytest.mark.proof

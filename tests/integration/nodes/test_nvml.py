@@ -45,7 +45,7 @@ class SamplerProcess:
     def __init__(self, env: dict[str, str], python: str = sys.executable) -> None:
         package_folder = str(Path(ugro.__file__).parents[1])
         self.process = subprocess.Popen(
-            [python, "-W", "error", "-c", "from ugro.remote.hardware.gpus import serve; serve(0, 1)"],
+            [python, "-W", "error", "-c", "from ugro.remote.hardware.gpus import serve; serve(0, 1, '.')"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PATH": "/nowhere", "PYTHONPATH": package_folder, **env},

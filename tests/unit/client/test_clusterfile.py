@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.client.clusterfile import distrusted, find_cluster_file, upwards
+from ugro.client.clusterfile import why_untrusted, find_cluster_file, upwards
 from ugro.core.errors import ConfigError, NotAllowed
 from ugro.core.support.state_dir import StateDir
 
@@ -139,9 +139,9 @@ def test_a_file_of_another_user_is_not_obeyed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     file, link, folder = (tmp_path / "file").stat(), (tmp_path / "link").lstat(), tmp_path.stat()
     me = file.st_uid
-    assert distrusted((link, file), folder, me, is_above=True) is None
+    assert why_untrusted((link, file), folder, me, is_above=True) is None
     fields = list(file)
     fields[4] = me + 7
     theirs = os.stat_result(fields)
     for found in ((theirs, theirs), (link, theirs), (theirs, file)):
-        assert distrusted(found, folder, me, is_above=False) == "it belongs to another user"
+        assert why_untrusted(found, folder, me, is_above=False) == "it belongs to another user"

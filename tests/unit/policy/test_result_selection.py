@@ -1,14 +1,10 @@
-"""Which outputs come home, by the job's own rule; and what a training wrote of itself, in a few numbers."""
+"""Which outputs come home, by the job's own rule."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.rig.training import Pretend
 from ugro.core.job import ResultRule
-from ugro.core.metrics import summarise
 from ugro.policy.result_selection import choose, is_being_written
 from ugro.remote.files.listing import RunFile
 
@@ -73,57 +69,3 @@ def test_a_large_file_that_changed_just_now_is_left_alone_while_the_run_lives() 
     assert not is_being_written(file("metrics.jsonl", 100, now), now)
     assert is_being_written(file("checkpoints/step_3.tmp/part"), now)
     assert not is_being_written(file("checkpoints/step_3/part.tmp"), now)
-
-
-def test_a_training_is_summed_up_from_its_records() -> None:
-    records = [{"step": step, "values": {"loss": loss, "throughput": 100.0 * step}} for step, loss in ((1, 3), (2, 1))]
-    records.append({"step": 3, "values": {"loss": 2.0, "lr": 0.1}})
-    found = summarise(json.dumps(record).encode() + b"\n" for record in records)
-    assert found is not None
-    assert (found.records, found.last_step, found.final_loss, found.best_loss) == (3, 3, 2.0, 1.0)
-    assert (found.best_step, found.throughput, found.throughput_name) == (2, 150.0, "throughput")
-
-
-def test_what_is_no_record_is_passed_over() -> None:
-    lines = [b"", b"{", b"[1]", b"\xff\xff", b'"loss"', b'{"step": true, "values": {"loss": "low"}}', b"[" * 100_000]
-    lines += [b'{"step": 4, "loss": 0.25}', b'{"step": 5, "values": {"loss": NaN}}', b'{"step": 6, "val']
-    found = summarise(lines)
-    assert found is not None
-    assert (found.final_loss, found.last_step) == (0.25, 5)
-    assert summarise([b"no", b"{"]) is None
-
-
-def test_what_all_ranks_did_goes_before_what_one_of_them_logged() -> None:
-    pretend = Pretend([0.001, 0.003], batch=40, noise=0.0, communication_s=0.02)
-    pretend.run(5)
-    pretend._put("log", step=5, epoch=0, values={"loss": 9.0, "gpu_util": 80})
-    pretend._put("checkpoint", step=5, path="/there/step_5.pt")
-    found = summarise(json.dumps(record).encode() for record in pretend.records)
-    assert found is not None
-    assert (found.final_loss, found.best_loss, found.best_step) == (0.2, 0.2, 4)
-    assert found.throughput_name == "samples_per_s"
-    assert found.throughput is not None
-    assert found.imbalance is not None
-    assert found.imbalance > 1.1
-    assert (found.device_use, found.device_use_name) == (0.8, "gpu_util")
-    assert (found.checkpoint, found.checkpoint_step) == ("/there/step_5.pt", 5)
-
-
-def test_the_share_of_time_computing_stands_in_for_the_use_of_a_gpu() -> None:
-    pretend = Pretend([0.001, 0.001], batch=20, noise=0.0, communication_s=0.005, data_s=[0.005, 0.005])
-    found = summarise(pretend.run(10))
-    assert found is not None
-    assert found.device_use == pytest.approx(0.5)
-    assert found.device_use_name == "time computing"
-    assert found.throughput == pytest.approx(1000)
-
-
-def test_a_loss_that_is_no_number_any_more_is_said() -> None:
-    losses = ["NaN", 0.5, 0.25, "Infinity", "NaN"]
-    records = [{"kind": "log", "step": step, "values": {"loss": loss}} for step, loss in enumerate(losses)]
-    found = summarise(json.dumps(record).encode() for record in records)
-    assert found is not None
-    assert (found.final_loss, found.best_step, found.lost_at_step) == (0.25, 2, 3)
-    healed = summarise(json.dumps(record).encode() for record in records[:3])
-    assert healed is not None
-    assert healed.lost_at_step is None

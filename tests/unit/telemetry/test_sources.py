@@ -134,13 +134,15 @@ def test_a_trainer_that_prints_nothing_is_read_from_its_states(tmp_path: Path) -
     async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
         history = [{"loss": 1.0 / step, "epoch": 1, "step": step} for step in range(1, 31)]
         for step in (10, 20):
-            state = {"global_step": step, "log_history": history[:step]}
+            state = {"global_step": step, "max_steps": 30, "log_history": history[:step]}
             put(folder / f"output/out/checkpoint-{step}/trainer_state.json", json.dumps(state))
             await collector.collect(7)
         put(folder / "output/out/trainer_state.json", json.dumps({"log_history": history}))
         await collector.finish(7)
-        [points] = (await store.points(Wanted(("job/7",)))).values()
-        assert points.steps == list(range(1, 31))
+        found = {key.key: points for key, points in (await store.points(Wanted(("job/7",)))).items()}
+        assert found["loss"].steps == list(range(1, 31))
+        assert set(found.pop("progress/total_steps").values) == {30.0}, "the number of steps that there will be"
+        assert list(found) == ["loss"]
 
     collected(tmp_path, work)
 

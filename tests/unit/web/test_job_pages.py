@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from ugro.core.failure import Cause, Failure, RankExit
+from ugro.core.headline import Headline
 from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share, places, ranges
 from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.profile import RankProfile
@@ -26,7 +27,8 @@ SPEC = JobSpec(
 
 def _page(spec: JobSpec) -> JobPage:
     job = Job(7, spec, "ann", JobState.QUEUED, "submitted", "2026-01-01T00:00:00+00:00")
-    return JobPage(job, [], None, None, [], [], has_more_events=False, plan=None)
+    headline = Headline(7, 0, False, None, "")
+    return JobPage(job, [], None, None, headline, False, [], [], has_more_events=False, plan=None)
 
 
 def test_a_configuration_has_what_was_said_and_no_secrets() -> None:

@@ -21,13 +21,11 @@ from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_re
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops.exec import Command
-from ugro.config.names import is_host, is_user
+from ugro.agent.ops.hosts import host_spec
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey
-from ugro.core.node import NodeSpec
 from ugro.core.support.codec import dumps
-from ugro.core.support.destination import Destination
 from ugro.nodes.discovery import ssh_config_hosts
 from ugro.policy.scheduling.selection import Choice
 
@@ -59,6 +57,7 @@ class DrainBody(Body):
 class TrustBody(Body):
     fingerprints: list[str]
     replace: bool = False
+    ssh_config: str | None = None
 
 
 class ExecBody(Body):
@@ -164,12 +163,13 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
 
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
-    async def host_key(name: str) -> Response:
-        return json_response(await agent.host_key(name))
+    async def host_key(name: str, ssh_config: str | None = None) -> Response:
+        return json_response(await agent.host_key(name, ssh_config))
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
-        return json_response(await agent.trust(name, tuple(body.fingerprints), replace=body.replace))
+        shown = tuple(body.fingerprints)
+        return json_response(await agent.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -190,19 +190,12 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
-        specs = [_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
+        specs = [host_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
         return LiveResponse(ndjson(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
 
     @app.get("/v1/ssh-hosts")
     async def ssh_hosts(ssh_config: str | None = None) -> list[str]:
         return ssh_config_hosts(Path(ssh_config or agent.cluster.config.ssh.config_file or "~/.ssh/config"))
-
-
-def _spec(word: str, remote_root: str) -> NodeSpec:
-    to = Destination.parse(word)
-    if not is_host(to.host) or (to.user and not is_user(to.user)):
-        raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
-    return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
 
 
 def answer_errors(app: FastAPI) -> None:

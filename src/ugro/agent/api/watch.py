@@ -11,6 +11,8 @@ from ugro.agent.agent import Agent
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.core.errors import NotFound
 from ugro.core.job import JobState
+from ugro.core.metrics import is_internal, main_loss
+from ugro.policy.experiments.columns import metric_order
 from ugro.store.listing import Listed
 from ugro.telemetry.curves import MOST_BINS, Curve, Wanted
 from ugro.telemetry.metricstore import job_owner
@@ -102,7 +104,12 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/metrics/keys")
     async def job_keys(jobs: Jobs) -> Response:
-        return json_response({"keys": await monitoring.job_keys(await numbers(jobs))})
+        """``keys``: all; ``names``: those to choose from, in order; ``loss``: the one to show first."""
+        keys = await monitoring.job_keys(await numbers(jobs))
+        names = {one.key for one in keys if not is_internal(one.key)}
+        loss = main_loss(names)
+        in_order = sorted(names, key=lambda name: (name != loss, metric_order(name)))
+        return json_response({"keys": keys, "names": in_order, "loss": loss})
 
     @app.get("/v1/metrics")
     async def job_curves(wanted: Annotated[CurveQuery, Query()]) -> Response:

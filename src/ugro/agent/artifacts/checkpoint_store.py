@@ -1,9 +1,10 @@
-"""The fetched checkpoints of a job, and the one that each attempt began from: complete, or not there.
+"""What a job can resume from, and what each attempt began from: complete, or not there.
 
-``jobs/<id>/checkpoints/`` has a folder for each, numbered in the order of arrival: the highest is the newest. In it are
-``content`` (the content of a folder, or the one file) and ``record.json``. ``.arriving.<fingerprint>`` is incomplete;
-the next transfer of the same checkpoint continues it. ``attempt_N.json`` says what attempt N began from: it is written
-once, so that all nodes of the attempt get the same checkpoint even if a newer one arrives while they start.
+``jobs/<id>/.checkpoints/`` has a folder for each checkpoint, numbered in the order of arrival: the highest is the
+newest. In it are ``content`` (the content of a folder, or the one file) and ``record.json``. What is called
+``.arriving.<fingerprint>`` is incomplete; the next transfer of the same checkpoint continues it. ``attempt_N.json``
+says what attempt N began from: it is written once, so that all nodes of the attempt get the same checkpoint even if a
+newer one arrives while they start. Files that are results are apart from these (``output_store``).
 """
 
 from __future__ import annotations
@@ -51,6 +52,19 @@ class Checkpoint:
     @property
     def bytes(self) -> int:
         return self.found.bytes
+
+    @property
+    def file(self) -> str | None:
+        """The path of one that is a file."""
+        return f"{self.path}/{self.name}" if self.found.kind == "file" else None
+
+
+def files_of(checkpoint: Checkpoint, folder: str) -> dict[bytes, Path]:
+    """Its files here by their names among the results, in the folder of the checkpoints. Blocks."""
+    root = Path(checkpoint.path)
+    prefix = folder if checkpoint.file is not None else f"{folder}/{checkpoint.name}"
+    found = ((os.path.relpath(path, root), path) for path in root.rglob("*") if path.is_file())
+    return {os.fsencode(f"{prefix}/{name}"): path for name, path in found}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
 from ugro.agent.artifacts.file_sync import FileTransfer, Polling
-from ugro.agent.artifacts.job_folder import delete_results
+from ugro.agent.artifacts.job_folder import delete_results, link_checkpoint, resume_folder
 from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
@@ -114,7 +114,7 @@ class CheckpointSync:
         """Before the attempt starts there. However often it is called, all nodes of an attempt get the same one."""
         async with self._polling.lock(job.id):
             checkpoint = await asyncio.to_thread(self._store(job.id).begin, job.attempt)
-        files, where = self._files(node), _where(job)
+        files, where = self._files(node), where_of(job)
         prepared = await files.prepare(where, checkpoint.found if checkpoint else None)
         if checkpoint is None or prepared.resume is not None:
             return prepared
@@ -168,7 +168,7 @@ class CheckpointSync:
 
     async def _ask(self, job: Job, node: str) -> _Look:
         try:
-            found = await self._files(node).newest(_where(job))
+            found = await self._files(node).newest(where_of(job))
         except (Unreachable, TimedOut) as error:
             return _Look(problems=(str(error),), is_silent=True)
         except (RemoteFailure, NotFound) as error:
@@ -188,13 +188,14 @@ class CheckpointSync:
                 raise _failure(offer, "it changed; give a checkpoint its name when it is complete", "changed")
             return listed
 
-        await FileTransfer(self._files(offer.node), checkpoint_of(_where(job), found), arriving).fetch_all(unchanged)
+        await FileTransfer(self._files(offer.node), checkpoint_of(where_of(job), found), arriving).fetch_all(unchanged)
         if arriving.problems:
             raise _failure(offer, next(iter(arriving.problems.values())), "changed")
         try:
             settled = await to_the_end(partial(store.settle, listed, found, offer.node, job.attempt))
         except StreamError as error:
             raise _failure(offer, str(error), "damaged") from error
+        await to_the_end(partial(link_checkpoint, self._folder / str(job.id), found.name, settled.file or settled.path))
         extra = {"job": job.id, "node": offer.node, "bytes": found.bytes}
         log.info("fetched checkpoint %s", found.name, extra=extra)
         return settled
@@ -203,7 +204,7 @@ class CheckpointSync:
 
     async def _drop_on(self, job: Job, node: str) -> str | None:
         try:
-            await self._files(node).drop_checkpoints(_where(job))
+            await self._files(node).drop_checkpoints(where_of(job))
         except NotFound:
             return None
         except (Unreachable, TimedOut, RemoteFailure) as error:
@@ -215,7 +216,7 @@ class CheckpointSync:
         return NodeFiles(self._node(node), self._identity, _CONNECT_S)
 
     def _store(self, job: int) -> CheckpointStore:
-        return CheckpointStore(self._folder / str(job) / "checkpoints")
+        return CheckpointStore(resume_folder(self._folder / str(job)))
 
     def _report(self, job: Job, problems: Sequence[str]) -> None:
         """Each once for a job: it is looked at every few seconds."""
@@ -246,8 +247,11 @@ def _order(found: Found) -> tuple[int, int]:
     return (-1 if found.number is None else found.number, found.changed_ns)
 
 
-def _where(job: Job) -> Where:
-    return Where(job.id, job.spec.checkpoint.dir, job.spec.cwd, unix_seconds(job.submitted_at))
+def where_of(job: Job, attempt: int | None = None) -> Where:
+    """In an attempt at the job; without one in its newest."""
+    spec = job.spec
+    since = unix_seconds(job.submitted_at)
+    return Where(job.id, spec.checkpoint.dir, spec.cwd, since, max(1, attempt or job.attempt))
 
 
 def _failure(offer: Offer, text: str, cause: str) -> RemoteFailure:

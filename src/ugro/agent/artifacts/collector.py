@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from ugro.agent.artifacts.checkpoint_store import Checkpoint
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
+from ugro.agent.artifacts.checkpoint_store import Checkpoint, files_of
+from ugro.agent.artifacts.checkpoint_sync import CheckpointSync, where_of
 from ugro.agent.artifacts.environments import Environments, ExtraEnv
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.output_store import Arrived
@@ -30,10 +31,8 @@ log = logging.getLogger(__name__)
 
 _LOGS_S = 30.0
 _SILENT_S = 1.0
-# A node that is unreachable for longer than all of these keeps the checkpoints of a job.
-_DROPS = 60
-_DROP_AGAIN_S = 1.0
-_LONGEST_DROP_S = 60.0
+_AGAIN_S = 1.0
+_LONGEST_PAUSE_S = 60.0
 
 
 def checkpoint_env(checkpoints: CheckpointSync) -> ExtraEnv:
@@ -104,18 +103,34 @@ class Collector:
         if await self._is_removed(run.job):  # perhaps meanwhile
             await self._outputs.drop(run)
 
-    def outputs(self, job: int, attempt: int, node: str, *, is_first: bool) -> Arrived | Progress | None:
-        """What is here of a run's outputs, or how far fetching them is. Blocks."""
-        return self._outputs.known(Run(job, attempt, node, is_first))
+    def outputs(self, job: Job, attempt: int, node: str, *, is_first: bool) -> tuple[Arrived | Progress | None, ...]:
+        """What is here of a run's files, or how far fetching them is; apart for its checkpoints. Blocks."""
+        return tuple(self._outputs.known(run) for run in _parts(job, attempt, node, is_first=is_first))
 
-    async def drop_kept(self, job: int, node: str) -> None:
-        """Deletes the outputs of all attempts that were left on the node."""
-        await self._outputs.drop_kept(job, node)
+    def fetching(self, job: Job, attempt: int, node: str) -> tuple[Progress | None, ...]:
+        """How far fetching what a run had left is, or why that failed; in the order of ``outputs``."""
+        return tuple(self._outputs.fetching(run) for run in _parts(job, attempt, node, is_first=True))
+
+    async def fetch_left(
+        self, job: Job, attempt: int, nodes: Sequence[str], is_wanted: Callable[[bytes], bool]
+    ) -> None:
+        """Starts to fetch what an attempt left on its nodes. Raises if one of them cannot be asked."""
+        for node in nodes:
+            for run in _parts(job, attempt, node, is_first=node == nodes[0]):
+                arrived = await asyncio.to_thread(self._outputs.known, run)
+                if isinstance(arrived, Arrived) and arrived.left_count:
+                    await self._outputs.fetch_left(run, is_wanted)
+
+    async def drop_kept(self, job: Job, node: str, attempts: Mapping[int, Sequence[str]]) -> None:
+        """Deletes the files of all attempts that were left on the node."""
+        await self._outputs.drop_kept(job.id, node)
+        for attempt, nodes in attempts.items():
+            for run in _parts(job, attempt, node, is_first=node == nodes[0]) if node in nodes else ():
+                await self._outputs.forget_left(run)
 
     def _follow_outputs(self, job: Job, nodes: Sequence[str]) -> None:
         for node in nodes:
-            is_first, has_patterns = node == nodes[0], bool(job.spec.outputs)
-            run = Run(job.id, job.attempt, node, is_first, job.spec.results, has_patterns)
+            run = _parts(job, job.attempt, node, is_first=node == nodes[0])[0]
             self._outputs.follow(run, partial(self.describe, job.id))
 
     async def _output_run(self, node: str, status: RunStatus) -> Run:
@@ -126,7 +141,7 @@ class Collector:
             return Run(number, attempt, node)
         tries = await self._jobs.attempts(number)
         nodes = next((one.placement.nodes for one in tries if one.number == attempt), (node,))
-        return Run(number, attempt, node, node == nodes[0], job.spec.results)
+        return _parts(job, attempt, node, is_first=node == nodes[0])[0]
 
     async def _is_removed(self, job: int) -> bool:
         try:
@@ -228,20 +243,42 @@ class Collector:
             await self._checkpoints.collect(job, nodes)
 
     async def finish_checkpoints(self, job: Job, nodes: Sequence[str]) -> None:
-        """The job has ended: fetches its last checkpoint, then deletes what the nodes keep for it."""
+        """The job has ended: fetches all its checkpoints, then deletes what the nodes keep for it.
+
+        Returns when that is done on every node: one that is away has the only copy.
+        """
         if not job.spec.has_checkpoints:
             return
         if not await self._is_removed(job.id):
             await self._checkpoints.collect(job, nodes)
+        pause_s = _AGAIN_S
+        while nodes:
+            done = await asyncio.gather(*(self._finish_checkpoints_on(job, node) for node in nodes))
+            nodes = [node for node, is_done in zip(nodes, done, strict=True) if not is_done]
+            await asyncio.sleep(pause_s if nodes else 0)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _finish_checkpoints_on(self, job: Job, node: str) -> bool:
+        try:
+            await self._fetch_all_checkpoints(job, node)
+        except NotFound:
+            return True  # the node was removed from the cluster
+        except UgroError as error:
+            log.info("checkpoints stay on the node for now: %s", error, extra={"job": job.id, "node": node})
+            return False
+        return not await self._checkpoints.drop_on(job, [node])
+
+    async def _fetch_all_checkpoints(self, job: Job, node: str) -> None:
+        tries = await self._jobs.attempts(job.id)
+        attempt = next((one for one in reversed(tries) if node in one.placement.nodes), None)
+        if attempt is not None and job.spec.are_checkpoints_results and not await self._is_removed(job.id):
+            is_first = node == attempt.placement.nodes[0]
+            run = _parts(job, attempt.number, node, is_first=is_first)[1]
+            newest = await self._checkpoints.newest(job.id)
+            seeds = await asyncio.to_thread(files_of, newest, run.folder) if newest and newest.node == node else {}
+            await self._outputs.fetch_all(run, seeds)
         if await self._is_removed(job.id):
             await self._checkpoints.drop(job.id)
-        pause_s = _DROP_AGAIN_S
-        for _ in range(_DROPS):
-            nodes = await self._checkpoints.drop_on(job, nodes)
-            if not nodes:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_DROP_S, 2 * pause_s)
 
     async def has_progressed(self, job: Job) -> bool:
         """Whether a newer checkpoint is here than the current attempt began from."""
@@ -253,3 +290,13 @@ class Collector:
     def checkpoint(self, job: int) -> Checkpoint | None:
         """The newest that is here. Blocks."""
         return self._checkpoints.newest_here(job)
+
+
+def _parts(job: Job, attempt: int, node: str, *, is_first: bool) -> tuple[Run, ...]:
+    """An attempt's part on one node: its own files, and the checkpoints, which belong to the job."""
+    spec = job.spec
+    own = Run(
+        job.id, attempt, node, is_first, spec.results, bool(spec.outputs), spec.checkpoint.name, spec.snapshot,
+        has_own_checkpoints=spec.are_checkpoints_results,
+    )  # fmt: skip
+    return (own, replace(own, where=where_of(job, attempt))) if spec.are_checkpoints_results else (own,)

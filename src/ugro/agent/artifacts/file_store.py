@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ugro.core.errors import UgroError
+from ugro.core.support.quantity import format_size
 from ugro.nodes.files import Wanted
 from ugro.remote.files import resumable
 from ugro.remote.files.listing import RunFile
@@ -91,6 +92,18 @@ class FileStore:
             for name, known in self._known.items()
             if name not in names and is_file(self._folder.path(name))
         ]
+
+    def fetched(self) -> list[bytes]:
+        """The paths of files that were fetched and are here."""
+        return [path for path in map(self._folder.path, self._known) if is_file(path)]
+
+    def seed(self, name: bytes, path: Path) -> None:
+        """A file that is here already, perhaps the same: what it lacks is fetched. It is not copied."""
+        target = self._folder.path(name)
+        if not os.path.lexists(target):
+            os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+            with contextlib.suppress(OSError):  # no links here: then it is fetched
+                os.link(path, target)
 
     def pieced(self) -> list[bytes]:
         return [name for name, known in self._known.items() if known.is_pieced]
@@ -172,7 +185,7 @@ def expect_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size + SPARE_BYTES > free:
         raise DiskFull(
-            f"{size >> 20} MB do not fit here, where {free >> 20} MB are free; they stay on the node",
+            f"{format_size(size)} do not fit here, where {format_size(free)} are free; they stay on the node",
             hint=f"make room on the disk of {folder}",
         )
 

@@ -1,7 +1,8 @@
 """The folder of a job: ``jobs/<id>/``, with its description, logs, outputs and checkpoints.
 
 Each attempt has its own, ``attempt_N/``; the job's folder has relative links to the newest: ``logs``, ``nodes``, and
-everything that the job wrote. ``config.json`` and ``checkpoints`` are ours: no output of a job replaces them.
+everything that the job wrote. ``config.json`` is ours: no output of a job replaces it. ``checkpoints/`` is a folder of
+links to the checkpoints of all attempts and, while the job runs, to the one that a retry resumes from.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ugro.core.plan import Plan
 from ugro.core.support.secret import masked
 
 CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+_RESUME = ".checkpoints"
 _OURS = frozenset({b"config.json", b"checkpoints", b"logs", b"nodes"})
 
 
@@ -31,9 +34,19 @@ def rank_log(folder: Path, attempt: int, rank: int) -> Path:
     return attempt_folder(folder, attempt) / "logs" / f"rank_{rank}.log"
 
 
+def resume_folder(folder: Path) -> Path:
+    """Where what the job can resume from is. Blocks."""
+    place, before = folder / _RESUME, folder / CHECKPOINTS
+    # Earlier versions had it under the name that now belongs to the job's own files.
+    if not place.exists() and any(before.glob("*/record.json")) and not before.is_symlink():
+        before.rename(place)
+    return place
+
+
 def link_view(folder: Path, attempt: int) -> None:
     """Links to this attempt, unless there is a newer one: results of an older one may arrive late. Blocks."""
-    if _has_newer(folder, attempt):
+    _link_checkpoints(folder)
+    if any(number > attempt for number in _attempts(folder)):
         return
     newest = attempt_folder(folder, attempt)
     for name in (b"logs", b"nodes"):
@@ -42,6 +55,48 @@ def link_view(folder: Path, attempt: int) -> None:
         for name in os.listdir(os.fsencode(newest / "output")):
             if name not in _OURS and not name.startswith((b".", b"attempt_")):
                 _link(folder, name, newest.name.encode() + b"/output/" + name)
+
+
+def link_checkpoint(folder: Path, name: str, path: str) -> None:
+    """While the job runs, the newest checkpoint is in the view, too, under its own name. Blocks."""
+    _link_inside(folder / CHECKPOINTS, os.fsencode(name), Path(path))
+    for entry in (folder / CHECKPOINTS).iterdir():
+        if entry.is_symlink() and not entry.exists():  # what it led to was replaced
+            entry.unlink()
+
+
+def earlier_checkpoints(folder: Path, attempt: int, name: str = CHECKPOINTS) -> dict[bytes, Path]:
+    """By their names in the folder of that name, those that only attempts before this one have."""
+    found: dict[bytes, Path] = {}
+    for number in _attempts(folder):
+        inside = attempt_folder(folder, number) / "output" / name
+        found |= {one: inside / os.fsdecode(one) for one in _names(inside) if number < attempt}
+    newest = _names(attempt_folder(folder, attempt) / "output" / name)
+    return {one: path for one, path in found.items() if one not in newest}
+
+
+def _link_checkpoints(folder: Path) -> None:
+    newest = max(_attempts(folder), default=0)
+    inside = attempt_folder(folder, newest) / "output" / CHECKPOINTS
+    here = {name: inside / os.fsdecode(name) for name in _names(inside)}
+    for name, path in {**earlier_checkpoints(folder, newest), **here}.items():
+        _link_inside(folder / CHECKPOINTS, name, path)
+
+
+def _attempts(folder: Path) -> list[int]:
+    numbers = (path.name.removeprefix("attempt_") for path in folder.glob("attempt_*"))
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _link_inside(folder: Path, name: bytes, path: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _link(folder, name, os.fsencode(os.path.relpath(path, folder)))
+
+
+def _names(folder: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(os.fsencode(folder)))
+    return []
 
 
 def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
@@ -65,11 +120,6 @@ def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
     fresh = folder / f".{CONFIG}.{secrets.token_hex(4)}"
     fresh.write_text(text)
     fresh.rename(folder / CONFIG)
-
-
-def _has_newer(folder: Path, attempt: int) -> bool:
-    numbers = (path.name.removeprefix("attempt_") for path in folder.glob("attempt_*"))
-    return any(number.isdigit() and int(number) > attempt for number in numbers)
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -99,7 +149,8 @@ def _link(folder: Path, name: bytes, target: bytes) -> None:
 def delete_results(folder: Path) -> None:
     """Deletes outputs and checkpoints of all attempts, and the links to them; logs stay. Blocks."""
     _unlink_view(folder)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for name in (CHECKPOINTS, _RESUME):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for attempt in folder.glob("attempt_*"):
         for name in ("output", "nodes", ".mirror"):
             shutil.rmtree(attempt / name, ignore_errors=True)
@@ -108,7 +159,7 @@ def delete_results(folder: Path) -> None:
 def has_results(folder: Path) -> bool:
     """Whether outputs or checkpoints of any attempt are here, or were left on a node. Blocks."""
     attempts = (attempt / name for attempt in folder.glob("attempt_*") for name in ("output", "nodes", ".mirror"))
-    return any(path.exists() for path in (folder / "checkpoints", *attempts))
+    return any(path.exists() for path in (folder / CHECKPOINTS, folder / _RESUME, *attempts))
 
 
 def _unlink_view(folder: Path) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ugro.core.results import LeftFile
 from ugro.core.support.codec import DecodeError, decode
 from ugro.policy.result_selection import Choice
 from ugro.remote import durable
+from ugro.remote.files.listing import RunFile
 from ugro.remote.files.received import is_file
 
 MIRROR = ".mirror"
@@ -37,13 +38,16 @@ class Arrived:
     unsendable: tuple[LeftFile, ...] = ()
     same: int = 0  # files that the first node has, too, and that are stored once
     is_kept: bool = True  # what is left on the node outlives its run
+    left_bytes: int = 0
 
 
 class OutputStore(FileStore):
-    def __init__(self, attempt: Path, node: str, *, is_first: bool) -> None:
-        super().__init__(attempt / "output" if is_first else attempt / "nodes" / node, attempt / MIRROR, node)
+    def __init__(self, attempt: Path, node: str, *, is_first: bool, part: str = "") -> None:
+        """``part``: of files that are fetched on their own, with a journal and a record of their own."""
+        name = f"{node}+{part}" if part else node
+        super().__init__(attempt / "output" if is_first else attempt / "nodes" / node, attempt / MIRROR, name)
         self._first = attempt / "output"
-        self._record = self._state / f"{node}.json"
+        self._record = self._state / f"{name}.json"
         self._is_first = is_first
 
     def arrived(self) -> Arrived | None:
@@ -52,27 +56,43 @@ class OutputStore(FileStore):
         except (OSError, ValueError, DecodeError):
             return None
 
-    def finish(self, choice: Choice, *, is_kept: bool) -> Arrived:
-        """Everything wanted is here; when this returns, it is on the disk, too."""
+    def finish(self, choice: Choice, unlisted: int = 0, *, is_kept: bool) -> Arrived:
+        """Everything wanted is here; when this returns, it is on the disk, too. ``unlisted`` more are left."""
         before = self.arrived()
         left = [LeftFile(shown(one.file.name), one.file.size, one.reason) for one in choice.left]
         unsendable = [LeftFile(shown(one.name), one.size, one.problem or "") for one in choice.unsendable]
-        named = (tuple(left[:_MOST_NAMED]), len(left))
+        named, total = (tuple(left[:_MOST_NAMED]), len(left) + unlisted), sum(one.bytes for one in left)
         if before is not None and not before.is_kept:  # the node no longer lists those that were moved since
-            named = (before.left, before.left_count)
+            named, total = (before.left, before.left_count), before.left_bytes
         self.drop_partial()
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_file_system(self._state)
         # One node at a time: the last one to finish finds the files of the others.
         with _DUPLICATES:
             same = (before.same if before is not None else 0) + self._drop_duplicates()
-            arrived = Arrived(*self._size(), *named, tuple(unsendable[:_MOST_NAMED]), same, is_kept)
+            arrived = Arrived(*self._size(), *named, tuple(unsendable[:_MOST_NAMED]), same, is_kept, total)
             durable.write_json(str(self._record), asdict(arrived))
         return arrived
 
+    def sync(self) -> None:
+        """When this returns, everything that arrived is on the disk."""
+        sync_file_system(self._state)
+
+    def note_left(self, kept: Sequence[RunFile], unlisted: int = 0) -> None:
+        """Of what it had left, the node has just these; the others are here, or were deleted there."""
+        if (before := self.arrived()) is None:
+            return
+        reasons = {one.name: one.reason for one in before.left}
+        other = before.left[0].reason if before.left else "left on the node"
+        left = [LeftFile(name, file.size, reasons.get(name, other)) for file in kept for name in [shown(file.name)]]
+        named, total = tuple(left[:_MOST_NAMED]), sum(one.bytes for one in left)
+        arrived = replace(before, left=named, left_count=len(left) + unlisted, left_bytes=total)
+        files, size = self._size()
+        durable.write_json(str(self._record), asdict(replace(arrived, files=files, bytes=size)))
+
     def _size(self) -> tuple[int, int]:
-        """The number of files, and of their bytes."""
-        sizes = [path.lstat().st_size for path in _files_below(self.root)]
+        """The number of files that it fetched and that are here, and of their bytes."""
+        sizes = [os.lstat(path).st_size for path in self.fetched()]
         return len(sizes), sum(sizes)
 
     def _drop_duplicates(self) -> int:

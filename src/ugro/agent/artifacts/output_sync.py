@@ -1,13 +1,15 @@
-"""Fetches the outputs of runs: while they run as far as possible, and all of them before a run is removed.
+"""Fetches the files that runs make: while they run as far as possible, and the rest before a run is removed.
 
-A run is looked at every few seconds; of a file that grew, only what was added is fetched.
+A run is looked at every few seconds; of a file that grew, only what was added is fetched. What is not to be fetched is
+kept on the node, and fetched from there when somebody asks for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,10 @@ from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job, ResultRule
 from ugro.core.plan import Plan
-from ugro.nodes.files import Listing, NodeFiles, Wanted, outputs_of
+from ugro.nodes.files import Listing, NodeFiles, Source, Wanted, Where, checkpoints_of, kept_of, outputs_of
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
-from ugro.policy.result_selection import Choice, Left, choose, is_being_written
+from ugro.policy.result_selection import Choice, Left, NamedBy, Selection, choose, is_being_written, nobody
 from ugro.remote.files.listing import RunFile
 
 log = logging.getLogger(__name__)
@@ -32,10 +34,15 @@ _CONNECT_S = 3.0
 _FIRST_LOOK_S = 1.0
 _LOOK_S = 2.0
 _LONGEST_PAUSE_S = 10.0  # while there is nothing
+# The node walks through the whole working directory for a look: that may take 2 % of the time.
+_REST = 50
 _MOST_SCOUTED = 1000
 
-Key = tuple[int, int, str]  # job, attempt, node
+Key = tuple[int, int, str, bool]  # job, attempt, node, whether it is about checkpoints
 Describe = Callable[[], Awaitable[None]]
+# By the hash of a job's code: what its ignore files say.
+IgnoreRules = Callable[[str | None], NamedBy]
+Keeps = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,18 @@ class Run:
     is_first: bool = True  # the node of rank 0
     rule: ResultRule = field(default_factory=ResultRule)
     has_patterns: bool = False  # it names files of its working directory
+    folder: str = "checkpoints"  # of checkpoints, among its files
+    snapshot: str | None = None  # its code
+    where: Where | None = None  # it is about the checkpoints of its job, which are not among its files
+    has_own_checkpoints: bool = False  # its checkpoints are not among its files
 
     @property
     def key(self) -> Key:
-        return self.job, self.attempt, self.node
+        return self.job, self.attempt, self.node, self.where is not None
+
+    @property
+    def source(self) -> Source:
+        return outputs_of(self.job, self.attempt) if self.where is None else checkpoints_of(self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +81,19 @@ class Progress:
 
 
 class OutputSync:
-    def __init__(self, folder: Path, node: Callable[[str], Node], identity: Identity) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node: Callable[[str], Node],
+        identity: Identity,
+        ignore_rules: IgnoreRules = lambda snapshot: nobody,
+    ) -> None:
         """``folder`` has one for each job; ``node`` raises NotFound for one that is no longer known."""
         self._folder = folder
         self._node = node
         self._identity = identity
+        self._ignore_rules = ignore_rules
+        self._fetches: dict[Key, asyncio.Task[None]] = {}
         self._polling: Polling[Key] = Polling()
         self._waiting: dict[str, dict[Key, tuple[Run, Describe]]] = {}  # by node
         self._scouts: dict[str, asyncio.Task[None]] = {}
@@ -93,15 +116,18 @@ class OutputSync:
             self._scouts[run.node] = task
             task.add_done_callback(report_end)
 
-    async def fetch_all(self, run: Run) -> None:
-        """The run has ended: when this returns, all is here and on the disk; what is left there outlives the run."""
+    async def fetch_all(self, run: Run, seeds: Mapping[bytes, Path] | None = None) -> None:
+        """The run has ended: when this returns, all is here and on the disk; what is left there outlives the run.
+
+        ``seeds``: files that are here already, perhaps the same, and their names.
+        """
         store = await asyncio.to_thread(self._store, run)
         if (arrived := await asyncio.to_thread(store.arrived)) is not None and arrived.is_kept:
             return
         async with self._polling.lock(run.key):
             self._unfollow(run)
             try:
-                await self._fetch_all(run, await asyncio.to_thread(self._store, run))
+                await self._fetch_all(run, await asyncio.to_thread(self._store, run), seeds or {})
             except OSError as error:
                 problem = DiskFull(f"outputs cannot be written here: {error}", hint=f"check the disk of {store.root}")
                 self._report(run, str(problem))
@@ -139,7 +165,7 @@ class OutputSync:
         return self._store(run).arrived() or self._progress.get(run.key)
 
     async def close(self) -> None:
-        tasks = list(self._scouts.values())
+        tasks = [*self._scouts.values(), *self._fetches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(self._polling.close(), *tasks, return_exceptions=True)
@@ -149,10 +175,14 @@ class OutputSync:
     async def _scout(self, node: str) -> None:
         """One call for all runs on a node that have written nothing yet: most never do."""
         waiting = self._waiting[node]
+        took_s = 0.0
         try:
             while waiting:
-                await asyncio.sleep(_FIRST_LOOK_S)
-                for run, describe in await self._written(node, list(waiting.values())[:_MOST_SCOUTED]):
+                await asyncio.sleep(max(_FIRST_LOOK_S, _REST * took_s))
+                began = time.monotonic()
+                found = await self._written(node, list(waiting.values())[:_MOST_SCOUTED])
+                took_s = time.monotonic() - began
+                for run, describe in found:
                     del waiting[run.key]
                     self._poll(run, describe)
         finally:
@@ -172,30 +202,33 @@ class OutputSync:
 
         async def look() -> float:
             nonlocal pause_s
-            pause_s = _LOOK_S if await self._look(run, store) else min(_LONGEST_PAUSE_S, pause_s * 1.5)
-            return pause_s
+            has_any, took_s = await self._look(run, store)
+            pause_s = _LOOK_S if has_any else min(_LONGEST_PAUSE_S, pause_s * 1.5)
+            return max(pause_s, _REST * took_s)
 
         name = f"outputs of job {run.job}, attempt {run.attempt} on {run.node}"
         self._polling.start(run.key, name, look, before=describe)
 
-    async def _look(self, run: Run, store: OutputStore) -> bool:
-        """Whether there are any."""
+    async def _look(self, run: Run, store: OutputStore) -> tuple[bool, float]:
+        """Whether there are any, and how long it took to list them."""
+        began, took_s = time.monotonic(), 0.0
         try:
             transfer = self._transfer(run, store)
             listing = await transfer.list_files()
+            took_s = time.monotonic() - began
             if listing.files:
                 await self._fetch_some(run, transfer, listing)
         except (Unreachable, TimedOut):
-            return False
+            return False, took_s
         except (UgroError, OSError) as error:
             self._report(run, str(error))
-            return False
-        return bool(listing.files)
+            return False, took_s
+        return bool(listing.files), took_s
 
     async def _fetch_some(self, run: Run, transfer: FileTransfer, listing: Listing) -> None:
         def missing() -> list[Wanted]:
-            found = transfer.store.missing(_choose(transfer.store, listing, run.rule).wanted)
-            return [one for one in found if one.offset or not is_being_written(one.file, listing.now_ns)]
+            found = transfer.store.missing(_choose(transfer.store, listing, self._selection(run)).wanted)
+            return [one for one in found if one.offset or not is_being_written(one.file, run.folder, listing.now_ns)]
 
         transfer.store.problems.clear()  # what could not be read is tried again
         wanted = await to_the_end(missing)
@@ -205,28 +238,91 @@ class OutputSync:
 
     # --- when it has ended -------------------------------------------------------------------------------------
 
-    async def _fetch_all(self, run: Run, store: OutputStore) -> None:
+    async def _fetch_all(self, run: Run, store: OutputStore, seeds: Mapping[bytes, Path]) -> None:
         transfer = self._transfer(run, store)
-        choice = Choice((), (), ())
+        choice, unlisted = Choice((), (), ()), 0
 
         def chosen(listing: Listing) -> Sequence[RunFile]:
-            nonlocal choice
-            if listing.unlisted:
-                text = f"too many output files: {len(listing.files)} are listed, {listing.unlisted} are not"
-                raise RemoteFailure(text, subject=run.node, cause="too-many")
-            choice = _choose(store, listing, run.rule)
+            nonlocal choice, unlisted
+            choice, unlisted = _choose(store, listing, self._selection(run)), listing.unlisted
+            for file in choice.wanted:
+                if file.name in seeds:
+                    store.seed(file.name, seeds[file.name])
             return choice.wanted
 
         await transfer.fetch_all(chosen)
         # Files that cannot be read stay on the node, too: nothing is deleted that was not fetched.
         unread = tuple(Left(one, store.problems[one.name]) for one in choice.wanted if one.name in store.problems)
         choice = replace(choice, left=choice.left + unread)
-        await to_the_end(partial(store.finish, choice, is_kept=not choice.left))
-        if choice.left:
-            await transfer.files.keep(transfer.source, [one.file.name for one in choice.left])
-            await to_the_end(partial(store.finish, choice, is_kept=True))
+        is_kept = not choice.left and not unlisted
+        await to_the_end(partial(store.finish, choice, unlisted, is_kept=is_kept))
+        if not is_kept:
+            names = [one.file.name for one in choice.left]
+            await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)
+            await to_the_end(partial(store.finish, choice, unlisted, is_kept=True))
         await to_the_end(partial(link_view, self._folder / str(run.job), run.attempt))
         log.info("fetched all outputs", extra={"job": run.job, "attempt": run.attempt, "node": run.node})
+
+    # --- what was left ------------------------------------------------------------------------------------------
+
+    async def fetch_left(self, run: Run, is_wanted: Keeps) -> bool:
+        """Starts to fetch what was left on the node, in the background; False if it is at it. Raises if it cannot."""
+        if run.key in self._fetches:
+            return False
+        source = kept_of(run.job, run.attempt)
+        listing = await self._files(run.node).list_files(source)
+        transfer = FileTransfer(self._files(run.node), source, self._store(run), partial(self._note, run))
+        wanted = [file for file in listing.files if self._is_part(run, file) and is_wanted(file.name)]
+        self._note(run, listing.files, [Wanted(file) for file in wanted])
+        name = f"what job {run.job} left on {run.node}"
+        task = asyncio.create_task(self._fetch_left(run, transfer, is_wanted), name=name)
+        self._fetches[run.key] = task
+        task.add_done_callback(report_end)
+        return True
+
+    def fetching(self, run: Run) -> Progress | None:
+        """How far fetching what was left is, or why the last try failed."""
+        return self._progress.get(run.key)
+
+    async def _fetch_left(self, run: Run, transfer: FileTransfer, is_wanted: Keeps) -> None:
+        store = transfer.store
+        assert isinstance(store, OutputStore)
+
+        def chosen(listing: Listing) -> Sequence[RunFile]:
+            return [file for file in listing.files if self._is_part(run, file) and is_wanted(file.name)]
+
+        try:
+            async with self._polling.lock(run.key):
+                await transfer.fetch_all(chosen)
+                await self._settle_left(run, transfer, store)
+            self._progress.pop(run.key, None)
+        except (UgroError, OSError) as error:
+            self._report(run, str(error))
+        finally:
+            del self._fetches[run.key]
+
+    async def _settle_left(self, run: Run, transfer: FileTransfer, store: OutputStore) -> None:
+        """What is here, and on the disk, is deleted on the node."""
+        listing = await transfer.list_files()
+        ours = [file for file in listing.files if self._is_part(run, file)]
+        missing = {one.file.name for one in await to_the_end(partial(store.missing, ours))}
+        await to_the_end(store.sync)
+        here = [file.name for file in ours if file.name not in missing and file.name not in store.problems]
+        await transfer.files.drop_kept(transfer.source, here)
+        left = [file for file in ours if file.name not in set(here)]
+        await to_the_end(partial(store.note_left, left, listing.unlisted if run.where is None else 0))
+        await to_the_end(partial(link_view, self._folder / str(run.job), run.attempt))
+        log.info("fetched %d files that were left", len(here), extra={"job": run.job, "node": run.node})
+
+    async def forget_left(self, run: Run) -> None:
+        """It was deleted on the node."""
+        await to_the_end(partial(self._store(run).note_left, ()))
+
+    @staticmethod
+    def _is_part(run: Run, file: RunFile) -> bool:
+        """One folder on the node has what all parts of an attempt left."""
+        is_checkpoint = file.name.startswith(run.folder.encode("utf-8", "surrogateescape") + b"/")
+        return is_checkpoint if run.where is not None else not (run.has_own_checkpoints and is_checkpoint)
 
     # --- helpers -----------------------------------------------------------------------------------------------
 
@@ -241,29 +337,26 @@ class OutputSync:
         self._progress[run.key] = replace(before, problem=problem)
 
     def _transfer(self, run: Run, store: OutputStore) -> FileTransfer:
-        source = outputs_of(run.job, run.attempt)
-        return FileTransfer(self._files(run.node), source, store, partial(self._note, run))
+        return FileTransfer(self._files(run.node), run.source, store, partial(self._note, run))
+
+    def _selection(self, run: Run) -> Selection:
+        return Selection(run.rule, run.folder, self._ignore_rules(run.snapshot))
 
     def _files(self, node: str) -> NodeFiles:
         return NodeFiles(self._node(node), self._identity, _CONNECT_S)
 
     def _store(self, run: Run) -> OutputStore:
-        return OutputStore(attempt_folder(self._folder / str(run.job), run.attempt), run.node, is_first=run.is_first)
+        folder, part = attempt_folder(self._folder / str(run.job), run.attempt), "checkpoints" if run.where else ""
+        return OutputStore(folder, run.node, is_first=run.is_first, part=part)
 
     def _unfollow(self, run: Run) -> None:
         self._waiting.get(run.node, {}).pop(run.key, None)
         self._polling.stop(run.key)
 
 
-def _choose(store: FileStore, listing: Listing, rule: ResultRule) -> Choice:
-    """Files that were fetched and are gone from the node count, too; the rule may then drop them here."""
-    only_here = store.only_here(listing.files)
-    choice = choose([*listing.files, *only_here], rule)
-    gone = {file.name for file in only_here}
-    for one in choice.left:
-        store.drop(one.file.name)
-    return Choice(
-        tuple(file for file in choice.wanted if file.name not in gone),
-        tuple(one for one in choice.left if one.file.name not in gone),
-        choice.unsendable,
-    )
+def _choose(store: FileStore, listing: Listing, by: Selection) -> Choice:
+    """Checkpoints that were fetched and are gone from the node count, too; the rule may then drop them here."""
+    choice = choose(listing.files, by, store.only_here(listing.files))
+    for name in (*choice.outdated, *(one.file.name for one in choice.left)):
+        store.drop(name)
+    return choice

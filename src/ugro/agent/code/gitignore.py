@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 _OWN = b".ugroignore"
 FILES = (b".gitignore", _OWN)
+_GIT_NAME, _OWN_NAME, _CONFIGURED = ".gitignore", ".ugroignore", "sync.exclude_patterns"
 _MOST_BYTES = 1 << 20
 
 
@@ -67,13 +68,18 @@ class IgnoreRules:
 
     def ignores(self, folder: bytes, name: bytes, *, is_folder: bool) -> bool:
         """No folder above it is ignored."""
+        return self.named_by(folder, name, is_folder=is_folder) is not None
+
+    def named_by(self, folder: bytes, name: bytes, *, is_folder: bool) -> str | None:
+        """Whose rule ignores it: ``.gitignore``, for example. None: it is not ignored."""
         path = folder + name
-        for file in (*self.own, *self.configured, *self.gits):
-            if file.may_fit(path, name):
-                for rule in file.rules:
-                    if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
-                        return not rule.is_kept
-        return False
+        for source, files in ((_OWN_NAME, self.own), (_CONFIGURED, self.configured), (_GIT_NAME, self.gits)):
+            for file in files:
+                if file.may_fit(path, name):
+                    for rule in file.rules:
+                        if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
+                            return None if rule.is_kept else source
+        return None
 
 
 def read_rules(name: bytes, folder: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
+from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
@@ -21,6 +23,7 @@ from ugro.core.job import FINAL_STATES, Job, JobState
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
+from ugro.policy.result_selection import NamedBy
 from ugro.remote import trees
 from ugro.remote.program import Refused
 from ugro.store.database import Store
@@ -58,12 +61,18 @@ class Code:
             self._snapshots.settle()
         return taken
 
-    def is_left_alone(self, folder: Path) -> bool:
-        """A home directory or the root: nobody who runs a command there means to send all of it."""
-        try:
-            return any(os.path.samefile(folder, place) for place in ("/", Path.home(), self._state.path))
-        except OSError:
-            return False
+    def result_rules(self, root: str | None) -> NamedBy:
+        """Who says that a file which a job with this code makes is not to be sent."""
+        rules = ResultRules(self._snapshots, root, self._cluster.config.sync.exclude_patterns)
+        return rules.named_by
+
+    def why_left_alone(self, folder: Path) -> str | None:
+        """What a folder is that nobody who runs a command there means to send as a whole; None for all others."""
+        for place, what in ((Path.home(), "your home folder"), (Path("/"), "/"), (self._state.path, "UGRO's own")):
+            with contextlib.suppress(OSError):
+                if os.path.samefile(folder, place):
+                    return what
+        return None
 
     def _request(self, folder: Path, force: bool) -> SnapshotRequest:
         sync = self._cluster.config.sync

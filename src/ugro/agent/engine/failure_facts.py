@@ -8,7 +8,7 @@ from dataclasses import replace
 from ugro.core.failure import Cause, Failure, RankExit
 from ugro.core.job import Ending, Job
 from ugro.nodes.runs import RunStatus
-from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify
+from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify, disk_hint
 
 _STOPPED_FOR = {Ending.TIME_LIMIT: Cause.TIME_LIMIT, Ending.PREEMPTED: Cause.PREEMPTED}
 _LOST = frozenset({"lost", "lease-expired", "interrupted"})
@@ -51,6 +51,8 @@ def _cause_of_loss(status: RunStatus) -> Cause:
 
 def _not_started(node: str, status: RunStatus) -> Failure:
     reason = f"{node}: {status.reason}"
+    if status.is_disk_full:
+        return Failure(Cause.DISK_FULL, reason, status.failed_rank, node, hint=disk_hint(node))
     if not status.is_programs_fault:
         return Failure(Cause.START_FAILED, reason, status.failed_rank, node)
     code = next((rank.code for rank in status.ranks if rank.rank == status.failed_rank), None)
@@ -70,6 +72,7 @@ def _rank_ends(node: str, status: RunStatus, offset_s: float) -> list[RankEnd]:
             last_lines=status.tail if rank.rank == status.failed_rank else (),
             was_oom_killed=rank.is_oom,
             was_stopped_by_us=status.outcome == "stopped",
+            was_disk_full=status.is_disk_full and rank.rank == status.failed_rank,
         )
         for rank in status.ranks
     ]

@@ -10,7 +10,7 @@ from ugro.agent.engine.failure_facts import failure_of
 from ugro.agent.engine.launch import Launch
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.failure import Failure
+from ugro.core.failure import Cause, Failure
 from ugro.core.job import Ending, Job, JobState, Tries
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.retry import JobView, Retry, after_failure
@@ -86,14 +86,16 @@ class Finish:
             job.tries.free,
             has_progressed=await self._collector.has_progressed(job),
             has_checkpoint=await self._collector.has_checkpoint(job.id),
+            has_other_nodes=self._watch.count > len(job.placement.nodes if job.placement else ()),
         )
 
     def _failure(self, job: Job) -> Failure:
         assert job.placement is not None
         ends = [(node, self._exit(job, node)) for node in job.placement.nodes if self._was_there(job, node)]
         refusal = self._launch.refusal(job)
-        if refusal is not None and not any(status and status.ranks for _, status in ends):
-            return refusal
+        has_run = any(status and status.ranks for _, status in ends)
+        if refusal is not None and (not has_run or refusal.cause is Cause.GPU_UNAVAILABLE):
+            return refusal  # what ran on its other nodes was stopped for it
         return failure_of(job, ends, self._watch.clock_offset_s)
 
     def _was_there(self, job: Job, node: str) -> bool:

@@ -21,10 +21,12 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
-from ugro.core.job import Job
+from ugro.core.job import Job, Share
 from ugro.core.plan import Plan
 from ugro.nodes.runs import RunStart, RunStatus
+from ugro.policy.lifecycle.postmortem import disk_hint
 from ugro.policy.lifecycle.supervision import shares_supervisor
+from ugro.remote import disk
 from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,13 @@ _AGAIN_S = 0.5
 _NO_CODE = "no-code"
 _PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
 _NODES_OWN_SIGNAL = "TERM"
+# What a refusal of a node means, by its kind.
+_CAUSES = {
+    "other-boot": Cause.NODE_REBOOTED,
+    disk.NO_SPACE: Cause.DISK_FULL,
+    "gpu-busy": Cause.GPU_UNAVAILABLE,
+    "gpu-changed": Cause.GPU_UNAVAILABLE,
+}
 
 Key = tuple[int, int]  # job and attempt
 
@@ -154,7 +163,7 @@ class Launch:
         if _is_passing(error) and error.subject:
             self._code.forget(job.spec.snapshot, error.subject)
         elif not isinstance(error, Unreachable | TimedOut) or self._is_late(job):
-            self._refuse(job, Failure(Cause.START_FAILED, str(error), node=error.subject, hint=error.hint))
+            self._refuse(job, _failure(error, str(error), error.subject))
 
     def _is_late(self, job: Job) -> bool:
         """Code that is on its way may take hours; it goes on where it was."""
@@ -165,12 +174,18 @@ class Launch:
         if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
             self._code.forget(job.spec.snapshot, node)
         if not _is_passing(error):
-            is_rebooted = isinstance(error, RemoteFailure) and error.cause == "other-boot"
-            cause = Cause.NODE_REBOOTED if is_rebooted else Cause.START_FAILED
-            self._refuse(job, Failure(cause, f"{node}: {error.message}", node=node, hint=error.hint))
+            self._refuse(job, _failure(error, f"{node}: {error.message}", node))
 
     def _refuse(self, job: Job, failure: Failure) -> None:
         self._refusals.setdefault((job.id, job.attempt), failure)
+
+
+def _failure(error: UgroError, reason: str, node: str | None) -> Failure:
+    """Of an attempt that did not start. The node's word for what was wrong decides whether it is tried again."""
+    word = error.cause if isinstance(error, RemoteFailure) else None
+    cause = _CAUSES.get(word or "", Cause.START_FAILED)
+    hint = disk_hint(node) if cause is Cause.DISK_FULL and node else error.hint
+    return Failure(cause, reason, node=node, hint=hint)
 
 
 def _is_passing(error: UgroError) -> bool:
@@ -182,7 +197,15 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
-    return RunStart(job.id, job.attempt, part, _settings(job), share.boot_id, share.root)
+    settings = {**_settings(job), **_gpus(job, share)}
+    return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
+
+
+def _gpus(job: Job, share: Share) -> dict[str, Any]:
+    """By which the node locks them, and what it tells those who want them meanwhile."""
+    if not share.uuids:
+        return {}
+    return {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
 
 
 def _settings(job: Job) -> dict[str, Any]:
@@ -196,6 +219,10 @@ def _settings(job: Job) -> dict[str, Any]:
         settings["code"] = spec.snapshot
     if spec.outputs:
         settings["outputs"] = list(spec.outputs)
+    if not spec.results.workdir:
+        settings["workdir"] = False
+    if spec.checkpoint_dir is not None:
+        settings["checkpoint_dir"] = spec.checkpoint_dir
     if (limit_s := lease_s(job)) is not None:
         settings["lease_s"] = limit_s
     return settings

@@ -28,6 +28,7 @@ from ugro.agent.support.keyed_tasks import KeyedTasks
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.failure import Cause
 from ugro.core.job import Ending, Job, JobState, Placement, Share
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.runs import RunStatus
@@ -228,6 +229,9 @@ class Engine:
     async def _start(self, job: Job, nodes: tuple[str, ...]) -> None:
         await self._collector.fetch_earlier_checkpoints(job, await self._used(job))
         await self._launch.start(job, nodes)
+        refusal = self._launch.refusal(job)
+        if refusal is not None and refusal.cause is Cause.GPU_UNAVAILABLE and refusal.node is not None:
+            self._scheduler_input.reports.look_again(refusal.node)
 
     async def _used(self, job: Job) -> tuple[str, ...]:
         """Every node that it was ever given, this attempt's first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.errors import NotAllowed, NotFound, UsageError
 from ugro.core.event import Event
 from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
 from ugro.core.plan import DryRun
@@ -158,6 +158,27 @@ class JobService:
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
 
+    async def find_different(self, words: Sequence[str]) -> list[Job]:
+        """A job for each word, to be compared: a name means the newest job of that name that no other word means."""
+        exact = {word: await self.find(word) for word in words if word.isdigit() or word == "last"}
+        taken = {job.id for job in exact.values()}
+        found: list[Job] = []
+        for word in words:
+            job = exact.get(word) or await self._newest_other(word, taken)
+            if any(job.id == one.id for one in found):
+                same = [one for one in words if one in exact and exact[one].id == job.id]
+                raise _same(job, f"{' and '.join(same)} are the same job")
+            found.append(job)
+            taken.add(job.id)
+        return found
+
+    async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
+        try:
+            return await self._jobs.find(name, taken)
+        except NotFound:
+            job = await self.find(name)
+        raise _same(job, f"it is the only job named {name}")
+
     async def details(self, word: str) -> Details:
         [job] = await self._reasons.added_to([await self.find(word)])
         return Details(job, await self._jobs.attempts(job.id))
@@ -281,3 +302,7 @@ class _Reasons:
 
 def _end_first(job: Job) -> str:
     return f"cancel it first: ugro cancel {job.id}"
+
+
+def _same(job: Job, why: str) -> UsageError:
+    return UsageError(f"cannot compare job {job.id} with itself: {why}", hint="choose two jobs: ugro status --all")

@@ -82,7 +82,7 @@ class SubmissionReader:
         await self._check_jobs(spec.after)
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
-            spec = self._with_cwd(spec, submit.here / draft.workdir)
+            spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
         else:
             spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
@@ -138,7 +138,7 @@ class SubmissionReader:
         if self._code is None or not draft.section.sync or draft.section.cwd is not None:
             return None
         folder = submit.here / draft.workdir
-        if draft.section.workdir is None and self._code.is_left_alone(folder):
+        if draft.section.workdir is None and self._code.why_left_alone(folder) is not None:
             return None
         if folder not in taken:
             taken[folder] = await self._code.take(folder, force=submit.force)
@@ -161,7 +161,8 @@ class SubmissionReader:
         except NotFound:
             return None
 
-    def _with_cwd(self, spec: JobSpec, folder: Path) -> JobSpec:
+    def _with_cwd(self, spec: JobSpec, folder: Path, *, is_to_send: bool) -> JobSpec:
+        """``is_to_send``: the user expects that the folder is sent."""
         if spec.cwd is not None:
             return spec
         if all(_is_here(node.spec) for node in self._cluster.inventory):
@@ -170,6 +171,8 @@ class SubmissionReader:
             if (script := _script(spec)) is not None:
                 _expect_script(script, folder)
             return replace(spec, cwd=str(folder))
+        if is_to_send:
+            self._expect_nothing_of(folder, spec.argv)
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
         if not program.startswith(("/", "~")) and (is_script or "/" in program):
@@ -178,6 +181,18 @@ class SubmissionReader:
                 hint=f"give its directory there (--cwd DIR), or a whole path such as /data/{Path(program).name}",
             )
         return spec
+
+    def _expect_nothing_of(self, folder: Path, argv: Sequence[str]) -> None:
+        """Of a folder that is not sent: a job that names one of its files would only fail on the node."""
+        place = self._code.why_left_alone(folder) if self._code is not None else None
+        relative = (word for word in argv if not word.startswith(("/", "~")))
+        own = next((word for word in relative if os.path.isfile(os.path.join(folder, word))), None)
+        if place is not None and own is not None:
+            raise ConfigError(
+                f"{own} is not sent to the nodes: {folder} is {place}, and is never sent as a whole",
+                hint="move it to a folder of its own and submit there, or name one to send: --workdir DIR; "
+                "if the nodes have it: --cwd DIR",
+            )
 
 
 def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:

@@ -13,7 +13,7 @@ from ugro.agent.monitoring.service import MonitoringService
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
 from ugro.core.support.moment import unix_seconds
-from ugro.policy.experiments.parameters import parameters
+from ugro.policy.experiments.parameters import all_parameters, parameters
 from ugro.store.database import Store
 
 MOST = 50_000  # older ones are not listed, but still have their own pages
@@ -55,10 +55,13 @@ class Experiments:
         is_first = self._grown < 0
         # Counted before reading: curves that grow meanwhile are read again the next time.
         count, jobs = self._monitoring.grown_since(self._grown)
-        found = await self._monitoring.metrics.figures(None if is_first else jobs)
-        for job in found if is_first else jobs:
+        chosen = None if is_first else jobs
+        found = await self._monitoring.metrics.figures(chosen)
+        written = await self._monitoring.metrics.parameters(chosen)
+        for job in found.keys() | written.keys() if is_first else jobs:
             if (known := self._all.get(job)) is not None:
-                self._all[job] = replace(known, figures=found.get(job, {}))
+                given = all_parameters(known.parameters, written.get(job, {}))
+                self._all[job] = replace(known, figures=found.get(job, {}), parameters=given)
         self._grown = count
 
 

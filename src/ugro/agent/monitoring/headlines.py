@@ -14,6 +14,7 @@ from pathlib import Path
 from ugro.agent.artifacts.job_folder import rank_log
 from ugro.core.headline import DeviceUse, Headline, LossLine, Speed
 from ugro.core.job import Job, JobState
+from ugro.core.metrics import main_loss
 from ugro.core.node import Gpu, NodeReport
 from ugro.policy.experiments.parameters import parameters
 from ugro.policy.training import headline as words
@@ -104,7 +105,7 @@ class _Seen:
         self.rank = min((one.rank for one in current), default=0)
         self._by_key = {one.key: one for one in current if one.rank == self.rank}
         self.step = words.step_name([(one.key, one.count) for one in self._by_key.values()])
-        self.loss = words.loss_name(self._by_key)
+        self.loss = main_loss(self._by_key)
         self.speed = next((name for name in words.SPEEDS if name in self._by_key), None)
 
     def get(self, name: str | None) -> KeySummary | None:
@@ -138,7 +139,11 @@ def _epochs(curve: Curve | None) -> Track | None:
 
 def _loss(seen: _Seen, curves: Mapping[str, Curve]) -> LossLine | None:
     curve = curves.get(seen.loss or "")
-    return None if curve is None else words.loss_line(curve.key, curve.means, curve.lows, seen.last_value(curve.key))
+    if curve is None:
+        return None
+    values = [*curve.means[:-1], seen.last_value(curve.key)]  # the last one as it was recorded
+    least = min((low for low in curve.lows if low is not None), default=None)
+    return words.loss_line(curve.key, curve.steps, values, least)
 
 
 def _speed(seen: _Seen, curves: Mapping[str, Curve], *, is_final: bool) -> Speed | None:

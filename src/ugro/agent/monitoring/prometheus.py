@@ -12,6 +12,7 @@ from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu, NodeReport, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.policy.lifecycle.breaker import BreakerState
@@ -173,7 +174,7 @@ def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterato
     elapsed = Family("ugro_job_elapsed_seconds", "gauge", "Since a job's attempt was started; while it holds devices.")
     gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
     steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has reported.")
-    values = Family("ugro_job_metric", "gauge", "The newest value of a metric of a job's first rank.")
+    values = Family("ugro_job_metric", "gauge", "The last finite value of a metric of a job's first rank.")
     of_attempts: dict[tuple[str, int], list[KeySummary]] = {}
     for one in curves:
         of_attempts.setdefault((one.owner, one.attempt), []).append(one)
@@ -185,7 +186,7 @@ def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterato
         own = of_attempts.get((job_owner(job.id), job.attempt), [])
         if own:
             steps.add(max(one.last_step for one in own), **labels)
-        for one in own[:_MOST_METRICS_OF_A_JOB]:
+        for one in [one for one in own if not is_internal(one.key)][:_MOST_METRICS_OF_A_JOB]:
             values.add(one.last_value, **labels, metric=one.key)
     yield from (elapsed, gpus, steps, values)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
@@ -27,6 +27,7 @@ from ugro.config.channels import LOG
 from ugro.core.alert import Tried
 from ugro.core.errors import UgroError
 from ugro.core.job import JobState
+from ugro.core.metrics import Measured, is_averaged, is_internal
 from ugro.core.node import NodeReport
 from ugro.core.support.state_dir import StateDir
 from ugro.policy.lifecycle.attempt import RunState
@@ -40,6 +41,7 @@ from ugro.telemetry.notify import Notifier
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_CATCH_UP_S = 5.0
 _DAY_S = 86400
 _ALIVE = (RunState.STARTING, RunState.RUNNING)
 
@@ -48,8 +50,8 @@ class MonitoringService:
     def __init__(self, home: StateDir, store: Store, cluster: Cluster) -> None:
         self._store = store
         self._cluster = cluster
-        self._jobs_folder: Path = home.jobs
         self.metrics = MetricStore(home.metrics)
+        self._collector = Collector(home.jobs, self.metrics)
         self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports)
         self.notifier = Notifier(lambda: cluster.config.channels)
         self.grown = ChangeSignal()  # the metrics of some job
@@ -70,9 +72,7 @@ class MonitoringService:
             lambda: engine.live.count,
         )
         notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
-        ingest = MetricsIngest(
-            Collector(self._jobs_folder, self.metrics), self._store.ends, engine.live.holding
-        )
+        ingest = MetricsIngest(self._collector, self._store.ends, engine.live.holding)
         prometheus = PrometheusMetrics(self._store, engine.live, monitor, self.metrics, self.notifier)
         self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
 
@@ -113,7 +113,18 @@ class MonitoringService:
         return await self.metrics.curves(chosen)
 
     async def job_keys(self, jobs: Sequence[int]) -> list[KeySummary]:
-        return await self.metrics.keys(Wanted(tuple(job_owner(job) for job in jobs)))
+        """Without what ``ugro.train`` writes for itself."""
+        found = await self.metrics.keys(Wanted(tuple(job_owner(job) for job in jobs)))
+        return [one for one in found if not is_internal(one.key)]
+
+    async def measured(self, job: int, attempt: int) -> Measured:
+        """What is known of a job's metrics, up to that attempt; files that have just arrived are read first."""
+        with contextlib.suppress(TimeoutError, UgroError, OSError):  # a very large file; the rest is read later
+            async with asyncio.timeout(_CATCH_UP_S):
+                await self._collector.collect(job)
+        figures = (await self.metrics.figures([job], attempt)).get(job, {})
+        means = await self.metrics.means(job, [name for name in figures if is_averaged(name)], attempt)
+        return Measured(figures, means, (await self.metrics.parameters([job])).get(job, {}))
 
     def grown_since(self, count: int) -> tuple[int, list[int]]:
         """The count to pass the next time, and the jobs whose metrics have grown since this one."""

@@ -22,6 +22,7 @@ from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node, unreachable
 from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
+from ugro.policy.nodes.machines import judge_names
 from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
 from ugro.remote.messages import Ports, Root, Survival
@@ -58,7 +59,10 @@ class Doctor:
             work.cancel()
 
     async def _examine_all(self, nodes: Sequence[Node]) -> None:
-        visits = [visit for visit in await together(self._visit(node) for node in nodes) if visit is not None]
+        everyone = [visit for visit in await together(self._visit(node) for node in nodes) if visit is not None]
+        seconds = self._health.second_names()
+        self._report(judge_names([visit.found.name for visit in everyone], seconds))
+        visits = [visit for visit in everyone if visit.found.name not in seconds]
         self._report(judge_versions([_installed(visit) for visit in visits]))
         self._report(judge_folders([visit.found for visit in visits]))
         self._report(await _judge_connections([visit.link for visit in visits]))

@@ -113,9 +113,10 @@ async def _offered(way: Way, settings: Mapping[str, str], file: Path) -> list[st
     error = diagnosis.from_ssh(way.spec, code, stderr)
     if error.cause.startswith("host-key-"):
         # The node's own key would have been stored: this is about a machine on the way there.
-        jump = settings.get("proxyjump") or "the jump host"
-        message = f"the host key of {jump}, on the way to it, is not known or has changed"
-        raise Unreachable(message, subject=way.spec.name, cause=error.cause, hint=f"try: ssh {jump} true")
+        jump = settings.get("proxyjump", "").partition(",")[0]
+        message = f"the host key is not known or has changed, and {way.spec.name} is reached through it"
+        hint = f"accept it first: ugro node trust {jump}" if jump else f"try: ssh {way.spec.target} true"
+        raise Unreachable(message, subject=jump or "the jump host", cause=error.cause, hint=hint)
     raise error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from ugro.core.node import Facts, NodeReport, Status
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.node import Node
 from ugro.policy.nodes.health import assess
+from ugro.policy.nodes.machines import Sighting, second_names, with_other_holders
 from ugro.policy.scheduling.selection import Candidate, Choice, best_node
 from ugro.store.database import Store
 
@@ -33,6 +35,8 @@ class HealthCheck:
         self._store = store
         # By node and not by name, so that a node that was changed or only examined leaves nothing behind.
         self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
+        self._gpus: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()  # the UUIDs seen last
+        self._agent_id: str | None = None
         self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
 
     async def reports(
@@ -48,14 +52,16 @@ class HealthCheck:
         try:
             while checks:
                 done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
-                yield [check.result() for check in done]
+                seconds = self.second_names()
+                yield [replace(check.result(), same_as=seconds.get(check.result().name)) for check in done]
         finally:
             for check in checks:
                 check.cancel()
 
     async def best(self, *, max_age_s: float) -> Choice | None:
         """The node with the lowest cost, from reports no older than ``max_age_s``."""
-        candidates = [Candidate.of(report) for report in await self.recent(max_age_s=max_age_s)]
+        reports = await self.recent(max_age_s=max_age_s)
+        candidates = [Candidate.of(report) for report in reports if report.same_as is None]
         settings = self._cluster.config.health_check
         return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
 
@@ -65,11 +71,31 @@ class HealthCheck:
         async for _ in self.reports(node for node in nodes if not self._is_fresh(node, max_age_s)):
             pass
         drained = await self._store.drained()
+        seconds = self.second_names()
         # A drain takes effect at once, however old the report is.
         return [
-            replace(report, drained=drained.get(report.name))
+            replace(report, drained=drained.get(report.name), same_as=seconds.get(report.name))
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
+
+    def second_names(self, has_jobs: Callable[[str], bool] | None = None) -> dict[str, str]:
+        """For each node that is another name for the machine of a node: the name under which that is used."""
+        has_jobs = has_jobs or (lambda name: self.ranks(name).expected > 0)
+        known = [(node, node.machine) for node in self._cluster.inventory if node.machine is not None]
+        boots = Counter(machine.boot_id for _, machine in known)
+        return second_names(
+            [
+                Sighting(
+                    node.spec.name,
+                    machine,
+                    self._gpus.get(node, frozenset()),
+                    has_jobs=has_jobs(node.spec.name),
+                    is_reachable=node.link is not None,
+                )
+                for node, machine in known
+                if boots[machine.boot_id] > 1
+            ]
+        )
 
     async def drained(self) -> dict[str, str]:
         """The drained nodes, and the reasons given."""
@@ -95,6 +121,9 @@ class HealthCheck:
         quality = node.quality
         ranks = self.ranks(spec.name)
         facts = replace(facts, rank_processes=ranks.alive)
+        facts = with_other_holders(facts, await self._agent(), spec.name)
+        if facts.gpu_error is None:
+            self._gpus[node] = frozenset(gpu.uuid for gpu in facts.gpus if gpu.uuid)
         verdict = assess(facts, quality, ranks_expected=ranks.expected)
         return NodeReport(
             name=spec.name,
@@ -110,6 +139,12 @@ class HealthCheck:
             facts=facts,
             link=quality,
         )
+
+
+    async def _agent(self) -> str:
+        if self._agent_id is None:
+            self._agent_id = await self._store.agent_id()
+        return self._agent_id
 
 
 async def _probe(node: Node, timeout_s: float) -> Facts:

@@ -21,6 +21,7 @@ from ugro.store.jobs import JobStore
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
+_HELD_S = 1.0  # while somebody else has one of its GPUs: it may be free any moment
 _LOOK_S = 0.25
 # A node that cannot be reached at the first attempt often can at the second, and may have what a job needs.
 _AWAITED_S = 30.0
@@ -54,6 +55,7 @@ class NodeReports:
         self._seen: WeakKeyDictionary[Node, Seen] = WeakKeyDictionary()
         self._first_asked: WeakKeyDictionary[Node, float] = WeakKeyDictionary()
         self._asking: set[Node] = set()
+        self._wanted: set[str] = set()  # names of nodes to be asked now, whatever is known
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -72,6 +74,10 @@ class NodeReports:
 
     def of(self, node: Node) -> Seen:
         return self._seen.get(node, _NOTHING)
+
+    def look_again(self, name: str) -> None:
+        """Something that was done there shows that its last report is no longer true."""
+        self._wanted.add(name)
 
     def awaits(self, node: Node) -> bool:
         """Whether its first report may still arrive soon."""
@@ -94,6 +100,7 @@ class NodeReports:
                 if due:
                     self._asking.update(due)
                     for node in due:
+                        self._wanted.discard(node.spec.name)
                         self._first_asked.setdefault(node, time.monotonic())
                     group.create_task(self._ask(due), name=f"ask {len(due)} nodes")
                 await asyncio.sleep(_LOOK_S)
@@ -102,12 +109,14 @@ class NodeReports:
         if node in self._asking:
             return False
         seen = self.of(node)
-        if seen.report is None:
+        if seen.report is None or node.spec.name in self._wanted:
             return True
         was_away = seen.report.status is Status.UNREACHABLE
         if was_away and (node.alive_since or seen.at) > seen.at:
             return True
         pause_s = self.pace(node)
+        if pause_s is not None and _is_held(seen):
+            pause_s = min(pause_s, _HELD_S)
         return pause_s is not None and time.monotonic() - seen.at > pause_s
 
     async def _ask(self, nodes: list[Node]) -> None:
@@ -141,6 +150,10 @@ class NodeReports:
             for name in job.placement.nodes if job.placement else ():
                 found.setdefault(name, set()).add(str(job.id))
         return {name: frozenset(jobs) for name, jobs in found.items()}
+
+
+def _is_held(seen: Seen) -> bool:
+    return seen.facts is not None and any(gpu.holder is not None for gpu in seen.facts.gpus)
 
 
 def _note_end(task: asyncio.Task[None]) -> None:

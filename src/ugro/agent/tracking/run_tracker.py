@@ -64,6 +64,11 @@ class RunTracker:
             return self._inventory.get(node).quality.clock_offset_s or 0.0
         return 0.0
 
+    @property
+    def count(self) -> int:
+        """How many nodes the cluster has."""
+        return len(self._watches)
+
     def is_member(self, node: str) -> bool:
         return node in self._watches
 

@@ -9,7 +9,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
@@ -19,6 +19,7 @@ from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
+from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.selection import Candidate, best_node
@@ -76,12 +77,13 @@ class SchedulerInput:
         is_single = spec.launcher is Launcher.COMMAND
         if self._is_known_to_fit(spec.resources, is_single):
             return None
-        known = [node for node in self._nodes((), await self._health.drained()) if node.is_known]
+        nodes = self._distinct(await self._health.drained())
+        known = [node for node in nodes if node.is_known]
         if known and check_fits(spec.resources, known, on_one_node=is_single) is None:
             self._fitting.add((spec.resources, is_single))
             return None
         await self.first_answers()
-        nodes = self._nodes((), await self._health.drained())
+        nodes = self._distinct(await self._health.drained())
         return check_fits(spec.resources, nodes, on_one_node=is_single)
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
@@ -99,29 +101,35 @@ class SchedulerInput:
         """The facts of its last report."""
         return self.reports.of(node).facts
 
+    def _distinct(self, drained: Mapping[str, str]) -> list[NodeView]:
+        """Each machine once, whatever it does now."""
+        return [node for node in self._nodes((), drained) if not node.is_second_name]
+
     def _nodes(self, holding: Sequence[Holding], drained: Mapping[str, str]) -> tuple[NodeView, ...]:
         self.reports.start()
         held: dict[str, dict[int, int]] = {}  # by node and job, in cores
         for holder in holding:
             for share in holder.placement.shares:
                 held.setdefault(share.node, {})[holder.id] = share.cpus
+        seconds = self._health.second_names(held.__contains__)
         return tuple(
-            self._node_view(node, drained.get(node.spec.name), held.get(node.spec.name, {}))
+            self._node_view(node, _Standing(drained.get(node.spec.name), seconds.get(node.spec.name)), held)
             for node in self._cluster.inventory
         )
 
-    def _node_view(self, node: Node, drained: str | None, held: dict[int, int]) -> NodeView:
+    def _node_view(self, node: Node, standing: _Standing, held_by_all: dict[str, dict[int, int]]) -> NodeView:
         seen = self.reports.of(node)
         is_awaited = self.reports.awaits(node)
-        key = (seen, node.spec, node.link is None, drained, is_awaited, tuple(held.items()))
+        held = held_by_all.get(node.spec.name, {})
+        key = (seen, node.spec, node.link is None, standing, is_awaited, tuple(held.items()))
         known = self._views.get(node)
         if known is not None and known[0] == key:
             return known[1]
-        view = replace(self._view(node, seen, drained, held), is_awaited=is_awaited)
+        view = replace(self._view(node, seen, standing, held), is_awaited=is_awaited)
         self._views[node] = (key, view)
         return view
 
-    def _view(self, node: Node, seen: Seen, drained: str | None, held: dict[int, int]) -> NodeView:
+    def _view(self, node: Node, seen: Seen, standing: _Standing, held: dict[int, int]) -> NodeView:
         machine, facts = node.machine, seen.facts
         ours = {str(job) for job in held} | seen.jobs
         return NodeView(
@@ -131,7 +139,9 @@ class SchedulerInput:
             gpus=tuple(_gpu(gpu, ours) for gpu in facts.gpus) if facts else _configured_gpus(node.spec),
             labels=node.spec.labels,
             group=_subnet(node.spec.host if node.spec.transport == "ssh" else self._cluster.config.cluster.master_ip),
-            unusable=_objection(node, seen, drained),
+            unusable=_objection(node, seen, standing),
+            is_second_name=standing.same_as is not None,
+            no_room=lack_of_room(facts.root_disk) if facts else None,
             cost=self._cost(node, facts, sum(held.values())) if facts else 0.0,
             is_known=facts is not None and machine is not None,
         )
@@ -151,10 +161,19 @@ class SchedulerInput:
         return known if known is not None and known[0] == key else (key, _holding(job))
 
 
-def _objection(node: Node, seen: Seen, drained: str | None) -> str | None:
+class _Standing(NamedTuple):
+    """What lasts of a node, whatever it reports."""
+
+    drained: str | None  # the reason given
+    same_as: str | None  # the name under which its machine is used
+
+
+def _objection(node: Node, seen: Seen, standing: _Standing) -> str | None:
     """Why it takes no new jobs; lasting reasons come first."""
-    if drained is not None:
-        return f"is drained: {drained}" if drained else "is drained"
+    if standing.same_as is not None:
+        return f"is the same machine as {standing.same_as}"
+    if standing.drained is not None:
+        return f"is drained: {standing.drained}" if standing.drained else "is drained"
     if seen.report is None:
         return "has not answered yet"
     if node.link is None:
@@ -170,8 +189,10 @@ def _gpu(gpu: Gpu, ours: set[str]) -> GpuView:
         model=gpu.name,
         memory_bytes=gpu.memory_total_bytes,
         # By job id: processes of another agent's jobs are marked by UGRO, too.
-        is_foreign=any(process.job not in ours for process in gpu.processes),
+        is_foreign=gpu.holder is not None or any(process.job not in ours for process in gpu.processes),
         is_broken=gpu.error is not None,
+        uuid=gpu.uuid,
+        holder=str(gpu.holder) if gpu.holder else None,
     )
 
 

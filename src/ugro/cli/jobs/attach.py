@@ -5,6 +5,7 @@ from __future__ import annotations
 from ugro.cli.jobs.describe import exit_code, failure_lines, next_commands, sentence
 from ugro.cli.jobs.log_printer import dropped
 from ugro.cli.output import Output
+from ugro.cli.results.summary import show_results
 from ugro.client.client import Client
 from ugro.client.jobs import LogPiece
 from ugro.core.job import Job, JobState
@@ -22,6 +23,7 @@ def attach(output: Output, client: Client, job: Job) -> int:
         return 130
     if ended.state is not JobState.SUCCEEDED:
         _show_failure(output, client, ended)
+    show_results(output, client, ended)
     return exit_code(ended)
 
 

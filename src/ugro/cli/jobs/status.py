@@ -11,9 +11,11 @@ from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
+from ugro.cli.results.summary import result_facts
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
 from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, places
+from ugro.core.results import JobResults
 from ugro.core.support.quantity import format_duration
 
 _STATES = [state.value for state in JobState]
@@ -59,7 +61,8 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     if session.output.is_json:
         session.output.document({"job": job_document(details.job, details.attempts)})
     else:
-        show(session.output, details)
+        made = jobs.brief_results(details.job.id) if details.job.is_final else None
+        show(session.output, details, made)
     return 0
 
 
@@ -107,7 +110,7 @@ def _fields(job: Job, now: datetime) -> list[Cell]:
     return [Cell(str(value)) for value in values]
 
 
-def show(output: Output, details: Details) -> None:
+def show(output: Output, details: Details, made: JobResults | None = None) -> None:
     job = details.job
     sign, style = describe.SIGNS[job.state]
     output.raw(f"{output.styled(f'{sign} job {job.id} {job.spec.name} {job.state}', style)}\n".encode())
@@ -121,6 +124,8 @@ def show(output: Output, details: Details) -> None:
                 output.text(f"    {line}")
             else:
                 output.drawn(output.wrapped(line, " " * 6, "  " if number == 0 else "    "))
+    for name, text in result_facts(job, made) if made is not None else ():
+        output.text(f"  {name:<11}{text}")
     failure = details.attempts[-1].failure if details.attempts else None
     output.text(f"  {'next':<11}{describe.next_commands(job, failure)}")
 

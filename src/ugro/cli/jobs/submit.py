@@ -15,6 +15,7 @@ from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.jobs.origin import origin_of
+from ugro.cli.jobs.stdin import check_input
 from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
@@ -32,8 +33,9 @@ _ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process
 def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bool, **fields: Any) -> int:
     """Run a command as a job on the best node.
 
-    Shows the output of COMMAND and returns its exit code. Options of ugro stand before the command. Ctrl-C detaches:
-    the job keeps running. With --json, the job is submitted and printed, and ugro does not wait for it.
+    Shows the output of COMMAND and returns its exit code. COMMAND gets no input. Options of ugro stand before the
+    command. Ctrl-C detaches: the job keeps running. With --json, the job is submitted and printed, and ugro does not
+    wait for it.
 
     \b
     Examples:
@@ -101,6 +103,7 @@ def _submit(
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
     if dry_run:
         return _dry_run(session, file, given, force=force)
+    check_input(session.output, given.get("command") or given.get("args") or ())
     under_way = Submitting(session.output)
     try:
         client = session.client(uses_nodes=True)

@@ -9,6 +9,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
+from ugro.cli.results.summary import result_lines
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
 from ugro.core.job import WAITING_STATES, JobState, places
@@ -32,7 +33,8 @@ def why(session: Session, job: str) -> None:
         session.output.document({"job": job_document(found, details.attempts), "why": answer})
         return
     if answer is None:
-        lines = _outcome(details)
+        made = jobs.brief_results(found.id) if found.is_final else None
+        lines = iter([*_outcome(details), *(result_lines(found, made) if made is not None else ())])
     else:
         lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer['text']}", *answer["details"]])
         if found.state is JobState.RECOVERING:

@@ -158,7 +158,7 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
 def _about(measured: JobProfile) -> str:
     speed = f"{measured.samples_per_s:.4g} samples/s, {format_duration(measured.step_s)} a step"
     passed = f", {measured.passed_over} skipped" if measured.passed_over else ""
-    loss = "" if measured.loss is None else f", loss {measured.loss:.4g}"
+    loss = "" if measured.loss is None else f", mean loss {measured.loss:.4g}"
     return f"steps {measured.first_step} to {measured.last_step}{passed}: {speed}{loss}"
 
 

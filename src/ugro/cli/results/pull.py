@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ugro.cli.untrusted import file_name
 from ugro.core.results import JobResults, Part
 
 _PIECE_BYTES = 1 << 20
@@ -35,7 +36,7 @@ def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Cal
     is_there = [_is_same(source, to) for source, to in pairs]
     differing = [to for (_, to), same in zip(pairs, is_there, strict=True) if same is False]
     if differing and not is_forced:
-        named = ", ".join(os.fsdecode(path) for path in differing[:_MOST_NAMED])
+        named = ", ".join(file_name(os.fsdecode(path)) for path in differing[:_MOST_NAMED])
         more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
         raise Conflict(f"{'these differ' if len(differing) > 1 else 'this differs'} there: {named}{more}")
     for (source, to), same in zip(pairs, is_there, strict=True):

@@ -13,8 +13,11 @@ from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output
+from ugro.cli.results.fetch import fetch
 from ugro.cli.results.pull import Conflict, Pulled, pull
+from ugro.cli.results.summary import amount, fetch_hint
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.cli.untrusted import file_name
 from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
@@ -30,32 +33,43 @@ _STATES = {
     ResultState.COMING: "being collected",
     ResultState.HOME: "complete",
     ResultState.UNKNOWN: "a node cannot be reached; there may be more",
-    ResultState.NONE: "the job wrote nothing to $UGRO_OUTPUT",
+    ResultState.NONE: "the job made no files",
     ResultState.REMOVED: "removed",
 }
 
 
 @click.command()
 @click.argument("job", default="last", shell_complete=candidates.jobs)
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
 @click.option("--pull", "target", type=click.Path(path_type=Path), metavar="DIR", help="Copy the results to DIR.")
 @click.option("--force", is_flag=True, help="With --pull: overwrite files that differ.")
+@click.option("--fetch", "is_fetch", is_flag=True, help="Fetch files that were left on the nodes: all, or those named.")
 @click.option("--rm", "is_removal", is_flag=True, help="Delete the results here and on the nodes; keep the logs.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @pass_session
-def results(session: Session, /, job: str, attempt: int | None, target: Path | None, **flags: bool) -> int:
-    """Show, copy or delete the results of a job.
+def results(
+    session: Session, /, job: str, patterns: tuple[str, ...], attempt: int | None, target: Path | None, **flags: bool
+) -> int:
+    """Show, fetch, copy or delete the files of a job.
 
-    Results are the files that a job writes to the directory $UGRO_OUTPUT, or that match the outputs in its job file.
-    UGRO collects them from the nodes by itself.
+    UGRO collects the files that a job makes or changes in its working directory, or writes to $UGRO_OUTPUT. What it
+    leaves on a node (too large, or named by an ignore file) is listed here with the reason; --fetch collects it.
 
     \b
     Examples:
       ugro results train
+      ugro results 12 --fetch 'checkpoints/*.pt'
       ugro results 12 --pull ./run12
     """
     client = session.client()
+    if patterns and not flags["is_fetch"]:
+        raise UsageError(f"unexpected argument {patterns[0]!r}", hint="names of files stand after --fetch")
+    if flags["is_fetch"]:
+        if flags["is_removal"] or target is not None:
+            raise UsageError("--fetch cannot be used with --rm or --pull", hint="fetch the files first")
+        return fetch(session.output, client, (job, attempt), patterns)
     if flags["is_removal"]:
         if target is not None or attempt is not None:
             problem = "--rm deletes all results: it cannot be used with --pull or --attempt"
@@ -63,17 +77,20 @@ def results(session: Session, /, job: str, attempt: int | None, target: Path | N
         return _remove(session.output, client, job, is_sure=flags["yes"])
     if target is not None:
         return _pull(session.output, client, (job, attempt), target, is_forced=flags["force"])
-    found, made = client.jobs.results(job, attempt=attempt)
-    if session.output.is_json:
-        session.output.document({"job": {**job_document(found), "results": made}})
+    output = session.output
+    found, made = client.jobs.results(job, attempt=attempt, all_files=output.is_json or not output.is_terminal)
+    if output.is_json:
+        output.document({"job": {**job_document(found), "results": made}})
     else:
-        _show(session.output, found, made)
+        _show(output, found, made)
     return 0
 
 
 def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
     job, made = client.jobs.results(word)
-    facts = [f"job {job.id} {job.spec.name}: {_amount(made.files, made.bytes)} in {made.folder}"]
+    facts = [f"job {job.id} {job.spec.name}: {amount(made.files, made.bytes)} in {made.folder}"]
+    if made.left_count:
+        facts.append(f"and {amount(made.left_count, made.left_bytes)} on its nodes")
     if not is_sure and job.is_final and job.cached_from is None:
         if output.is_json:
             raise UsageError("this deletes the results permanently", hint="confirm with --yes")
@@ -108,7 +125,7 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
         output.document({"job": {**job_document(job), "results": made, "pulled": copied}})
     else:
         same = f", {pulled.same} were there already" if pulled.same else ""
-        output.note(f"copied {_amount(pulled.files, pulled.bytes)} to {target}{same}")
+        output.note(f"copied {amount(pulled.files, pulled.bytes)} to {target}{same}")
     if made.state in (ResultState.WAITING, ResultState.LIVE, ResultState.UNKNOWN):
         output.warn(f"{_STATES[made.state]}: {_problem(made)}")
     return int(made.state is ResultState.WAITING)
@@ -143,8 +160,11 @@ def _show(output: Output, job: Job, made: JobResults) -> None:
     for node in made.nodes:
         for line in _node_lines(node):
             output.text(f"  {line}")
+    if made.left_count:
+        output.text(f"  {fetch_hint(job)}")
     if made.files:
-        rows = [[Cell(file.name), Cell(_size(output, file.bytes), is_number=True)] for file in _few(output, made)]
+        sizes = [Cell(_size(output, file.bytes), is_number=True) for file in _few(output, made)]
+        rows = [[Cell(file_name(file.name)), size] for file, size in zip(_few(output, made), sizes, strict=True)]
         output.table(("FILE", "SIZE" if output.is_terminal else "BYTES"), rows)
     if output.is_terminal and made.files > _MOST_SHOWN:
         output.text(f"  … {made.files - _MOST_SHOWN} more: ls {made.folder}")
@@ -159,7 +179,8 @@ def _size(output: Output, size: int) -> str:
 
 
 def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
-    yield "results", f"{_STATES[made.state]}: {_amount(made.files, made.bytes)}"
+    yield "results", f"{_STATES[made.state]}: {amount(made.files, made.bytes)}"
+    yield "not here", f"what it wrote in {job.spec.cwd} stays there" if job.spec.cwd else ""
     yield "cached", f"from job {job.cached_from}, an identical job" if job.cached_from else ""
     yield "in", made.folder
     yield "attempt", str(made.attempt) if made.attempt > 1 else ""
@@ -183,7 +204,8 @@ def _loss(metrics: MetricsSummary) -> str:
     words = []
     if metrics.final_loss is not None and metrics.best_loss is not None:
         at = "" if metrics.best_step is None else f" at step {metrics.best_step}"
-        words.append(f"{metrics.final_loss:.4g}, at best {metrics.best_loss:.4g}{at}")
+        name = "" if metrics.loss_name in (None, "loss") else f" ({metrics.loss_name})"
+        words.append(f"last {metrics.final_loss:.4g}, best {metrics.best_loss:.4g}{at}{name}")
     if metrics.lost_at_step is not None:
         words.append(f"not finite from step {metrics.lost_at_step} on")
     return "; ".join(words)
@@ -201,19 +223,28 @@ def _node_lines(node: NodeResults) -> Iterator[str]:
     if node.problem:
         yield f"{node.node}: {node.problem}"
     elif node.state is ResultState.COMING:
-        yield f"{node.node}: {_amount(node.missing_files, node.missing_bytes)} not collected yet"
-    if node.left_count:
-        size = sum(file.bytes for file in node.left)
-        yield f"{node.node}: {_amount(node.left_count, size)} left on the node ({node.left[0].reason}):"
-        yield from (f"  {file.name}  {format_size(file.bytes)}" for file in node.left[:_MOST_SHOWN])
+        yield f"{node.node}: {amount(node.missing_files, node.missing_bytes)} not collected yet"
+    yield from _left_lines(node)
     for file in node.unsendable[:_MOST_SHOWN]:
-        yield f"{node.node}: {file.name} was skipped: {file.reason}"
+        yield f"{node.node}: {file_name(file.name)} was skipped: {file.reason}"
+
+
+def _left_lines(node: NodeResults) -> Iterator[str]:
+    if not node.left_count:
+        return
+    yield f"{node.node}: {amount(node.left_count, node.left_bytes)} left on the node:"
+    reasons = dict.fromkeys(file.reason for file in node.left)
+    few = max(1, _MOST_SHOWN // max(1, len(reasons)))
+    shown = 0
+    for reason in reasons:
+        yield f"  {reason}:"
+        files = [file for file in node.left if file.reason == reason][:few]
+        shown += len(files)
+        yield from (f"    {file_name(file.name)}  {format_size(file.bytes)}" for file in files)
+    if node.left_count > shown:
+        yield f"  … {node.left_count - shown} more"
 
 
 def _problem(made: JobResults) -> str:
     problems = [f"{node.node}: {node.problem}" for node in made.nodes if node.problem]
-    return "; ".join(problems) or _amount(made.files, made.bytes)
-
-
-def _amount(files: int, size: int) -> str:
-    return f"{files} {'file' if files == 1 else 'files'}, {format_size(size)}"
+    return "; ".join(problems) or amount(made.files, made.bytes)

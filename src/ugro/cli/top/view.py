@@ -56,8 +56,9 @@ class Seen:
 
 
 def headline(seen: Seen) -> str:
-    up = sum(report.status is not Status.UNREACHABLE for report in seen.nodes)
-    parts = [f"{seen.cluster}", f"{up} of {len(seen.nodes)} nodes", *_gpu_totals(seen.nodes)]
+    machines = [report for report in seen.nodes if report.same_as is None]
+    up = sum(report.status is not Status.UNREACHABLE for report in machines)
+    parts = [f"{seen.cluster}", f"{up} of {len(machines)} nodes", *_gpu_totals(machines)]
     running = sum(job.state not in WAITING_STATES for job in seen.jobs)
     parts.append(f"{running} running, {len(seen.jobs) - running} waiting")
     if seen.alerts:

@@ -21,6 +21,7 @@ from ugro.config.kinds import (
     Duration,
     Environment,
     ListOf,
+    OrNull,
     Size,
     Text,
     Whole,
@@ -114,8 +115,9 @@ class CheckpointSection(Section):
     dir: str | None = key(
         None,
         _CHECKPOINTS,
-        "Directory for checkpoints. The program finds it in `$UGRO_CHECKPOINT_DIR`. Null is a folder of UGRO's, which "
-        "is deleted when the job ends. A relative path is below `cwd`, or else below that folder.",
+        "Directory for checkpoints, below the working directory or absolute. A retry finds there what earlier attempts "
+        "wrote, on any node. The program also finds the path in `$UGRO_CHECKPOINT_DIR`. Null is `checkpoints`; with a "
+        "`cwd`, null is a folder of UGRO's.",
         example="checkpoints",
         option="checkpoint_dir",
     )
@@ -127,6 +129,11 @@ class CheckpointSection(Section):
         option="checkpoint_every",
         to="every_s",
     )
+
+    def check(self) -> None:
+        if self.dir is not None and not any(part not in ("", ".") for part in self.dir.split("/")):
+            hint = "name a directory of its own, such as checkpoints"
+            raise BadValueError("the working directory itself cannot be it", hint=hint, at=("dir",))
 
 
 @section
@@ -169,15 +176,15 @@ class StopSection(Section):
 
 @section
 class ResultsSection(Section):
-    """Which of the job's outputs are collected. The others stay on the node, and `ugro results` says so."""
+    """Which files of the job are collected. The others stay on the node; `ugro results` lists and fetches them."""
 
     makes = job.ResultRule
 
     checkpoints: str = key(
         job.ResultRule().checkpoints,
         CheckpointRule(),
-        "Which checkpoints in `$UGRO_OUTPUT/checkpoints` to collect: all, none, best, or 'last N'. `last 3` are the "
-        "newest three; `best` are those with best in their name, or else the newest.",
+        "Which checkpoints to collect: all, none, best, or 'last N'. `last 3` are the newest three; `best` are those "
+        "with best in their name, or else the newest.",
         example="last 3",
         option="result_checkpoints",
     )
@@ -188,6 +195,22 @@ class ResultsSection(Section):
         example="20GB",
         option="result_limit",
         to="limit_bytes",
+    )
+    workdir: bool = key(
+        job.ResultRule().workdir,
+        Bool(),
+        "Collect the files that the job makes or changes in its working directory. Not with a `cwd`: that is yours, "
+        "and its files stay there.",
+        example=False,
+        option="result_workdir",
+    )
+    workdir_limit: int | None = key(
+        job.ResultRule().workdir_limit_bytes,
+        OrNull(Size()),
+        "The most of these files to collect from one node in one attempt, small files first. Null is no limit.",
+        example="20GB",
+        option="result_workdir_limit",
+        to="workdir_limit_bytes",
     )
 
 
@@ -284,8 +307,8 @@ class JobSection(Section):
     outputs: tuple[str, ...] = key(
         (),
         ListOf("a list of patterns such as ['results/*.csv']", _OUTPUT),
-        "Files in the job's directory to collect, besides what it writes to `$UGRO_OUTPUT`. Only files that changed "
-        "since the job began are collected. A directory means everything below it, `**` any directories.",
+        "Files in the job's directory to collect, even if an ignore file names them. Only files that changed since "
+        "the job began are collected. A directory means everything below it, `**` any directories.",
         example=["results/*.csv"],
         option="output",
     )

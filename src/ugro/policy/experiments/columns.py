@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment, Figure
+from ugro.core.metrics import is_held_out, is_loss
 from ugro.policy.experiments.parameters import is_seed, number
 
 Value = float | str | None
@@ -23,8 +24,6 @@ _LARGER = re.compile(
     r"acc|auc|f1|bleu|rouge|score|reward|return|precision|recall|iou|map$|throughput|per_s(ec(ond)?)?$|use$|util",
     re.IGNORECASE,
 )
-_LOSS = re.compile(r"(^|[/_.])loss([/_.]|$)", re.IGNORECASE)
-_HELD_OUT = re.compile(r"(^|[/_.])(val|valid|eval|test|dev)", re.IGNORECASE)
 
 _FACTS: dict[str, Callable[[Experiment, float], Value]] = {
     "id": lambda one, now: one.id,
@@ -76,7 +75,12 @@ class Column:
 
 
 def is_larger_better(key: str) -> bool:
-    return _LARGER.search(key) is not None and not _LOSS.search(key)
+    return _LARGER.search(key) is not None and not is_loss(key)
+
+
+def best_of(key: str, figure: Figure) -> float | None:
+    """What ``best`` means everywhere: the smallest value, or the largest of a metric that should be large."""
+    return figure.most if is_larger_better(key) else figure.least
 
 
 def known_columns(experiments: Iterable[Experiment]) -> list[Column]:
@@ -110,11 +114,10 @@ def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
 
 
 def metric_order(key: str) -> tuple[bool, bool, str]:
-    return (not _LOSS.search(key), not _HELD_OUT.search(key), key)
+    return (not is_loss(key), not is_held_out(key), key)
 
 
 def _measured(column: Column, figure: Figure) -> float | None:
-    kind = column.kind
-    if kind == "best":
-        kind = "max" if is_larger_better(column.key) else "min"
-    return {"last": figure.last, "min": figure.least, "max": figure.most}[kind]
+    if column.kind == "best":
+        return best_of(column.key, figure)
+    return {"last": figure.last, "min": figure.least, "max": figure.most}[column.kind]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ugro.core.environment import Environment
-from ugro.core.job import Job, JobSpec, Resources
+from ugro.core.experiment import Figure
+from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
 from ugro.core.support.secret import looks_secret
+from ugro.policy.experiments.columns import best_of, metric_order
 
-_APART = frozenset({"name", "env", "resources", "argv", "snapshot"})  # shown in rows of their own
+PARAMETER = "parameter "
+METRIC = "metric "
+_DEFAULT = "default"  # a setting that a job leaves out
+_MOST_METRICS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,9 @@ class Side:
 
     job: Job
     environments: Mapping[str, Environment]  # by node, of the newest attempt
+    settings: Mapping[str, str] = field(default_factory=dict)  # keys of its job file that are not defaults
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
     metrics: MetricsSummary | None = None
     files: int = 0
 
@@ -37,10 +45,33 @@ class Row:
 
 def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
     """Every fact that any job has, whether it differs or not."""
-    facts = [dict(_facts(side)) for side in sides]
     hidden = _hidden(sides)
-    keys = dict.fromkeys(key for one in facts for key in one)
-    return tuple(hidden.get(key) or Row(key, tuple(one.get(key) for one in facts)) for key in keys)
+    rows = [
+        *_rows([dict(_parameters(side)) for side in sides]),
+        *_rows([dict(_about(side)) for side in sides]),
+        *_rows([side.settings for side in sides], _DEFAULT),
+        *_rows([dict(_outcome(side)) for side in sides]),
+        *_metric_rows(sides),
+    ]
+    return tuple(hidden.get(row.key, row) for row in rows)
+
+
+def _rows(facts: Sequence[Mapping[str, str]], missing: str | None = None) -> Iterator[Row]:
+    for key in dict.fromkeys(key for one in facts for key in one):
+        yield Row(key, tuple(one.get(key, missing) for one in facts))
+
+
+def _metric_rows(sides: Sequence[Side]) -> Iterator[Row]:
+    """As everywhere: the last finite value, and the best one."""
+    names = sorted({name for side in sides for name in side.figures}, key=metric_order)[:_MOST_METRICS]
+    for name in names:
+        found = [side.figures.get(name) for side in sides]
+        yield Row(f"{METRIC}{name} best", _numbers(best_of(name, one) if one else None for one in found))
+        yield Row(f"{METRIC}{name} last", _numbers(one.last if one else None for one in found))
+
+
+def _numbers(values: Iterable[float | None]) -> tuple[str | None, ...]:
+    return tuple(None if value is None else f"{value:.6g}" for value in values)
 
 
 def _hidden(sides: Sequence[Side]) -> dict[str, Row]:
@@ -55,29 +86,25 @@ def _hidden(sides: Sequence[Side]) -> dict[str, Row]:
     return found
 
 
-def _facts(side: Side) -> Iterator[tuple[str, str]]:
+def _parameters(side: Side) -> Iterator[tuple[str, str]]:
+    """Variables have rows of their own."""
+    return ((PARAMETER + name, value) for name, value in side.parameters.items() if not name.startswith("env."))
+
+
+def _about(side: Side) -> Iterator[tuple[str, str]]:
     job, spec = side.job, side.job.spec
     yield "name", spec.name
     yield "state", job.state
     yield "command", shlex.join(spec.argv)
     yield "code", spec.snapshot or "not sent"
+    if spec.cwd is not None:
+        yield "cwd", spec.cwd
     if job.origin is not None:
         yield "git", (job.origin.commit or "nothing committed") + (" and changes" if job.origin.is_dirty else "")
         yield "git branch", job.origin.branch or "none"
     yield from ((f"env.{name}", value) for name, value in spec.env)
-    yield from _given("", spec, JobSpec("", ()), _APART)
-    yield from _given("resources.", spec.resources, Resources(), frozenset())
     yield "nodes", ", ".join(job.placement.nodes) if job.placement else "none"
     yield from _installed(side.environments)
-    yield from _outcome(side)
-
-
-def _given(prefix: str, value: object, default: object, apart: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """The fields that differ from their default."""
-    for field in fields(value):  # type: ignore[arg-type]  # a dataclass, as both callers give
-        found = getattr(value, field.name)
-        if field.name not in apart and found != getattr(default, field.name):
-            yield f"{prefix}{field.name}", str(found)
 
 
 def _installed(environments: Mapping[str, Environment]) -> Iterator[tuple[str, str]]:
@@ -111,10 +138,8 @@ def _outcome(side: Side) -> Iterator[tuple[str, str]]:
     yield "result files", str(side.files)
     if metrics is not None:
         numbers = {
-            "final loss": metrics.final_loss,
-            "best loss": metrics.best_loss,
             "last step": metrics.last_step,
-            "loss is not a number from step": metrics.lost_at_step,
+            "loss is not finite from step": metrics.lost_at_step,
             f"throughput ({metrics.throughput_name})": metrics.throughput,
             f"device use ({metrics.device_use_name})": metrics.device_use,
             "imbalance": metrics.imbalance,

@@ -1,4 +1,4 @@
-"""The parameters of a training: from its command line, its environment variables and its seed. Pure.
+"""The parameters of a training: from its command line, its variables, its seed, and what it wrote itself. Pure.
 
 ``train.py --lr 1e-3 --epochs=3 --amp model.depth=12`` has lr, epochs, amp and model.depth.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from ugro.core.job import JobSpec
 from ugro.core.support.secret import looks_secret
@@ -28,6 +29,12 @@ def parameters(spec: JobSpec) -> dict[str, str]:
         found["seed"] = str(spec.seed)
     names = [name for name in found if not looks_secret(name.replace("-", "_"))]
     return {name: found[name][:_MAX_LENGTH] for name in names[:_MAX_PARAMETERS]}
+
+
+def all_parameters(given: Mapping[str, str], written: Mapping[str, str]) -> dict[str, str]:
+    """With those that the training wrote beside its metrics; what the job was given takes precedence."""
+    more = {name: value[:_MAX_LENGTH] for name, value in written.items() if name not in given}
+    return dict(islice({**given, **more}.items(), max(_MAX_PARAMETERS, len(given))))
 
 
 def is_seed(name: str) -> bool:

@@ -96,7 +96,8 @@ _ROOTS = (
     ),
     _sign(
         "oom",
-        r"out of shared memory|insufficient shared memory|DataLoader worker .*killed by signal: Bus error",
+        r"out of shared memory|insufficient shared memory|unable to (write to file|mmap|open).*</torch_"
+        r"|DataLoader worker .*killed by signal: Bus error",
         "the loader's workers need more of /dev/shm: fewer of them, or a larger /dev/shm",
     ),
     _sign(
@@ -105,7 +106,7 @@ _ROOTS = (
         r"|DataLoader worker .*killed by signal: Killed",
         "the node ran out of memory: fewer loader workers, a smaller batch, or ask for memory",
     ),
-    _sign("disk_full", r"No space left on device|Disk quota exceeded|\bENOSPC\b", "make room on the node's disk"),
+    _sign("disk_full", r"No space left on device|Disk quota exceeded|\bENOSPC\b"),
     _sign("port_in_use", r"\bEADDRINUSE\b|Address already in use"),
     _sign(
         "import_error",

@@ -32,6 +32,7 @@ class RankEnd:
     last_lines: tuple[str, ...] = ()
     was_oom_killed: bool = False  # the kernel killed for memory on the node meanwhile
     was_stopped_by_us: bool = False
+    was_disk_full: bool = False  # nothing more could be written on its node, not even to its log
 
     @property
     def has_failed(self) -> bool:
@@ -85,6 +86,9 @@ class _Suspect:
         # A single rank cannot have failed because of another.
         if words.cause is not None and not (words.is_symptom and is_alone):
             return cls(end, Cause(words.cause), words, words.is_symptom)
+        # An exception that is in the log was written whole: there was room for it.
+        if end.was_disk_full and words.line is None:
+            return cls(end, Cause.DISK_FULL, LastWords(), is_symptom=False)
         is_told_to_stop = end.death_signal in (signal.SIGTERM, signal.SIGINT)
         cause = Cause.KILLED if is_told_to_stop else Cause.RANK_FAILED
         return cls(end, cause, words, is_told_to_stop and not is_alone)
@@ -115,7 +119,11 @@ def _named(suspect: _Suspect) -> Failure:
     reason = f"rank {end.rank} on {end.node} {_ending(end, suspect.cause)}"
     if suspect.words.line:
         reason += f": {suspect.words.line}"
+    elif suspect.cause is Cause.DISK_FULL:
+        reason += ": the disk of the node is full, and its log could not be written"
     hint = suspect.words.hint or _HINTS.get(suspect.cause)
+    if suspect.cause is Cause.DISK_FULL:
+        hint = disk_hint(end.node)
     return Failure(
         suspect.cause, reason, end.rank, end.node, _exit_code(end), suspect.words.line, hint, end.last_lines
     )
@@ -161,6 +169,10 @@ def _ending(end: RankEnd, cause: Cause) -> str:
     if end.exit_code is None:
         return "ended for an unknown reason"
     return f"ended with exit code {end.exit_code}" + (f" ({meaning})" if meaning else "")
+
+
+def disk_hint(node: str) -> str:
+    return f"make room: ugro node gc {node}, or see what takes it: ugro exec {node} -- df -h"
 
 
 def _exit_code(end: RankEnd) -> int | None:

@@ -15,6 +15,7 @@ from ugro.core.support.quantity import format_duration
 FREE_RETRIES = 5
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
+GPU_PAUSE_S = 2.0  # by then the node has reported who has the GPU
 
 # Caused by the infrastructure: does not count against the job's retries.
 INFRASTRUCTURE = frozenset(
@@ -27,6 +28,8 @@ INFRASTRUCTURE = frozenset(
         Cause.KILLED,
     }
 )
+# No failure at all: the job waits for devices again, however often.
+UNCOUNTED = frozenset({Cause.PREEMPTED, Cause.GPU_UNAVAILABLE})
 # The next attempt would almost certainly fail the same way.
 LASTING = frozenset(
     {
@@ -56,6 +59,7 @@ class JobView:
     free: int = 0  # retries used of the budget for infrastructure
     has_progressed: bool = False  # this attempt wrote a checkpoint newer than the one it began from
     has_checkpoint: bool = False
+    has_other_nodes: bool = False  # the cluster has nodes that this attempt did not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,14 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
     words = _words_for(failure)
     if words & set(view.retry.never_on):
         return GiveUp(f"{failure.reason}; never retried after {failure.cause}, as it was submitted", failure.hint)
-    if failure.cause is Cause.PREEMPTED:  # it is queued again in any case
-        return Retry(now, charged, free, f"{failure.reason}; it is tried again{_from(view)} when there is room")
+    if failure.cause in UNCOUNTED:
+        pause_s = GPU_PAUSE_S if failure.cause is Cause.GPU_UNAVAILABLE else 0.0
+        reason = f"{failure.reason}; it is tried again{_from(view)} when there is room"
+        return Retry(now + pause_s, charged, free, reason)
+    if failure.cause is Cause.DISK_FULL and failure.exit_code is None and view.has_other_nodes and not free:
+        # It did not start: another node may have room for code that is large, or that was placed by an older report.
+        reason = f"{failure.reason}; it is tried on another node, if one has room"
+        return Retry(now, charged, 1, reason, _avoid(failure))
     if failure.cause in INFRASTRUCTURE and free < FREE_RETRIES:
         return _free_retry(view, failure, charged, free + 1, now)
     return _charged_retry(view, failure, (charged, free), now)

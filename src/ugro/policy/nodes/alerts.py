@@ -68,13 +68,14 @@ class Review:
 
 
 def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: frozenset[str]) -> list[Finding]:
-    """For the nodes that were checked, and for the whole cluster if CLUSTER is among them."""
+    """For the nodes that were checked, and for the whole cluster if CLUSTER is among them. Each machine counts once."""
+    reports = [report for report in reports if report.same_as is None]
     found = [finding for report in reports if report.name in looked_at for finding in _of_node(report, limits)]
     return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
 
 
 def status_change(before: NodeReport | None, after: NodeReport, now: float) -> Notice | None:
-    if before is None or before.status is after.status:
+    if before is None or before.status is after.status or after.same_as is not None:
         return None
     text = f"{after.name} was {before.status} and is {after.status}"
     why = after.error or "; ".join(reason.text for reason in after.reasons)

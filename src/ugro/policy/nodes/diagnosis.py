@@ -11,11 +11,10 @@ from typing import Any
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, LinkQuality, Machine
 from ugro.core.support.quantity import format_duration, format_size
+from ugro.policy.nodes.disk_room import LITTLE_SPACE_BYTES, NO_SPACE_BYTES
 from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.remote.messages import Packages, Ports, PortUse, Root, Survival
 
-LITTLE_SPACE_BYTES = 2**30
-NO_SPACE_BYTES = 100 * 2**20
 CLOCK_WARNING_S = 1.0
 CLOCK_FAILED_S = 30.0
 NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
@@ -80,8 +79,9 @@ def _root(node: Examination, root: Root) -> Iterator[Verdict]:
     left = format_size(root.free_bytes)
     if root.free_bytes < LITTLE_SPACE_BYTES:
         grade = Grade.FAILED if root.free_bytes < NO_SPACE_BYTES else Grade.WARNING
-        look = f"ugro exec {node.name} -- du -xh -d1 {root.path}"
-        yield grade, f"{root.path} has {left} left", f"free some: {look}   (or {elsewhere})"
+        look = f"ugro node gc {node.name}, or see what takes it: ugro exec {node.name} -- du -xh -d1 {root.path}"
+        text = f"the disk of {root.path} {'is full' if grade is Grade.FAILED else 'is nearly full'}: {left} left"
+        yield grade, text, f"free some: {look}   (or {elsewhere})"
     else:
         is_remote = root.filesystem in NETWORK_FILESYSTEMS
         kind = f" ({root.filesystem}{', as fast as the network' if is_remote else ''})" if root.filesystem else ""
@@ -141,7 +141,9 @@ def _one_gpu(gpu: Gpu, look: str) -> Iterator[Verdict]:
     if gpu.error is not None:
         yield Grade.FAILED, f"{label} cannot be read: {gpu.error}", f"run: {look}   (reboot the node if it persists)"
     others = [f"{process.name} (pid {process.pid})" for process in gpu.processes if not process.is_ours]
-    if others:
+    if gpu.holder is not None:
+        yield Grade.WARNING, f"{label} is used by {gpu.holder}", "jobs that need it wait until it is free"
+    elif others:
         yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or check: {look}"
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ugro.core.node import Facts, Gpu, LinkQuality, Reason, Status
+from ugro.core.support.quantity import format_size
+from ugro.policy.nodes.disk_room import LITTLE_SPACE_BYTES, NO_SPACE_BYTES
 
 PART_POINTS = {"gpu": 40.0, "system": 30.0, "network": 20.0, "processes": 10.0}
 HEALTHY_SCORE = 80
@@ -119,6 +121,13 @@ def _disks(seen: _Seen) -> Iterator[_Reading]:
         yield disk.used_ratio, f"disk {disk.mount} is {_percent(disk.used_ratio)} full"
 
 
+def _room_left(seen: _Seen) -> Iterator[_Reading]:
+    """However large the disk is: jobs need room for their code and logs."""
+    disk = seen.facts.root_disk
+    if disk is not None:
+        yield -disk.free_bytes, f"disk {disk.mount} has {format_size(disk.free_bytes)} left"
+
+
 def _latency(seen: _Seen) -> Iterator[_Reading]:
     if seen.link.rtt_s is not None:
         yield seen.link.rtt_s, f"network latency is {_figure(seen.link.rtt_s * 1000)} ms"
@@ -154,6 +163,7 @@ _RULES = (
     _Rule("gpu", ((FULL, 0.4), (NEARLY_FULL, 0.2)), _gpu_memory),
     _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _memory),
     _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _disks),
+    _Rule("system", ((-NO_SPACE_BYTES, 1.0), (-LITTLE_SPACE_BYTES, 0.4)), _room_left),
     _Rule("network", ((0.100, 1.0), (0.050, 0.5)), _latency),
     _Rule("network", ((0.20, 1.0), (0.05, 0.5)), _loss),
     _Rule("processes", ((_ALWAYS, 1.0),), _missing_ranks),

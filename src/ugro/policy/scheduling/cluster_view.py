@@ -18,6 +18,8 @@ class GpuView:
     memory_bytes: int | None = None
     is_foreign: bool = False  # a process that is not ours uses it
     is_broken: bool = False
+    uuid: str = ""
+    holder: str | None = None  # who has its lock on the node, in words; such a GPU is foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,13 @@ class NodeView:
     group: str = ""  # nodes of one group are close to each other: the same subnet or switch
     # Why it takes no new jobs, as words after its name: "is drained: new fans", "is unreachable".
     unusable: str | None = None
+    # Why a job would fail there, as words after its name: "has no room: 28.0 MiB left on the disk of /root/ugro".
+    no_room: str | None = None
+    lacks: frozenset[str] = frozenset()  # modules that its Python does not find; of others nothing is known
     cost: float = 0.0  # how busy it is, as ``selection`` counts it; lower is better
     is_known: bool = True  # False: its hardware has not been reported yet; only its labels are known
     is_awaited: bool = False  # its first report has not arrived yet
+    is_second_name: bool = False  # another node is the same machine, and is used
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from ugro.core.job import ALL_GPUS, ANY_GPUS, Resources
+from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.support.quantity import format_size
-from ugro.policy.scheduling.cluster_view import NodeView
-from ugro.policy.scheduling.room import Free, Shape, Shapes, empty
-from ugro.policy.scheduling.waiting_jobs import Kind
+from ugro.policy.scheduling.room import Free, Shape
 from ugro.policy.wording import count_of, in_words
 
 
@@ -27,7 +24,10 @@ class Need:
     is_one_process: bool
     cpus: int | None  # None: one for each process, as far as the node has them
     memory_bytes: int
-    note: str = ""  # why it asks for no GPUs, if the job left that open
+    note: str = ""  # why it asks for no GPUs, if the job left that open; and who lacks what its script imports
+    wants_room: bool = False  # nodes whose disk is full do not count
+    imports: frozenset[str] = frozenset()  # nodes that lack one of them do not count
+    wishes: frozenset[str] = frozenset()  # nodes that lack one of them are used last
     _fitting: dict[Shape, int | None] = field(default_factory=dict)
 
     @classmethod
@@ -40,13 +40,21 @@ class Need:
         return cls(resources, least, most, gpus, wants_all, on_one_node, resources.cpus, memory_bytes, note)
 
     def fitting_gpus(self, shape: Shape) -> int | None:
-        """The GPUs that satisfy it, as a mask; None if the node does not have the labels."""
+        """The GPUs that satisfy it, as a mask; None if the node does not have the labels, room or modules."""
         try:
             return self._fitting[shape]
         except KeyError:
-            has_labels = shape.labels.issuperset(self.resources.labels)
-            mask = self._fitting[shape] = self._mask(shape) if has_labels else None
+            mask = self._fitting[shape] = self._mask(shape) if self._is_right(shape) else None
             return mask
+
+    def _is_right(self, shape: Shape) -> bool:
+        if (self.wants_room and shape.is_full) or not self.imports.isdisjoint(shape.lacks):
+            return False
+        return shape.labels.issuperset(self.resources.labels)
+
+    def drawbacks(self, shape: Shape) -> tuple[bool, bool]:
+        """Why a node that fits is used last, the worst first."""
+        return (shape.is_full, not self.wishes.isdisjoint(shape.lacks))
 
     def fits(self, shape: Shape, free: Free) -> bool:
         gpus, cpus, memory_bytes, slots = free
@@ -104,66 +112,6 @@ class Demand:
 
     def __str__(self) -> str:
         return ", or ".join(str(need) for need in self.needs)
-
-
-class Demands:
-    """One object per distinct demand: what failed for one job is not tried again for others with the same demand."""
-
-    def __init__(self, nodes: Sequence[NodeView]) -> None:
-        self._makes = Makes(nodes)
-        self._known: dict[tuple[Resources, bool], Demand] = {}
-        self._by_kind: dict[Kind, Demand] = {}  # comparing kinds is far cheaper than comparing all that they say
-
-    def of(self, kind: Kind) -> Demand:
-        known = self._by_kind.get(kind)
-        if known is not None:
-            return known
-        key = (kind.resources, kind.is_command)
-        demand = self._known.get(key)
-        if demand is None:
-            demand = self._known[key] = Demand(tuple(needs_of(*key, self._makes)))
-        self._by_kind[kind] = demand
-        return demand
-
-
-class Makes:
-    """What the nodes have in total, whether or not they are in use or take jobs now."""
-
-    def __init__(self, nodes: Sequence[NodeView]) -> None:
-        self._nodes = nodes
-        self._counts: Counter[tuple[Shape, Free]] | None = None
-        self._awaited: list[NodeView] = []
-
-    def count(self, need: Need) -> int:
-        """How many nodes can give a share. Nodes that have not reported yet count."""
-        if self._counts is None:
-            shapes = Shapes()
-            self._awaited = [node for node in self._nodes if node.is_awaited]
-            there = (node for node in self._nodes if not node.is_awaited)
-            self._counts = Counter((shapes.of(node), empty(node, with_foreign=True)) for node in there)
-        labels = set(need.resources.labels)
-        awaited = sum(labels.issubset(node.labels) for node in self._awaited)
-        return awaited + sum(count for make, count in self._counts.items() if need.fits(*make))
-
-
-def needs_of(resources: Resources, on_one_node: bool, makes: Makes) -> Iterator[Need]:
-    """A need for each alternative. If the job left GPUs open, the cluster decides: with them if enough nodes have some.
-
-    Ranks on GPUs and on cores cannot train together, so all nodes get the same. A job waits for GPUs that are in use or
-    broken, because training without them would be far too slow.
-    """
-    for way in alternatives(resources):
-        if way.gpus_per_node != ANY_GPUS:
-            yield Need.of(way, on_one_node=on_one_node)
-            continue
-        on_gpus = Need.of(replace(way, gpus_per_node=ALL_GPUS), on_one_node=on_one_node)
-        found = makes.count(on_gpus)
-        if found >= on_gpus.min_nodes:
-            yield on_gpus
-        else:
-            having = "such node has" if found == 1 else "such nodes have"
-            note = f"without GPUs: only {found} {having} any" if found else ""
-            yield Need.of(replace(way, gpus_per_node=0), on_one_node=on_one_node, note=note)
 
 
 def alternatives(resources: Resources) -> Iterator[Resources]:

@@ -13,7 +13,8 @@ from itertools import accumulate
 from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.support.quantity import format_size
 from ugro.policy.scheduling.cluster_view import GpuView, NodeView
-from ugro.policy.scheduling.demand import Makes, Need, gpu_fits, needs_of
+from ugro.policy.scheduling.demand import Need, gpu_fits
+from ugro.policy.scheduling.makes import Makes, needs_of
 from ugro.policy.scheduling.room import Shapes, empty
 from ugro.policy.wording import count_of, in_words, names
 

@@ -29,14 +29,18 @@ def free_now(need: Need, ledger: Ledger) -> FreeNow:
     owners = _owners(need, kept, ledger)
     reserved_for = owners if count + len(kept) >= need.min_nodes else ()
     where = names(sorted(room.node.name for room in kept))
-    if need.min_nodes > 1:
-        text = f"{count} of {need.min_nodes} are free now"
-        more = f"; {where} {'is' if len(kept) == 1 else 'are'} free too, but reserved for {jobs(owners)}"
-        return FreeNow(text + more if kept else text, reserved_for, bool(count or kept))
-    if kept:
+    if need.min_nodes == 1 and kept:
         return FreeNow(f"that is free on {where}, but reserved for {jobs(owners)}", reserved_for)
-    nearly = _nearly(need, ledger)
-    return FreeNow(nearly or "none is free now", is_something=nearly is not None)
+    nearly = _nearly(need, ledger) if not count and not kept else None
+    if need.min_nodes == 1:
+        text = f"no node has all of that free now: {nearly}" if nearly else "none is free now"
+        return FreeNow(text, is_something=nearly is not None)
+    text = f"{count} of {need.min_nodes} are free now"
+    if kept:
+        text += f"; {where} {'is' if len(kept) == 1 else 'are'} free too, but reserved for {jobs(owners)}"
+    elif nearly:
+        text += f": {nearly}"
+    return FreeNow(text, reserved_for, bool(count or kept or nearly))
 
 
 def _open_and_kept(need: Need, ledger: Ledger) -> tuple[int, list[Room]]:
@@ -70,7 +74,7 @@ def _nearly(need: Need, ledger: Ledger) -> str | None:
         capable = [room for room in groups[much] if need.fits(room.shape, room.capacity)]
         if capable:
             room = min(capable, key=lambda room: room.node.name)
-            return f"no node has all of that free now: {room.node.name} has {names(list(_parts(need, room)))}"
+            return f"{room.node.name} has {names(list(_parts(need, room)))}"
     return None
 
 

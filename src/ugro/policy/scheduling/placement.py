@@ -107,7 +107,8 @@ class Candidates:
         before, after = rank
         node, cost = room.node, room.cost
         first = cost if self._goes_by_load else 0.0
-        key = (node.name in self._avoid, first, *before, -node.speed, *after, cost, node.name)
+        failed_there = node.name in self._avoid
+        key = (*self.need.drawbacks(room.shape), failed_there, first, *before, -node.speed, *after, cost, node.name)
         group = self._group(room)
         self._fitting[group].add(room)
         heapq.heappush(self._heaps[group], (key, room.version, room))
@@ -131,7 +132,8 @@ class Placed:
 def _words(need: Need) -> tuple[str, ...]:
     """What each part of a key except the name means, as an advantage over others."""
     before, after = _rank_words(need)
-    return ("the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
+    drawbacks = ("its disk has room", "it has what the script imports")
+    return (*drawbacks, "the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
 
 
 def _rank_words(need: Need) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import Share
@@ -30,7 +30,8 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
     """``end``: the latest time at which it ends, which is why it may use the reservations in ``allowed``."""
     placement = placed.placement
     where = f"free now: {names([given(share) for share in placement.shares])}"
-    reason = "; ".join(part for part in (where, placed.preference, need.note) if part)
+    full = [f"{name} {no_room}" for name in placement.nodes if (no_room := ledger.rooms[name].node.no_room) is not None]
+    reason = "; ".join(part for part in (where, placed.preference, need.note, *full) if part)
     if not ledger.reservations:
         return reason
     borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]
@@ -72,13 +73,22 @@ def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
     return Blocked(f"needs {demand}; {nearest.text}", _blockers(demand, ledger))
 
 
-def what_is_left_out(nodes: Sequence[NodeView]) -> Iterator[str]:
+def what_is_left_out(nodes: Sequence[NodeView], imports: Collection[str] = ()) -> Iterator[str]:
+    """``imports``: of the job's script."""
     away = [f"{node.name} {node.unusable}" for node in nodes if node.unusable is not None]
     if away:
         yield names(away)
-    foreign = [f"GPU {gpu.index} of {node.name}" for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    gpus = [(f"GPU {gpu.index} of {node.name}", gpu) for node in nodes for gpu in node.gpus if gpu.is_foreign]
+    yield from (f"{name} is used by {gpu.holder}" for name, gpu in gpus if gpu.holder is not None)
+    foreign = [name for name, gpu in gpus if gpu.holder is None]
     if foreign:
         yield f"others use {names(foreign)}"
+    full = [f"{node.name} {node.no_room}" for node in nodes if node.no_room is not None]
+    if full:
+        yield names(full)
+    lacking = [(node.name, sorted(node.lacks.intersection(imports))) for node in nodes]
+    if any(missing for _, missing in lacking):
+        yield names([f"{name} lacks {in_words(missing)}" for name, missing in lacking if missing])
 
 
 def given(share: Share) -> str:
@@ -91,7 +101,8 @@ def given(share: Share) -> str:
 def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
     least = min(need.min_nodes for need in demand.needs)
     found = f"only {capable} of {least} usable nodes can give that" if capable else "no usable node has that"
-    return "; ".join([found, *what_is_left_out(ledger.nodes)])
+    imports = {name for need in demand.needs for name in need.imports}
+    return "; ".join([found, *what_is_left_out(ledger.nodes, imports)])
 
 
 def _blockers(demand: Demand, ledger: Ledger) -> tuple[int, ...]:

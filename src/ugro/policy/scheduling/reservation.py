@@ -56,13 +56,13 @@ def _plan(need: Need, ledger: Ledger) -> _Plan | None:
         if len(openings) > need.min_nodes and opening.at > openings[need.min_nodes - 1].at:
             break
     if len(openings) >= need.min_nodes:
-        openings.sort(key=lambda opening: (opening.at, *_preference(opening.room)))
+        openings.sort(key=lambda opening: (opening.at, *_preference(need, opening.room)))
         chosen = openings[: need.min_nodes]
         return _Plan(need, chosen, chosen[-1].at)
     openings += _openings_some_day(need, ledger, {opening.room for opening in openings})
     if len(openings) < need.min_nodes:
         return None
-    openings.sort(key=lambda opening: (opening.unknown, *_preference(opening.room)))
+    openings.sort(key=lambda opening: (opening.unknown, *_preference(need, opening.room)))
     return _Plan(need, openings[: need.min_nodes], None)
 
 
@@ -111,5 +111,5 @@ def _age(held: Held) -> tuple[float, int]:
     return (float("inf") if started_at is None else started_at, held.holder.id)
 
 
-def _preference(room: Room) -> tuple[float, str]:
-    return (-room.node.speed, room.node.name)
+def _preference(need: Need, room: Room) -> tuple[bool, bool, float, str]:
+    return (*need.drawbacks(room.shape), -room.node.speed, room.node.name)

@@ -24,6 +24,8 @@ class Shape:
     gpus: tuple[tuple[str, int | None], ...]  # model and memory
     labels: frozenset[str]
     cores: int
+    is_full: bool = False  # its disk has no room
+    lacks: frozenset[str] = frozenset()  # modules that its Python does not find
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -137,8 +139,9 @@ class Room:
         self.version += 1
 
     def share(self, part: Free) -> Share:
-        gpus = tuple(gpu.index for position, gpu in enumerate(self.node.gpus) if part.gpus >> position & 1)
-        return Share(self.node.name, gpus, part.cpus, part.memory_bytes)
+        given = [gpu for position, gpu in enumerate(self.node.gpus) if part.gpus >> position & 1]
+        uuids = tuple(gpu.uuid for gpu in given) if any(gpu.uuid for gpu in given) else ()
+        return Share(self.node.name, tuple(gpu.index for gpu in given), part.cpus, part.memory_bytes, uuids=uuids)
 
     def mask_of(self, indices: tuple[int, ...]) -> int:
         return sum(1 << position for position, gpu in enumerate(self.node.gpus) if gpu.index in indices)
@@ -152,10 +155,11 @@ class Shapes:
 
     def of(self, node: NodeView) -> Shape:
         gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
-        key = (gpus, node.labels, node.cores)
+        is_full = node.no_room is not None
+        key = (gpus, node.labels, node.cores, is_full, node.lacks)
         shape = self._known.get(key)
         if shape is None:
-            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores)
+            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores, is_full, node.lacks)
         return shape
 
 

@@ -16,8 +16,9 @@ from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling import reasons
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduling.demand import Demand, Demands, Need
+from ugro.policy.scheduling.demand import Demand, Need
 from ugro.policy.scheduling.ledger import Ledger
+from ugro.policy.scheduling.makes import Demands
 from ugro.policy.scheduling.placement import Candidates
 from ugro.policy.scheduling.preemption import victims_for
 from ugro.policy.scheduling.queue import Queue

@@ -25,6 +25,8 @@ class Kind:
     is_command: bool  # runs on one node, whatever number is requested
     time_limit_s: float | None
     grace_s: float
+    imports: tuple[str, ...] = ()
+    is_firm: bool = False  # without what it imports it fails: nothing installs it first
 
     def end(self, now: float) -> float | None:
         """When a job that starts now has ended at the latest."""
@@ -150,7 +152,11 @@ class WaitingJobs:
                 return DOOMED
             if any(other not in self._outcomes for other in followed):
                 return PARKED
-        key = (spec.resources, spec.launcher is Launcher.COMMAND, spec.time_limit_s, spec.stop.grace_s)
+        is_firm = spec.imports.is_certain and spec.setup is None
+        key = (
+            spec.resources, spec.launcher is Launcher.COMMAND, spec.time_limit_s, spec.stop.grace_s,
+            spec.imports.names, is_firm and bool(spec.imports.names),
+        )  # fmt: skip
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = Kind(*key)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from ugro.core.headline import DeviceUse, Headline, JobProgress, LossLine, Speed
-from ugro.core.metrics import is_internal, main_loss
+from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu
 from ugro.core.support.quantity import format_duration
 
 OWN_STEP = "profile/step_s"  # of ugro.train, for every step
 OWN_SAMPLES = "profile/samples"
-OWN_LOSS = "profile/loss"
 SPEEDS = {
     "samples_per_s": "samples/s", "samples_per_second": "samples/s", "train_samples_per_second": "samples/s",
     "tokens_per_s": "tokens/s", "tokens_per_second": "tokens/s", "throughput": "per second",
 }  # fmt: skip
 _RECENT = 5  # bins
-
-
-def loss_name(names: Iterable[str]) -> str | None:
-    """What a script logged; else what ``ugro.train`` recorded."""
-    known = set(names)
-    return main_loss(known) or (OWN_LOSS if OWN_LOSS in known else None)
+_GAP = 5  # times the usual distance of two steps
 
 
 def step_name(counts: Sequence[tuple[str, int]]) -> str | None:
@@ -34,9 +30,20 @@ def step_name(counts: Sequence[tuple[str, int]]) -> str | None:
     return max(own)[1] if own else None
 
 
-def loss_line(name: str, values: Sequence[float | None], lows: Sequence[float | None], last: float | None) -> LossLine:
-    finite = [low for low in lows if low is not None]
-    return LossLine("loss" if name == OWN_LOSS else name, last, min(finite, default=None), tuple(values))
+def loss_line(name: str, steps: Sequence[int], values: Sequence[float | None], least: float | None) -> LossLine:
+    """``values`` at ``steps``, for the small curve; ``least`` of all."""
+    last = values[-1] if values else None
+    return LossLine(name, last, least, _with_gaps(steps, values))
+
+
+def _with_gaps(steps: Sequence[int], values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """With nothing where steps were left out, as in the charts: there no line is drawn."""
+    distances = [after - before for before, after in pairwise(steps)]
+    usual = sorted(distances)[len(distances) // 2] if len(distances) > 2 else math.inf
+    found: list[float | None] = []
+    for value, distance in zip(values, [0, *distances], strict=False):
+        found += [None, value] if distance > _GAP * usual else [value]
+    return tuple(found)
 
 
 def speed_of(samples: Sequence[float | None], seconds: Sequence[float | None], *, is_final: bool) -> Speed | None:

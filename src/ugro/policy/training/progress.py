@@ -12,16 +12,16 @@ from itertools import pairwise
 from statistics import median
 
 from ugro.core.headline import JobProgress
+from ugro.core.metrics import TOTAL_STEPS
 from ugro.core.support.quantity import format_duration
 from ugro.policy.experiments.parameters import number
 from ugro.policy.training.bars import Bar, newest_bar
 
-TOTAL = "progress/total_steps"  # what ugro.train records
 PER_EPOCH = "progress/steps_per_epoch"
 EPOCH = "epoch"
 TOTAL_METRICS = ("total_steps", "max_steps", "num_steps", "train/total_steps", "train/max_steps")
 EPOCH_METRICS = ("progress/epochs", "total_epochs", "max_epochs", "num_epochs", "num_train_epochs", "epochs")
-TOLD = (TOTAL, PER_EPOCH, *TOTAL_METRICS, *EPOCH_METRICS)  # the metrics whose last values are of use
+TOLD = (TOTAL_STEPS, PER_EPOCH, *TOTAL_METRICS, *EPOCH_METRICS)  # the metrics whose last values are of use
 
 _STEP_ARGUMENTS = (
     "max_steps", "total_steps", "num_steps", "train_steps", "max_train_steps", "num_train_steps", "training_steps",
@@ -72,17 +72,26 @@ class Known:
 def progress(known: Known) -> JobProgress | None:
     """None if the job has told of no step."""
     done = _done(known)
-    if done is not None and (total := _total(known, done)) is not None:
-        return _by_steps(known, done, *total)
-    if (found := _by_epochs(known, done)) is not None:
-        return found
-    if not known.is_final and (bar := newest_bar(known.log_tail)) is not None:
+    bar = None if known.is_final else newest_bar(known.log_tail)
+    found = _by_totals(known, done)
+    if bar is not None and (found is None or _knows_more(bar, found)):
         return _by_bar(bar)
-    if done is None:
-        return None
+    if found is not None or done is None:
+        return found
     silent_s = _silent_s(known)
     left = "" if known.is_final else _silence(silent_s) or _NOT_KNOWN
     return JobProgress(f"step {done:,}", left, done, stalled_s=silent_s)
+
+
+def _by_totals(known: Known, done: int | None) -> JobProgress | None:
+    if done is not None and (total := _total(known, done)) is not None:
+        return _progress(known, f"step {done:,} of {total[0]:,}", (done, total[0]), known.steps, total[1])
+    return _by_epochs(known, done)
+
+
+def _knows_more(bar: Bar, found: JobProgress) -> bool:
+    """Records may come without times; a bar of the whole has measured them itself."""
+    return found.left_words == _TOO_EARLY and bar.left_s is not None and not bar.is_part
 
 
 def seconds_per_step(track: Track) -> float | None:
@@ -109,7 +118,7 @@ def _done(known: Known) -> int | None:
 def _total(known: Known, done: int) -> tuple[int, str] | None:
     """A total below what was done is about something else."""
     epochs, of_epochs = _epochs(known)
-    candidates = [(known.told.get(TOTAL), "recorded by the training")]
+    candidates = [(known.told.get(TOTAL_STEPS), "recorded by the training")]
     candidates += [(known.told.get(name), f"metric {name}") for name in TOTAL_METRICS]
     names = _STEP_ARGUMENTS if epochs else (*_STEP_ARGUMENTS, *_MAYBE_PER_EPOCH)
     candidates += [_argument(known.parameters, names)]
@@ -136,10 +145,6 @@ def _argument(parameters: Mapping[str, str], names: Sequence[str]) -> tuple[floa
 
 
 # --- by steps ---------------------------------------------------------------------------------------------------
-
-
-def _by_steps(known: Known, done: int, total: int, source: str) -> JobProgress:
-    return _progress(known, f"step {done:,} of {total:,}", (done, total), known.steps, source)
 
 
 def _progress(known: Known, words: str, part: tuple[float, float], track: Track | None, source: str) -> JobProgress:

@@ -19,6 +19,7 @@ _INPUT = 0.1
 _SCRIPT = 0.15
 _FIXED = 0.5
 _FEWER = 0.03
+_MOST = 0.5  # more than this share of a step is most of it
 _SMALL_GRADIENTS = 1 << 20  # bytes; below, the number of exchanges matters, not their size
 
 
@@ -181,7 +182,8 @@ def _fixed_cost(facts: Facts) -> Finding | None:
     if share < _FIXED / 2:
         return None
     larger_s = profile.step_s + fmean(rank.own_s for rank in profile.ranks) - fixed_s
-    words = f"most of a step does not depend on the number of samples: {_part(fixed_s, profile.step_s)}"
+    how_much = "most" if share > _MOST else "a large part"
+    words = f"{how_much} of a step does not depend on the number of samples: {_part(fixed_s, profile.step_s)}"
     faster = 2 * profile.step_s / larger_s
     remedy = f"a global batch twice as large would do {faster:.2f} times as many samples a second"
     return Finding(FindingKind.FIXED_COST, words, remedy, share)

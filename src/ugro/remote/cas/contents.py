@@ -12,9 +12,9 @@ import os
 import shutil
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from ugro.remote import trees, worker
+from ugro.remote import disk, trees, worker
 from ugro.remote.cas import checkout, fsync, gc
-from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking, PackWriter, is_full
+from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking, PackWriter
 from ugro.remote.cas.stream import BlockReader, StreamError
 from ugro.remote.program import Call, Refused
 from ugro.remote.state.access import agent_of
@@ -22,7 +22,6 @@ from ugro.remote.state.rundir import RunDir
 
 WINDOW = 4 << 20  # unacknowledged: less would leave a link with a long delay idle
 MOST_PUT = 128 * 1024
-SPARE_BYTES = 64 << 20  # left free on a disk, for what others write meanwhile
 _SEEN_AT_ONCE = 512 << 20
 _SYNC_S = 1.0
 _PIECE = 1 << 20
@@ -123,6 +122,17 @@ def empty(folder: str) -> None:
 
 
 @contextlib.contextmanager
+def reading(run: RunDir, root: Optional[bytes], wait_s: float = LOCK_S) -> Iterator[Optional[ContentStore]]:
+    """The store with that tree in it; None if there is no tree, or it was deleted. Refused while it is cleaned up."""
+    if root is None:
+        yield None
+        return
+    store = store_in(run.agent.root)
+    with store.using(wait_s=wait_s):
+        yield store if store.has_root(root) else None
+
+
+@contextlib.contextmanager
 def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[ContentStore]:
     store = store_in(run.agent.root)
     try:
@@ -133,9 +143,10 @@ def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[Content
     except Lacking as error:
         raise Refused("no-code", "the code of %s is not on this node" % run.name) from error
     except OSError as error:
-        if not is_full(error):
+        if not disk.is_full(error):
             raise
-        raise Refused("no-space", "the disk is full; there is no room for the code of %s" % run.name) from error
+        kind, text = disk.refusal(error, run.agent.root)
+        raise Refused(kind, "%s; there is no room for the code of %s" % (text, run.name)) from error
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
@@ -209,7 +220,7 @@ class _Receiver:
         gc.tidy_when_due(self.store, self._limit_bytes, [self._root])
 
     def _receive(self, pieces: Iterator[bytes]) -> Answer:
-        self.store.expect_room(self._bytes, SPARE_BYTES)
+        self.store.expect_room(self._bytes)
         unblocker, writer = BlockReader(), PackWriter(self.store)
         try:
             self._take(unblocker, writer, pieces)
@@ -218,9 +229,10 @@ class _Receiver:
             writer.leave()  # perhaps the link broke, and this process is about to be killed
             raise Refused("damaged", "the code was damaged during the transfer: %s" % error) from error
         except OSError as error:
-            if not is_full(error):
+            if not disk.is_full(error):
                 raise
-            raise Refused("no-space", "the disk is full; the code did not fit") from error
+            kind, text = disk.refusal(error, self.store.packs)
+            raise Refused(kind, "%s; the code did not fit" % text) from error
         finally:
             writer.discard()  # does nothing after finish; frees space if the disk is full
         named = [key.hex() for key in lacking[:_MOST_LACKING]]

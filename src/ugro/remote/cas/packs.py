@@ -9,14 +9,13 @@ what it sends in the same form.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
 import struct
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ugro.remote import durable, trees
+from ugro.remote import disk, durable, trees
 from ugro.remote.cas import fsync
 from ugro.remote.program import Refused
 
@@ -180,12 +179,9 @@ class ContentStore:
         finally:
             os.close(fd)
 
-    def expect_room(self, size: int, spare: int) -> None:
-        disk = os.statvfs(self.packs)
-        free = disk.f_bavail * disk.f_frsize
-        if size + spare > free:
-            text = "%d MB of code do not fit: %d MB are free, and %d MB are kept free for others"
-            raise Refused("no-space", text % (-(-size >> 20), free >> 20, spare >> 20))
+    def expect_room(self, size: int) -> None:
+        if (text := disk.shortage(self.packs, size, "the code")) is not None:
+            raise Refused(disk.NO_SPACE, text)
 
     def complete(self, root: bytes) -> None:
         """Marks a tree as complete, or raises ``Lacking``."""
@@ -346,8 +342,4 @@ def _whole_bytes(fd: int) -> int:
                 break
             whole = offset + size
     return whole
-
-
-def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 

@@ -1,7 +1,8 @@
 """`files.*`: the files that runs wrote and that the agent fetches or brings to another node.
 
-A call names its files either by a run (``job``, ``attempt``: its outputs) or by a checkpoint of a job (``checkpoint``).
-Both are listed, sent from any offset and compared in the same way.
+A call names its files by a run (``job``, ``attempt``) and by ``part``: its outputs, what it left here (``kept``), all
+checkpoints of its job (``checkpoints``), or one of them (``checkpoint``). All of them are listed, sent from any offset
+and compared in the same way.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from ugro.remote import durable, worker
 from ugro.remote.files import listing, resumable
-from ugro.remote.files.checkpoints import Checkpoint, CheckpointDir, Resume, fingerprint_in, name_in
-from ugro.remote.files.outputs import Outputs, forget_kept
+from ugro.remote.files.checkpoint_dir import CheckpointDir, Checkpoints
+from ugro.remote.files.checkpoints import Checkpoint, Resume, fingerprint_in, name_in
+from ugro.remote.files.outputs import Kept, Outputs, forget_kept
+from ugro.remote.files.workdir import workdir_of
 from ugro.remote.program import Call, Refused
 from ugro.remote.state.access import agent_of, run_of
 
 Answer = Dict[str, Any]
-Source = Union[Outputs, Checkpoint]
+Source = Union[Outputs, Kept, Checkpoints, Checkpoint]
 
 
 # --- any files --------------------------------------------------------------------------------------------------
@@ -52,19 +55,37 @@ def written(call: Call, params: Dict[str, Any]) -> None:
     """Which of many runs have written anything, as positions in the list: one call instead of many."""
     agent = agent_of(call, params)
     runs = [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]]
-    call.finish({"written": [place for place, run in enumerate(runs) if run.has_written()]})
+    found = {place for place, run in enumerate(runs) if run.has_written()}
+    unsure = [place for place, run in enumerate(runs) if place not in found and run.has_work()]
+    if not unsure:
+        call.finish({"written": sorted(found)})
+        return
+
+    def look() -> Answer:
+        made = {place for place in unsure if workdir_of(runs[place]).has_any()}
+        return {"written": sorted(found | made)}
+
+    worker.do(call, look)
 
 
 def keep(call: Call, params: Dict[str, Any]) -> None:
     """Files that are not fetched stay on this node when the run is removed."""
-    outputs = Outputs(run_of(call, params))
     names = [listing.name_of(name) for name in params["names"]]
-    worker.do(call, lambda: {"kept": outputs.keep(names)})
+    with_unlisted = params.get("with_unlisted") is True
+    source: Union[CheckpointDir, Outputs] = Outputs(run_of(call, params))
+    if params.get("part") == "checkpoints":
+        source = CheckpointDir(agent_of(call, params), params)
+    worker.do(call, lambda: source.keep(names, with_unlisted=with_unlisted))
 
 
 def drop_kept(call: Call, params: Dict[str, Any]) -> None:
+    """These files of an attempt; without names, those of all attempts at the job."""
     run = run_of(call, params)
-    worker.do(call, lambda: forget_kept(run.agent, run.job))
+    if params.get("names") is None:
+        worker.do(call, lambda: forget_kept(run.agent, run.job))
+    else:
+        names = [listing.name_of(name) for name in params["names"]]
+        worker.do(call, lambda: Kept(run).forget(names))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -73,7 +94,9 @@ def drop_kept(call: Call, params: Dict[str, Any]) -> None:
 def prepare(call: Call, params: Dict[str, Any]) -> None:
     """Creates the folder for checkpoints; returns its path, and that of the checkpoint to resume from if it is here."""
     folder = CheckpointDir(agent_of(call, params), params)
-    resume = Resume(folder, name_in(params), fingerprint_in(params)) if params.get("checkpoint") else None
+    resume = _resume(folder, params) if params.get("checkpoint") else None
+    if resume is None:
+        folder.forget_resumed()
     worker.do(call, lambda: {"dir": folder.make(), "resume": resume.find() if resume else None})
 
 
@@ -87,7 +110,7 @@ def newest(call: Call, params: Dict[str, Any]) -> None:
 
 def receive(call: Call, params: Dict[str, Any]) -> None:
     folder = CheckpointDir(agent_of(call, params), params)
-    resume = Resume(folder, name_in(params), fingerprint_in(params))
+    resume = _resume(folder, params)
     size = int(params["bytes"])
     worker.receive(call, lambda out, took: {"dir": folder.path, "resume": resume.receive(size, out, took)})
 
@@ -114,7 +137,15 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 def _source(call: Call, params: Dict[str, Any]) -> Source:
     if params.get("checkpoint"):
         return Checkpoint(CheckpointDir(agent_of(call, params), params), name_in(params))
-    return Outputs(run_of(call, params))
+    if params.get("part") == "checkpoints":
+        return Checkpoints(CheckpointDir(agent_of(call, params), params))
+    run = run_of(call, params)
+    return Kept(run) if params.get("part") == "kept" else Outputs(run)
+
+
+def _resume(folder: CheckpointDir, params: Dict[str, Any]) -> Resume:
+    kind = "file" if params.get("kind") == "file" else "folder"
+    return Resume(folder, name_in(params), kind, fingerprint_in(params))
 
 
 def _list(source: Source, into: int) -> Answer:

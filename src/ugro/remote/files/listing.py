@@ -33,6 +33,7 @@ class RunFile(NamedTuple):
     changed_ns: int
     inode: int
     problem: Optional[str] = None  # why it cannot be sent
+    is_work: bool = False  # nobody asked for it: the job made it in its working directory
 
     @property
     def is_folder(self) -> bool:
@@ -105,8 +106,8 @@ def encoded(files: Iterable[RunFile]) -> Iterator[bytes]:
 def parse(line: bytes) -> RunFile:
     """Raises ValueError for what cannot be a file below a folder."""
     try:
-        name, size, changed_ns, inode, problem = json.loads(line)
-        found = RunFile(name.encode("utf-8", "surrogateescape"), size, changed_ns, inode, problem)
+        name, size, changed_ns, inode, problem, is_work = json.loads(line)
+        found = RunFile(name.encode("utf-8", "surrogateescape"), size, changed_ns, inode, problem, is_work is True)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("%.100s: %.100r" % (error, line)) from error
     has_numbers = all(type(number) is int for number in found[1:4]) and 0 <= size < MOST_BYTES

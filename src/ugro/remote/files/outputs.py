@@ -1,21 +1,24 @@
-"""The outputs of a run: the files below its folder ``UGRO_OUTPUT``, and those of its working directory that match its
-patterns and changed since it began.
+"""The outputs of a run: the files below its folder ``UGRO_OUTPUT``, those of its working directory that match its
+patterns and changed since it began, and everything that it made in a working directory of ours.
 
-If both have a file of the same name, the one in the folder is used. Links are not followed.
+If both have a file of the same name, the one in the folder is used. Links are not followed. What is not fetched is
+kept: it leaves the run's folder before that is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import os
 import shutil
 import stat
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
 from ugro.remote.files import listing
-from ugro.remote.files.listing import MOST_DEPTH, RunFile
+from ugro.remote.files.listing import MOST_DEPTH, MOST_FILES, RunFile
 from ugro.remote.files.tail import open_below
+from ugro.remote.files.workdir import WorkDir
 from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import RunSpec
 
@@ -23,52 +26,60 @@ _KEPT = "kept"
 _REMOVING = ".removing"
 _TICK_NS = 10_000_000  # the kernel's clock for files may be behind by that much
 _SECOND_NS = 1_000_000_000  # some file systems store whole seconds only
+_TWICE = "a file where $UGRO_OUTPUT has a folder, or a folder where it has a file"
 
 
 class Outputs:
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        spec = (run.envelope() or {}).get("spec") or {}
-        self._patterns = [str(pattern) for pattern in spec.get("outputs") or ()]
+        fields = (run.envelope() or {}).get("spec")
+        spec = RunSpec(fields) if fields else None
+        self._patterns = spec.outputs if spec else []
         self._folder = os.fsencode(run.file("output"))
-        self._cwd = os.fsencode(run.file("work"))
-        if self._patterns:
-            self._cwd = RunSpec(spec).cwd or self._cwd
+        self._work = WorkDir(run, spec)
+        self._cwd = (spec.cwd if spec else None) or self._work.path
 
     def has_any(self) -> bool:
-        return bool(self._patterns) or self._run.has_written()
+        """Or may have."""
+        return bool(self._patterns) or self._run.has_written() or self._work.may_have_any()
 
     def files(self) -> Iterator[RunFile]:
-        seen = set()
-        for file in self._in_both():
-            if not file.is_folder and file.name not in seen:
-                seen.add(file.name)
-                yield file
+        seen: Set[bytes] = set()
+        folders: Set[bytes] = set()
+        for file in self._everywhere():
+            if file.is_folder or file.name in seen:
+                continue
+            above = list(_folders_above(file.name))
+            if file.name in folders or not seen.isdisjoint(above):
+                yield file._replace(problem=_TWICE)
+                continue
+            seen.add(file.name)
+            folders.update(above)
+            yield file
 
     def open(self, name: bytes) -> Optional[int]:
         """None when it is no longer there."""
-        for folder in (self._folder, self._cwd) if self._patterns else (self._folder,):
+        has_two = self._patterns or self._work.is_collected
+        for folder in (self._folder, self._cwd) if has_two else (self._folder,):
             with contextlib.suppress(FileNotFoundError):
                 fd = open_below(os.fsdecode(folder), listing.parts_of(name))
                 if fd is not None:
                     return fd
         return None
 
-    def keep(self, names: List[bytes]) -> str:
-        """Moves files out of the run's folder before it is removed. Files in a folder of the user stay there."""
-        kept = os.path.join(self._run.agent.path, _KEPT, self._run.name)
+    def keep(self, names: List[bytes], *, with_unlisted: bool) -> Dict[str, Any]:
+        """Moves files out of the run's folder before it is removed. Files in a folder of the user stay there.
+
+        ``with_unlisted``: also those that are too many to be listed.
+        """
         ours = os.fsencode(self._run.path) + b"/"
         roots = [root for root in (self._folder, self._cwd) if root.startswith(ours)]
-        for name in names:
-            target = os.path.join(os.fsencode(kept), name)
-            for root in roots:
-                if stat.S_ISREG(_mode(os.path.join(root, name))):
-                    os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
-                    os.rename(os.path.join(root, name), target)
-                    break
-        return kept
+        more = [file.name for file in itertools.islice(self.files(), MOST_FILES, None)] if with_unlisted else []
+        for name in (*names, *more):
+            keep(self._run, name, [os.path.join(root, name) for root in roots])
+        return {}
 
-    def _in_both(self) -> Iterator[RunFile]:
+    def _everywhere(self) -> Iterator[RunFile]:
         yield from listing.below(self._folder)
         if self._patterns:
             since_ns = self._began_ns()
@@ -77,14 +88,61 @@ class Outputs:
                     for file in _file_or_below(self._cwd, name):
                         if _is_since(file.changed_ns, since_ns):
                             yield file
+        yield from self._work.files()
 
     def _began_ns(self) -> int:
         state = self._run.state() or {}
         return int(float(state.get("started_at") or 0) * 1e9)
 
 
+class Kept:
+    """The files that an attempt left on this node."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._folder = _kept_folder(run)
+
+    def has_any(self) -> bool:
+        return os.path.isdir(self._folder)
+
+    def files(self) -> Iterator[RunFile]:
+        return (file for file in listing.below(os.fsencode(self._folder)) if not file.is_folder)
+
+    def open(self, name: bytes) -> Optional[int]:
+        """None when it is no longer there."""
+        with contextlib.suppress(FileNotFoundError):
+            return open_below(self._folder, listing.parts_of(name))
+        return None
+
+    def forget(self, names: Iterable[bytes]) -> Dict[str, Any]:
+        """Deletes these files, and folders that are empty then."""
+        root = os.fsencode(self._folder)
+        for name in names:
+            listing.parts_of(name)
+            folder = os.path.join(root, name)
+            with contextlib.suppress(OSError):
+                os.unlink(folder)
+                while folder != root:
+                    folder = os.path.dirname(folder)
+                    os.rmdir(folder)
+        return {}
+
+
+def keep(run: RunDir, name: bytes, paths: Iterable[bytes]) -> None:
+    """Moves the first of these that is a file to where it outlives the run, under that name."""
+    target = os.path.join(os.fsencode(_kept_folder(run)), name)
+    for path in paths:
+        if stat.S_ISREG(_mode(path)):
+            os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+            try:
+                os.rename(path, target)
+            except PermissionError:  # the program closed its own folder
+                os.chmod(os.path.dirname(path), stat.S_IRWXU)
+                os.rename(path, target)
+            return
+
+
 def forget_kept(agent: AgentDir, job: str) -> Dict[str, Any]:
-    """Deletes the files that ``keep`` moved, of all attempts at the job."""
+    """Deletes the files that were kept of all attempts at the job."""
     folder = os.path.join(agent.path, _KEPT)
     names: List[str] = []
     with contextlib.suppress(FileNotFoundError):
@@ -93,6 +151,17 @@ def forget_kept(agent: AgentDir, job: str) -> Dict[str, Any]:
         if name.rpartition(".")[0] == job or name.endswith(_REMOVING):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     return {}
+
+
+def _kept_folder(run: RunDir) -> str:
+    return os.path.join(run.agent.path, _KEPT, run.name)
+
+
+def _folders_above(name: bytes) -> Iterator[bytes]:
+    at = name.find(b"/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(b"/", at + 1)
 
 
 def _is_since(changed_ns: int, since_ns: int) -> bool:

@@ -5,7 +5,7 @@ Every source (``nvml``, ``gpu_tools``) fills these in; ``None`` means "not known
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
 
 UNKNOWN = "unknown"
 
@@ -31,6 +31,7 @@ class Gpu(TypedDict):
     throttle: Optional[List[str]]
     processes: List[GpuProcess]
     error: Optional[str]
+    holder: Optional[Dict[str, Any]]  # of its lock; filled in last, whatever the source
 
 
 class Reading(NamedTuple):
@@ -60,6 +61,7 @@ def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[
         "throttle": None,
         "processes": [],
         "error": error,
+        "holder": None,
     }
 
 

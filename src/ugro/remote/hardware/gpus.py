@@ -11,6 +11,7 @@ import os
 from typing import List, Optional, Protocol, Sequence, Tuple, TypedDict
 
 from ugro.remote.hardware.gpu_facts import Gpu, Reading, SourceAbsentError, SourceError
+from ugro.remote.hardware.gpu_locks import Holders
 from ugro.remote.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
 from ugro.remote.hardware.nvml import Nvml
 
@@ -30,15 +31,19 @@ class Answer(TypedDict):
     error: Optional[str]
 
 
-def serve(stdin_fd: int, stdout_fd: int) -> None:
-    """One answer per line read, until the end of input."""
+def serve(stdin_fd: int, stdout_fd: int, root: str) -> None:
+    """One answer per line read, until the end of input. ``root`` is UGRO's folder on this node."""
+    holders = Holders(root)
     sources = Sources([Nvml(), NvidiaSmi(), AmdSmi(), RocmSmi()])
     while True:
         requests = os.read(stdin_fd, 4096)
         if not requests:
             return
         for _ in range(requests.count(b"\n")):
-            if not _write(stdout_fd, json.dumps(sources.sample()).encode() + b"\n"):
+            answer = sources.sample()
+            for gpu in answer["gpus"]:
+                gpu["holder"] = holders.of(gpu["uuid"])
+            if not _write(stdout_fd, json.dumps(answer).encode() + b"\n"):
                 return
 
 

@@ -144,6 +144,7 @@ class Nvml:
                 device.attempt("processes", lambda handle: library.processes("Graphics", handle)) or [],
             ),
             "error": device.error,
+            "holder": None,
         }
 
     def _name_unread(self, gpus: List[Gpu]) -> None:

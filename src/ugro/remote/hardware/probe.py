@@ -10,6 +10,8 @@ import pwd
 import sys
 import time
 
+from ugro.remote.identity import machine_id
+
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
@@ -32,6 +34,8 @@ def machine(root: str) -> Dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "cpu_model": _cpu_model(),
         "memory_total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "machine_id": machine_id(),
+        **_home(),
     }
 
 
@@ -83,12 +87,12 @@ class Prober:
         seen = set()
         for mount in (self._root, "/"):
             try:
-                usage = os.statvfs(mount)
+                usage, device = os.statvfs(mount), os.stat(mount).st_dev
             except OSError:
                 continue
-            if usage.f_fsid in seen:
+            if device in seen:
                 continue
-            seen.add(usage.f_fsid)
+            seen.add(device)
             # What a user may fill, as df counts it: blocks reserved for root count neither as free nor in the total.
             used = usage.f_blocks - usage.f_bfree
             total = (used + usage.f_bavail) * usage.f_frsize
@@ -121,6 +125,15 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return os.uname().machine
+
+
+def _home() -> Dict[str, str]:
+    home = os.path.realpath(os.path.expanduser("~"))
+    try:
+        found = os.stat(home)
+    except OSError:
+        return {}
+    return {"home": home, "home_id": "%d:%d" % (found.st_dev, found.st_ino)}
 
 
 def _user() -> str:

@@ -62,7 +62,7 @@ class Sampler:
             raise
         requests_read, self._requests, self._answers, answers_write = pipes
         if self._pid == 0:
-            _serve(requests_read, answers_write)
+            _serve(requests_read, answers_write, self._program.root)
         os.close(requests_read)
         os.close(answers_write)
         self._is_asked = False
@@ -107,7 +107,7 @@ class Sampler:
             os.waitpid(self._pid, 0)
 
 
-def _serve(requests: int, answers: int) -> None:
+def _serve(requests: int, answers: int, root: str) -> None:
     from ugro.remote.hardware import gpus
     from ugro.remote.process import process_tree
     from ugro.remote.process.execute import close_all_but
@@ -116,6 +116,6 @@ def _serve(requests: int, answers: int) -> None:
         process_tree.die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         close_all_but(sorted((requests, answers)))
-        gpus.serve(requests, answers)
+        gpus.serve(requests, answers, root)
     finally:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""How a supervisor takes a run: under the run's fence its folder, its lock and its claim, in this order.
+"""How a supervisor takes a run: under the run's fence its GPUs, its folder, its lock and its claim, in this order.
 
 A supervisor of many runs waits for nothing: where it would have to, ``TakesTime`` says so, nothing has changed, and
 the run gets a supervisor of its own. That one waits.
@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ugro.remote.cas import contents
 from ugro.remote.clock import boot_id, clock_s, moment
+from ugro.remote.hardware.gpu_locks import GpuLocks
 from ugro.remote.program import Refused
 from ugro.remote.runs import dir_pool, stop
 from ugro.remote.state.fence import HeldFence
@@ -54,6 +55,12 @@ class Claimed(NamedTuple):
     spec_hash: str
     as_of_s: float
     lock: int
+    gpus: GpuLocks
+
+    def let_go(self, *, is_over: bool) -> None:
+        """``is_over``: no process of it is left."""
+        self.gpus.release(is_over=is_over)
+        os.close(self.lock)
 
     def is_lease_over(self) -> bool:
         return self.spec.lease_s is not None and self.silent_s() > self.spec.lease_s
@@ -89,7 +96,7 @@ class Claims:
             with self._unless_moved(path, wanted):
                 self._fill(path, run, spec)
                 point("supervisor.made")
-                return self._take(Claimed(run, spec, envelope["hash"], as_of_s, -1), envelope, path)
+                return self._take(Claimed(run, spec, envelope["hash"], as_of_s, -1, GpuLocks()), envelope, path)
         except Refused as refusal:
             if refusal.kind != "busy" or self._is_patient:
                 raise
@@ -162,18 +169,38 @@ class Claims:
                 text = "this start was sent %.1f s ago, longer than its lease"
                 raise Refused("lease-expired", text % wanted.silent_s())
             point("supervisor.fenced")
-            claimed = wanted._replace(lock=self._locked_in(wanted, envelope, path))
+            self._take_gpus(wanted)
             try:
-                self._make_claim(run)
-                point("supervisor.claimed")
-                # So that the claim can be given up later without another sync.
-                fence.close(run.attempt, is_durable=False)
-                point("supervisor.closed")
-                if not envelope["is_of_this_boot"]:
-                    run.make_claim_last()
-            except (OSError, Known):
-                os.close(claimed.lock)
+                return self._locked_and_claimed(wanted, envelope, path, fence)
+            except (OSError, Refused, Known, TakesTime):
+                wanted.gpus.release(is_over=True)  # nothing of it was started
                 raise
+
+    def _take_gpus(self, wanted: Claimed) -> None:
+        """Before the claim, which is for good: a run whose GPU somebody else has may come again."""
+        if not wanted.spec.gpus:
+            return
+        if not self._is_patient:
+            raise TakesTime
+        run = wanted.run
+        record = {"agent": run.agent.name, "node": run.agent.node, "job": run.job, "attempt": run.attempt}
+        record.update(user=wanted.spec.user, run=run.path, mark=os.fsdecode(run.mark))
+        wanted.gpus.take(wanted.spec.gpus, run.agent.root, record)
+
+    def _locked_and_claimed(self, wanted: Claimed, envelope: Dict[str, Any], path: str, fence: HeldFence) -> Claimed:
+        run = wanted.run
+        claimed = wanted._replace(lock=self._locked_in(wanted, envelope, path))
+        try:
+            self._make_claim(run)
+            point("supervisor.claimed")
+            # So that the claim can be given up later without another sync.
+            fence.close(run.attempt, is_durable=False)
+            point("supervisor.closed")
+            if not envelope["is_of_this_boot"]:
+                run.make_claim_last()
+        except (OSError, Known):
+            os.close(claimed.lock)
+            raise
         return claimed
 
     def _locked_in(self, wanted: Claimed, envelope: Dict[str, Any], path: str) -> int:

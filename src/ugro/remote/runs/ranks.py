@@ -41,6 +41,7 @@ class NotStarted(Exception):
         super().__init__(": ".join(parts))
         self.rank = rank
         self.kind = "node" if number in _OF_THE_NODE else "program"
+        self.is_disk_full = number in (errno.ENOSPC, errno.EDQUOT)
         self.code = _code(number)
 
 

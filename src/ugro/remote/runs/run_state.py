@@ -13,6 +13,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from ugro.remote import disk
 from ugro.remote.clock import boot_id, clock_s
 from ugro.remote.files import capped_log
 from ugro.remote.process.oom import OomCounter
@@ -55,10 +56,10 @@ class RunLife:
         try:
             start_ranks()
         except NotStarted as problem:
-            self._note_not_started(problem.kind, problem.rank, problem.code)
+            self._note_not_started(problem.kind, problem.rank, problem.code, problem.is_disk_full)
             self.decide("start-failed", str(problem), 0.0)
         except OSError as error:
-            self._note_not_started("node", None, None)
+            self._note_not_started("node", None, None, disk.is_full(error))
             self.decide("start-failed", str(error), 0.0)
 
     def environment(self, of_rank: Dict[bytes, bytes]) -> Dict[bytes, bytes]:
@@ -87,7 +88,10 @@ class RunLife:
         rank.is_oom = rank.signal == signal.SIGKILL and self.ending is None and self._oom.recent() > 0
         if rank.has_failed and self._failure is None and self.ending is None:
             tail = capped_log.last_lines(self.run.log(rank.number), TAIL_LINES, TAIL_BYTES)
-            self._failure = {**rank.record(), "after_s": self._age_s(), "oom_kills": self._oom.recent(), "tail": tail}
+            # Then the log does not say why it ended: the line could not be written.
+            is_full = disk.has_nothing_left(self.run.path)
+            more = {"after_s": self._age_s(), "oom_kills": self._oom.recent(), "is_disk_full": is_full}
+            self._failure = {**rank.record(), **more, "tail": tail}
 
     def decide(
         self, outcome: str, reason: Optional[str], grace_s: Optional[float], first_signal: Optional[int] = None
@@ -153,10 +157,10 @@ class RunLife:
     def _leaders(self) -> Processes:
         return {rank.pid: rank.start_ticks for rank in self.ranks if rank.is_running}
 
-    def _note_not_started(self, kind: str, rank: Optional[int], code: Optional[int]) -> None:
+    def _note_not_started(self, kind: str, rank: Optional[int], code: Optional[int], is_disk_full: bool) -> None:
         """As if it had run and ended like that; ``kind`` says whose fault it is."""
         how = {"rank": rank, "code": code, "signal": None, "is_oom": False, "ended_at": time.time(), "kind": kind}
-        self._failure = {**how, "after_s": self._age_s(), "oom_kills": 0, "tail": []}
+        self._failure = {**how, "after_s": self._age_s(), "oom_kills": 0, "is_disk_full": is_disk_full, "tail": []}
 
     def _age_s(self) -> float:
         return round(clock_s() - self._started_s, 3)

@@ -12,7 +12,7 @@ import re
 import shutil
 from typing import Any, Callable, Dict, List, Optional
 
-from ugro.remote import durable, trees, worker
+from ugro.remote import disk, durable, trees, worker
 from ugro.remote.cas import contents
 from ugro.remote.clock import moment
 from ugro.remote.files.capped_log import last_lines
@@ -90,7 +90,7 @@ class _Setup:
             self._look()
         except OSError as error:
             self._close()
-            self._call.fail("os", str(error))
+            self._call.fail(*disk.refusal(error, self._call.program.root))
 
     def _look(self) -> None:
         if self._place.is_done():

@@ -11,9 +11,11 @@ from ugro.remote.clock import boot_id, moment
 from ugro.remote.program import Call, Program, Refused
 from ugro.remote.runs.supervisors import Start, Supervisors
 from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state.runspec import devices
 
 MOST = 500
 _AT_ONCE = 16  # then other calls are heard
+_READ_GPUS_S = 5.0
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -72,10 +74,21 @@ class Slot(Call):
 
 def start(call: Call, agent: AgentDir, wanted: Any) -> None:
     answers = Answers(call, wanted)
+    read_gpus = call.program.read_gpus
+    if read_gpus is None or not any(_names_gpus(one) for one in wanted):
+        _start_all(call, answers, agent, wanted, None)
+        return
+    read_gpus(lambda reading: _start_all(call, answers, agent, wanted, _by_index(reading)), _READ_GPUS_S)
+
+
+def _start_all(call: Call, answers: Answers, agent: AgentDir, wanted: Any, uuids: Optional[Dict[int, str]]) -> None:
     starts: List[Start] = []
     for index, one in enumerate(wanted):
         try:
-            starts.append(_start(answers, index, agent, one))
+            start = _start(answers, index, agent, one)
+            if uuids is not None and not start.run.is_claimed():
+                _expect_gpus(start.spec, uuids)
+            starts.append(start)
         except Refused as refusal:
             answers.refuse(index, refusal.kind, str(refusal))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -96,6 +109,25 @@ def _start(answers: Answers, index: int, agent: AgentDir, wanted: Dict[str, Any]
         lambda text: answers.fill(index, b'{"run":%s}' % text),
         lambda kind, text: answers.refuse(index, kind, text),
     )
+
+
+def _names_gpus(wanted: Any) -> bool:
+    spec = wanted.get("spec") if isinstance(wanted, dict) else None
+    return isinstance(spec, dict) and bool(spec.get("gpus"))
+
+
+def _by_index(reading: Dict[str, Any]) -> Optional[Dict[int, str]]:
+    """The UUID of each GPU; None where the driver does not say for sure."""
+    return None if reading["gpu_error"] else {gpu["index"]: gpu["uuid"] for gpu in reading["gpus"]}
+
+
+def _expect_gpus(spec: Dict[str, Any], uuids: Dict[int, str]) -> None:
+    """Indexes move when a GPU vanishes: the run would get one that was never meant for it, under another's lock."""
+    for index, uuid in devices(spec.get("gpus")):
+        now = uuids.get(index)
+        if uuid and now != uuid and now != "":
+            text = "GPU %d is not %s any more, for which this start was decided" % (index, uuid)
+            raise Refused("gpu-changed", text)
 
 
 def _is_of_this_boot(meant: Optional[str]) -> bool:

@@ -16,6 +16,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ugro.remote.clock import boot_id
+from ugro.remote.files import checkpoint_dir
 from ugro.remote.process import terminate
 from ugro.remote.process.terminate import LIMIT_S, Ending, Family, Processes
 from ugro.remote.process_id import ProcessName
@@ -88,6 +89,9 @@ def remove(run: RunDir) -> None:
         with _unless_removed(run), _over(run, timeout_s=0.5), run.fence.held() as fence:
             fence.close(run.attempt)
             point("remove.closed")
+            checkpoints = checkpoint_dir.of_run(run)
+            if checkpoints is not None:  # the next attempt resumes from them
+                checkpoints.save(run)
             run.set_aside()
     point("remove.renamed")
     _set_orphans_aside(run.agent)
@@ -125,7 +129,7 @@ def remove_quickly(run: RunDir) -> bool:
         with _over(run, timeout_s=0):
             # Closed when it was claimed, and that has lasted ever since: the claim can go.
             entries = _few_entries(run.path) if run.fence.is_closed_to(run.attempt) else None
-            if entries is None:
+            if entries is None or checkpoint_dir.of_run(run) is not None:
                 return False
             aside = run.set_aside()
     except FileNotFoundError:  # not there, or somebody else removes it, too

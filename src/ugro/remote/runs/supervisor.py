@@ -8,6 +8,7 @@ when that closes, it takes no more, and ends with its last run. Orders come thro
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -15,9 +16,11 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ugro.remote import wakeup
+from ugro.remote import disk, wakeup
 from ugro.remote.clock import boot_id
+from ugro.remote.files import checkpoint_dir
 from ugro.remote.files.capped_log import CappedLog
+from ugro.remote.files.workdir import WorkDir
 from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process_id import ProcessName
@@ -76,7 +79,8 @@ class _Run:
         """What is sent along with its exit record."""
         ranks = [rank.number for rank in self.life.ranks]
         logs = inline_logs.whole(self.claimed.run, ranks, record) if self.has_whole_logs() else None
-        has_outputs = self.life.spec.outputs or self.claimed.run.has_written()
+        run, spec = self.claimed.run, self.life.spec
+        has_outputs = spec.outputs or run.has_written() or WorkDir(run, spec).has_any()
         text = b"" if logs is None else b',"logs":%s' % _encode(logs).encode()
         return text + (b',"has_outputs":true' if has_outputs else b"")
 
@@ -104,7 +108,8 @@ class Supervisor:
         try:
             self._set_up()
         except OSError as error:
-            complaint = {"kind": "os", "message": "the supervisor cannot be set up: %s" % error}
+            kind, text = disk.refusal(error, self._agent.root, "the supervisor cannot be set up: ")
+            complaint = {"kind": kind, "message": text}
             self._say(b"E %s\n" % json.dumps(complaint).encode())
             self._flush()
             raise
@@ -226,7 +231,7 @@ class Supervisor:
         except Refused as refusal:
             self._refuse(wanted.number, refusal.kind, str(refusal))
         except OSError as error:
-            self._refuse(wanted.number, "os", "the run cannot be set up: %s" % error)
+            self._refuse(wanted.number, *disk.refusal(error, self._agent.root, "the run cannot be set up: "))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             self._refuse(wanted.number, "usage", "bad parameters: %.200s" % error)
         else:
@@ -250,6 +255,8 @@ class Supervisor:
 
     def _start_ranks(self, run: _Run) -> None:
         life = run.life
+        if life.spec.checkpoint_dir is not None:
+            self._gather_checkpoints(life)
         for spec in life.spec.ranks:
             try:
                 log = CappedLog(life.run.log(spec.number), life.spec.log_cap_bytes, is_there=spec.number == 0)
@@ -263,6 +270,15 @@ class Supervisor:
                 point("supervisor.first")
         point("supervisor.all")
         run.state = life.run.write_state(life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup))
+
+    def _gather_checkpoints(self, life: RunLife) -> None:
+        folder = checkpoint_dir.of_run(life.run)
+        assert folder is not None
+        try:
+            folder.gather()
+        except (OSError, Refused) as error:
+            number = getattr(error, "errno", None) or errno.EBUSY
+            raise NotStarted(life.spec.ranks[0].number, number, "its folder for checkpoints") from error
 
     def _start_rank(self, run: _Run, rank: Rank, cwd: bytes) -> None:
         start = rank.start_quickly if self._is_shared else rank.start
@@ -302,7 +318,8 @@ class Supervisor:
         self._ownership.remove(run.family)
         for rank in run.life.ranks:
             rank.log.close()
-        os.close(run.claimed.lock)
+        ending = run.life.ending
+        run.claimed.let_go(is_over=ending is None or not ending.left)
 
     # --- talking ------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ import contextlib
 import json
 import socket
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
+from ugro.remote import disk
 from ugro.remote.program import Program, Refused
 from ugro.remote.runs import daemonize
 from ugro.remote.runs.dir_pool import DirPool
@@ -122,7 +123,7 @@ class Supervisors:
         try:
             status = start.run.status()
         except OSError as error:
-            start.on_refusal("os", str(error))
+            start.on_refusal(*disk.refusal(error, start.run.agent.root))
             return
         if status["status"] == "starting" and time.monotonic() < until:
             self._program.after(_LOOK_S, lambda: self.answer_from_files(start, until))
@@ -197,8 +198,11 @@ def _without_tail(status: Dict[str, Any]) -> Dict[str, Any]:
     return {**status, "exit": {**record, "failure": failure}}
 
 
-def _refuse(start: Start, error: Exception) -> None:
-    start.on_refusal(error.kind if isinstance(error, Refused) else "os", str(error))
+def _refuse(start: Start, error: Union[OSError, Refused]) -> None:
+    if isinstance(error, Refused):
+        start.on_refusal(error.kind, str(error))
+    else:
+        start.on_refusal(*disk.refusal(error, start.run.agent.root))
 
 
 def _most_at_once() -> int:

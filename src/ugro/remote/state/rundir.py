@@ -77,6 +77,7 @@ class AgentDir:
             raise ValueError("no name for an agent: %.40r" % name)
         self.root = _real(root)  # however it is spelled: processes are found by it
         self.name = name
+        self.node = node_key.rpartition("@")[0]
         self.path = os.path.join(self.root, ".ugro", "agents", "%s@%s" % (name, node_key))
         self.words = [self.root, name, node_key]  # what a process of its own makes this object from
         self.runs_path = os.path.join(self.path, "runs")
@@ -361,13 +362,18 @@ class RunDir:
         }
 
     def _has_outputs(self, envelope: Optional[Dict[str, Any]]) -> bool:
-        return bool(((envelope or {}).get("spec") or {}).get("outputs")) or self.has_written()
+        """Or may have: what it made in its working directory is not told from its code here."""
+        spec = (envelope or {}).get("spec") or {}
+        is_collected = not spec.get("cwd") and spec.get("workdir") is not False
+        return bool(spec.get("outputs")) or self.has_written() or (is_collected and self.has_work())
 
     def has_written(self) -> bool:
         """Whether there is anything in its output folder."""
-        with contextlib.suppress(OSError):
-            return bool(os.listdir(self.file("output")))
-        return False
+        return _has_entries(self.file("output"))
+
+    def has_work(self) -> bool:
+        """Whether there is anything in the working directory that is ours: code, or what the job made."""
+        return _has_entries(self.file("work"))
 
     # --- its end ------------------------------------------------------------------------------------------------
 
@@ -395,6 +401,12 @@ def new_envelope(
 ) -> Dict[str, Any]:
     head = {"v": VERSION, "hash": spec_hash(spec), "as_of": as_of or moment()}
     return {**head, "is_of_this_boot": is_of_this_boot, **more, "spec": spec}
+
+
+def _has_entries(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.listdir(folder))
+    return False
 
 
 def _overwritten(fd: int, content: bytes) -> bool:

@@ -7,6 +7,7 @@ import signal
 from typing import Any, Dict, List, Optional
 
 from ugro.remote import trees
+from ugro.remote.hardware.gpu_locks import Device
 
 GRACE_S = 15.0
 MAX_GRACE_S = 3600.0
@@ -14,7 +15,10 @@ LOG_CAP_BYTES = 1 << 30
 LEAST_LOG_CAP_BYTES = 64 * 1024
 MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rundir.EXIT_BYTES)
 
-_FIELDS = {"ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "shared"}
+_FIELDS = {
+    "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
+    "checkpoint_dir", "shared", "gpus", "user",
+}  # fmt: skip
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
 _HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
@@ -47,8 +51,14 @@ class RunSpec:
         if self.lease_s is not None and not 0 < self.lease_s < float("inf"):
             raise ValueError("lease_s must be more than 0")
         self.outputs: List[str] = [str(pattern) for pattern in fields.get("outputs") or ()]
+        # Whether the files that it makes in its working directory are collected, if that is ours.
+        self.collects_workdir = fields.get("workdir") is not False
+        # Below its working directory: what is there outlives the run.
+        self.checkpoint_dir: Optional[bytes] = inner_folder(fields.get("checkpoint_dir"))
         # Its supervisor may have other runs as well; else it has one of its own.
         self.is_shared = fields.get("shared") is True
+        self.gpus = devices(fields.get("gpus"))
+        self.user = str(fields.get("user") or "unknown")[:100]  # who submitted it, for others who want its GPUs
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
 
 
@@ -57,6 +67,11 @@ def grace(value: Any) -> float:
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
     return grace_s
+
+
+def devices(gpus: Any) -> List[Device]:
+    """As ``[index, UUID]``; the UUID is empty where it is not known."""
+    return [Device(_whole(index, "a GPU's index", least=0), str(uuid)) for index, uuid in gpus or ()]
 
 
 def stop_signal(name: Any) -> Optional[int]:
@@ -91,6 +106,16 @@ def folder(path: Any) -> Optional[bytes]:
     if not os.path.isabs(whole):
         raise ValueError("cwd must be absolute or begin with ~: %.80r" % str(path))
     return whole
+
+
+def inner_folder(path: Any) -> Optional[bytes]:
+    """Below another, without a slash at its end."""
+    if path is None:
+        return None
+    parts = [part for part in encoded(path).split(b"/") if part not in (b"", b".")]
+    if not parts or b".." in parts or encoded(path).startswith(b"/"):
+        raise ValueError("not a folder below the working directory: %.80r" % str(path))
+    return b"/".join(parts)
 
 
 def _whole(value: Any, name: str, least: int) -> int:

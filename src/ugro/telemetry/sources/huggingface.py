@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ugro.core.metrics import TOTAL_STEPS
 from ugro.telemetry.sources.reading import AT_ONCE, LARGEST, Origin, Piece, Reading, number, real, whole_lines
 
 _LONGEST_LINE = 8192
@@ -114,10 +115,14 @@ def read_state(piece: Piece) -> Reading:
         reading.end = len(piece.content)
         return reading
     try:
-        history = json.loads(piece.content)["log_history"]
+        state = json.loads(piece.content)
+        history = state["log_history"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return reading  # not complete yet
     reading.end = len(piece.content)
+    step, total = state.get("global_step"), real(state.get("max_steps"))
+    if type(step) is int and total is not None and total > 0:
+        reading.add(Origin.TRAINER_STATE, TOTAL_STEPS, step, 0.0, total)
     for entry in history[:_MOST_ENTRIES] if isinstance(history, list) else ():
         _add_entry(reading, entry)
     return reading

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
 from ugro.telemetry import records
 from ugro.telemetry.series import Points
 from ugro.telemetry.sources.reading import Key, Origin, Piece, Reading
@@ -28,22 +31,40 @@ def _end_of_lines(content: bytes) -> int:
 
 def _points(lines: list[bytes]) -> dict[Key, Points]:
     # Nearly all lines have the same keys, so a table of them is transposed at once.
-    tables: dict[tuple[int, tuple[str, ...]], list[records.Record]] = {}
-    for record in records.read_all(lines):
-        tables.setdefault((record.rank, tuple(record.values)), []).append(record)
+    tables: dict[tuple[int, tuple[str, ...]], _Table] = {}
+    for place, record in enumerate(records.read_all(lines)):
+        table = tables.setdefault((record.rank, tuple(record.values)), _Table())
+        table.places.append(place)
+        table.records.append(record)
     found: dict[Key, Points] = {}
+    places: dict[Key, list[int]] = {}
     for (rank, names), table in tables.items():
-        steps, times = [record.step for record in table], [record.time_ms for record in table]
-        columns = zip(*(record.values.values() for record in table), strict=True)
-        for name, column in zip(names, columns, strict=True):
-            _add(found, Key(Origin.UGRO, rank, name), Points(list(steps), list(times), list(column)))
+        for name, points in table.columns(names):
+            key = Key(Origin.UGRO, rank, name)
+            if key in found:  # from another table: their lines alternate
+                _merge(found[key], places[key], points, table.places)
+            else:
+                found[key], places[key] = points, list(table.places)
     return found
 
 
-def _add(found: dict[Key, Points], key: Key, points: Points) -> None:
-    if key in found:  # from another table: their lines alternate
-        points.extend(found[key])
-        order = sorted(range(len(points)), key=points.times_ms.__getitem__)
-        columns = (points.steps, points.times_ms, points.values)
-        points = Points(*([column[at] for at in order] for column in columns))  # type: ignore[arg-type]
-    found[key] = points
+@dataclass(slots=True)
+class _Table:
+    places: list[int] = field(default_factory=list)  # of its records among all
+    records: list[records.Record] = field(default_factory=list)
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[str, Points]]:
+        steps, times = [record.step for record in self.records], [record.time_ms for record in self.records]
+        columns = zip(*(record.values.values() for record in self.records), strict=True)
+        for name, column in zip(names, columns, strict=True):
+            yield name, Points(list(steps), list(times), list(column))
+
+
+def _merge(points: Points, places: list[int], more: Points, more_places: Sequence[int]) -> None:
+    """In the order of their lines: the last one is the last value."""
+    points.extend(more)
+    places += more_places
+    order = sorted(range(len(places)), key=places.__getitem__)
+    points.values[:] = [points.values[at] for at in order]
+    for column in (points.steps, points.times_ms, places):
+        column[:] = [column[at] for at in order]

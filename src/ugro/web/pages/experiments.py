@@ -75,7 +75,7 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
         runs = _found(numbers, everything)
         are_few = len(runs) <= comparison.MOST_SIDE_BY_SIDE
         jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if are_few else []
-        rows = comparison.facts(runs, await site.agent.results.compare(jobs)) if len(jobs) > 1 else ()
+        rows = await site.agent.results.compare(jobs) if len(jobs) > 1 else ()
         return await site.render(
             request,
             "compare.html",

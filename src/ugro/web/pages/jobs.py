@@ -51,7 +51,8 @@ def add_job_pages(app: FastAPI, site: Site) -> None:
         if word != str(view.job.id):
             return RedirectResponse(f"/jobs/{view.job.id}", 307)
         cli = f"ugro why {view.job.id}" if not view.job.is_final else f"ugro status {view.job.id}"
-        return await site.render(request, "job.html", cli=cli, view=view, job=view.job, job_page=job_page)
+        shown: dict[str, Any] = {"view": view, "job": view.job, "headline": view.headline, "job_page": job_page}
+        return await site.render(request, "job.html", cli=cli, **shown)
 
     @app.get("/jobs/{word}/job.yaml")
     async def file(word: str) -> Response:

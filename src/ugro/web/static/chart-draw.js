@@ -1,16 +1,16 @@
 // @ts-check
 // Draws curves on a canvas: axes, bands, lines, marks. Stateless.
 
-import { logTicks, placeTicks, placeWritten, ticks, written } from "/static/chart-scale.js";
+import { logTicks, placeTicks, placeWritten, ticks, tickTexts } from "/static/chart-scale.js";
 
 export const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 4], [1, 4], [10, 2, 2, 2, 2, 2]];
 const MANY = 20; // with more series, lines are thin and pale and have no band
 
 /**
  * @typedef {{left: number, top: number, width: number, height: number}} Box
- * @typedef {{x: [number, number], y: [number, number], isLog: boolean, kind: "step"|"time"|"seconds", box: Box}} View
+ * @typedef {{x: [number, number], y: [number, number], isLog: boolean, unit: string, kind: "step"|"time"|"seconds", box: Box}} View
  * @typedef {{name: string, key: string, xs: number[], mins: (number|null)[], maxs: (number|null)[],
- *   means: (number|null)[], raw: (number|null)[], odd: number[], color: number, dash: number, isFaint: boolean}} Series
+ *   means: (number|null)[], raw: (number|null)[], odd: number[], gaps: Set<number>, color: number, dash: number, isFaint: boolean}} Series
  * @typedef {{ink: string, faint: string, grid: string, surface: string, lines: string[]}} Colours
  */
 
@@ -27,12 +27,18 @@ export function toY(view, y) {
 /** @param {View} view @param {number} at */
 export const fromX = (view, at) => view.x[0] + ((at - view.box.left) / view.box.width) * (view.x[1] - view.x[0]);
 
-/** The area of the plot, without labels. @param {CanvasRenderingContext2D} pen @param {[number, number]} y */
-export function boxOf(pen, width, height, y, isLog) {
-  const most = Math.max(2, Math.floor(height / 36));
-  const marks = isLog ? logTicks(y[0], y[1], most) : ticks(y[0], y[1], most);
-  const left = Math.ceil(Math.max(...marks.map((mark) => pen.measureText(written(mark)).width), 20)) + 12;
+/** The area of the plot, without labels. @param {CanvasRenderingContext2D} pen @param {{y: [number, number], isLog: boolean, unit: string}} axis */
+export function boxOf(pen, width, height, axis) {
+  const { texts } = marksOf(axis, height - 32);
+  const left = Math.ceil(Math.max(...texts.map((text) => pen.measureText(text).width), 20)) + 12;
   return { left, top: 8, width: Math.max(10, width - left - 12), height: Math.max(10, height - 8 - 24) };
+}
+
+/** The ticks of the y axis and their texts. */
+function marksOf({ y, isLog, unit }, height) {
+  const most = Math.max(2, Math.floor(height / 42));
+  const marks = isLog ? logTicks(y[0], y[1], most) : ticks(y[0], y[1], most);
+  return { marks, texts: tickTexts(marks, unit) };
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {View} view @param {Colours} colours */
@@ -43,12 +49,12 @@ export function drawAxes(pen, view, colours) {
   pen.fillStyle = colours.faint;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  const most = Math.max(2, Math.floor(box.height / 36));
-  for (const y of view.isLog ? logTicks(view.y[0], view.y[1], most) : ticks(view.y[0], view.y[1], most)) {
+  const { marks, texts } = marksOf(view, box.height);
+  marks.forEach((y, place) => {
     const at = Math.round(toY(view, y)) + 0.5;
     segment(pen, box.left, at, box.left + box.width, at);
-    pen.fillText(written(y), box.left - 6, at);
-  }
+    pen.fillText(texts[place], box.left - 6, at);
+  });
   pen.textBaseline = "top";
   pen.textAlign = "center";
   const span = view.x[1] - view.x[0];
@@ -74,8 +80,8 @@ export function drawSeries(pen, view, all, colours, isSmooth) {
     }
     for (const series of all) {
       pen.strokeStyle = pen.fillStyle = colours.lines[series.color % colours.lines.length];
-      if (isSmooth && !isMany) drawLine(pen, view, series.xs, series.raw, { width: 1, alpha: 0.28, dash: [] });
-      drawLine(pen, view, series.xs, series.means, styleOf(series, isMany));
+      if (isSmooth && !isMany) drawLine(pen, view, series, series.raw, { width: 1, alpha: 0.28, dash: [] });
+      drawLine(pen, view, series, series.means, styleOf(series, isMany));
       drawOdd(pen, view, series);
     }
   });
@@ -85,9 +91,9 @@ export function drawSeries(pen, view, all, colours, isSmooth) {
 export function drawChosen(pen, view, series, colours) {
   clipped(pen, view.box, () => {
     pen.strokeStyle = colours.surface;
-    drawLine(pen, view, series.xs, series.means, { width: 5, alpha: 0.8, dash: [] });
+    drawLine(pen, view, series, series.means, { width: 5, alpha: 0.8, dash: [] });
     pen.strokeStyle = pen.fillStyle = colours.lines[series.color % colours.lines.length];
-    drawLine(pen, view, series.xs, series.means, { width: 2.75, alpha: 1, dash: DASHES[series.dash % DASHES.length] });
+    drawLine(pen, view, series, series.means, { width: 2.75, alpha: 1, dash: DASHES[series.dash % DASHES.length] });
   });
 }
 
@@ -127,7 +133,7 @@ function styleOf(series, isMany) {
 
 function drawBand(pen, view, series, isSmooth) {
   pen.globalAlpha = isSmooth ? 0.1 : 0.18;
-  for (const [begin, end] of stretches(series.xs, series.mins, view.isLog)) {
+  for (const [begin, end] of stretches(series, series.mins, view.isLog)) {
     if (end - begin < 2) continue;
     pen.beginPath();
     for (let at = begin; at < end; at += 1) pen.lineTo(toX(view, series.xs[at]), toY(view, series.maxs[at]));
@@ -137,13 +143,14 @@ function drawBand(pen, view, series, isSmooth) {
   pen.globalAlpha = 1;
 }
 
-function drawLine(pen, view, xs, ys, { width, alpha, dash }) {
+function drawLine(pen, view, series, ys, { width, alpha, dash }) {
+  const { xs } = series;
   pen.globalAlpha = alpha;
   pen.lineWidth = width;
   pen.lineJoin = "round";
   pen.setLineDash(dash);
   pen.beginPath();
-  for (const [begin, end] of stretches(xs, ys, view.isLog)) {
+  for (const [begin, end] of stretches(series, ys, view.isLog)) {
     pen.moveTo(toX(view, xs[begin]), toY(view, ys[begin]));
     for (let at = begin + 1; at < end; at += 1) pen.lineTo(toX(view, xs[at]), toY(view, ys[at]));
     // A single point has no line: draw a dot.
@@ -164,16 +171,16 @@ function drawOdd(pen, view, series) {
   }
 }
 
-/** Ranges of indices with numbers that can be drawn. */
-function* stretches(xs, ys, isLog) {
+/** Ranges of indices with numbers that can be drawn, without a gap between them. */
+function* stretches({ xs, gaps }, ys, isLog) {
   let begin = -1;
   for (let at = 0; at < xs.length; at += 1) {
     const isShown = ys[at] !== null && ys[at] !== undefined && (!isLog || ys[at] > 0);
-    if (isShown && begin < 0) begin = at;
-    if (!isShown && begin >= 0) {
+    if (begin >= 0 && (!isShown || gaps.has(at))) {
       yield [begin, at];
       begin = -1;
     }
+    if (isShown && begin < 0) begin = at;
   }
   if (begin >= 0) yield [begin, xs.length];
 }

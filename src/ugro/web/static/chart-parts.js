@@ -13,17 +13,13 @@ export function build() {
   const figure = made("figure", "chart");
   const head = made("div", "chart-head");
   const title = Object.assign(made("figcaption", "chart-title"), { id: `${id}-title` });
-  const tools = made("div", "chart-tools");
-  const smooth = Object.assign(document.createElement("input"), { type: "range", min: "0", max: "0.99", step: "0.01" });
-  const log = Object.assign(document.createElement("input"), { type: "checkbox" });
-  tools.append(labelled("Smoothing", smooth), labelled("Log scale", log, true));
   const reset = button("Whole range", "button");
   reset.hidden = true;
   const tableButton = button("Data table", "button");
   tableButton.setAttribute("aria-expanded", "false");
   const buttons = made("div", "chart-tools");
   buttons.append(reset, tableButton);
-  head.append(title, tools, buttons);
+  head.append(title, buttons);
   const plot = made("div", "chart-plot");
   plot.tabIndex = 0;
   plot.setAttribute("role", "img");
@@ -40,7 +36,7 @@ export function build() {
   table.setAttribute("aria-labelledby", title.id);
   const csv = button("Download CSV", "button");
   figure.append(head, plot, readout, legend, table);
-  return { figure, title, tools, smooth, log, reset, tableButton, plot, base, over, empty, readout, legend, table, csv };
+  return { figure, title, reset, tableButton, plot, base, over, empty, readout, legend, table, csv };
 }
 
 /**
@@ -100,12 +96,4 @@ function made(name, className) {
 
 function button(text, className = "") {
   return Object.assign(document.createElement("button"), { type: "button", textContent: text, className });
-}
-
-function labelled(text, input, isFirst = false) {
-  const label = document.createElement("label");
-  const words = document.createElement("span");
-  words.textContent = text;
-  label.append(...(isFirst ? [input, words] : [words, input]));
-  return label;
 }

@@ -4,15 +4,52 @@
 const MINUS = "−";
 const DAY_S = 86400;
 
-/** @param {number} value */
-export function written(value) {
+const GAP = 5; // times the usual distance of two points
+const LARGE = [[1e12, "T"], [1e9, "G"], [1e6, "M"]];
+
+/** @param {number} value @param {string} [unit] */
+export function written(value, unit = "") {
   if (!Number.isFinite(value)) return "not a number";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) {
-    return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e").replaceAll("-", MINUS);
+  if (size !== 0 && (size >= 1e15 || size < 1e-3)) {
+    return withUnit(value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e"), unit);
   }
-  const text = size >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(4)));
-  return text.replace("-", MINUS);
+  const large = LARGE.find(([least]) => size >= least);
+  if (large) return withUnit(`${Number((value / large[0]).toPrecision(4))}${large[1]}`, unit);
+  const text = size >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(4)));
+  return withUnit(text, unit);
+}
+
+/** The ticks of an axis: all with the same number of decimals. @param {number[]} marks @param {string} unit */
+export function tickTexts(marks, unit) {
+  const texts = marks.map((mark) => written(mark));
+  const isPlain = texts.every((text) => /^−?[\d.]+$/.test(text));
+  const decimals = Math.max(0, ...texts.map((text) => text.split(".")[1]?.length ?? 0));
+  return marks.map((mark, at) => withUnit(isPlain ? (mark + 0).toFixed(decimals) : texts[at], unit));
+}
+
+/** Per cent and degrees as in 87 % and 87 °C. */
+function withUnit(text, unit) {
+  return text.replaceAll("-", MINUS) + (unit ? ` ${unit}` : "");
+}
+
+/**
+ * Where a line is interrupted because nothing was recorded: before the point of each index that is returned. A distance
+ * is a gap if it is larger than ``gap``; or, if that is not given, than five times both the usual distance and the smaller
+ * one of its neighbours. A curve whose points get rarer and rarer has no gaps.
+ * @param {ReadonlyArray<number>} xs @param {number} [gap]
+ */
+export function gapsIn(xs, gap) {
+  /** @type {Set<number>} */
+  const found = new Set();
+  const distances = xs.slice(1).map((x, at) => x - xs[at]);
+  if (gap === undefined && distances.length < 3) return found;
+  const usual = [...distances].sort((left, right) => left - right)[distances.length >> 1];
+  distances.forEach((distance, at) => {
+    const beside = Math.min(distances[at - 1] ?? Infinity, distances[at + 1] ?? Infinity);
+    if (distance > (gap ?? GAP * Math.max(usual, beside))) found.add(at + 1);
+  });
+  return found;
 }
 
 /** A duration as text: 42 s, 3 m 20 s, 2 h 5 m. @param {number} seconds */
@@ -29,7 +66,7 @@ function duration(seconds) {
 /** A position on the x axis as text. @param {"step"|"time"|"seconds"} kind @param {number} x @param {number} [span] */
 export function placeWritten(kind, x, span = 0) {
   if (kind === "seconds") return duration(x);
-  if (kind !== "time") return Math.abs(x) >= 1e6 && span > 1e5 ? written(x) : String(Math.round(x)).replace("-", MINUS);
+  if (kind !== "time") return Math.abs(x) >= 1e6 && span > 1e5 ? written(x) : withUnit(Math.round(x).toLocaleString("en-US"), "");
   /** @type {Intl.DateTimeFormatOptions} */
   const clock = { hour: "2-digit", minute: "2-digit", hour12: false };
   if (span < 600) clock.second = "2-digit";
@@ -55,6 +92,7 @@ export function placeTicks(kind, low, high, most) {
   const raw = (high - low) / Math.max(1, most);
   const round = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
   const step = round.find((one) => one >= raw);
+  if (raw < 1 && kind === "time") return ticks(low, high, most).filter((x) => Number.isInteger(x));
   if (raw < 1 || step === undefined) return ticks(low, high, most);
   const shift = kind === "time" ? new Date(low * 1000).getTimezoneOffset() * 60 : 0;
   const found = [];

@@ -1,12 +1,13 @@
 // @ts-check
 // <ugro-chart label="loss">: curves on a canvas. Its .data is
-//   {x: "step" | "time" | "seconds", series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
-// where a null in means is a missing value. Attributes: smooth (0 to 0.99), log, bare (without controls),
-// tall. Events: "ugro-zoom" {first, last} (or nulls), "ugro-cursor" {x} and "ugro-look" {smooth, log}.
+//   {x: "step" | "time" | "seconds", gap?, range?, series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
+// where a null in means is a missing value, and no line crosses more than "gap" (default: see gapsIn); "range"
+// is the x axis while it is not zoomed (default: all points). Attributes: smooth (0 to 0.99), log, tall, unit, and min and max of the y axis. Events: "ugro-zoom" {first, last} (or nulls) and
+// "ugro-cursor" {x}.
 
 import { boxOf, drawAxes, drawChoice, drawChosen, drawCursor, drawSeries, fromX, toX, toY } from "/static/chart-draw.js";
 import { build, fillLegend } from "/static/chart-parts.js";
-import { extent, nearest, placeWritten, smoothed, widened, written } from "/static/chart-scale.js";
+import { extent, gapsIn, nearest, placeWritten, smoothed, widened, written } from "/static/chart-scale.js";
 import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
 import { csvOf, leftOut, sentence, tableOf } from "/static/chart-words.js";
 
@@ -38,7 +39,6 @@ class Chart extends HTMLElement {
       this.replaceChildren(parts.figure);
       this.#listen();
     }
-    if (this.hasAttribute("bare")) parts.tools.remove();
     this.#sizes.observe(parts.plot);
     this.#endTheme = onTheme(() => {
       this.#colours = null;
@@ -89,13 +89,12 @@ class Chart extends HTMLElement {
       const odd = one.odd ? one.xs.filter((_, place) => one.odd[place] > 0) : one.xs.filter((_, place) => one.means[place] === null);
       const color = one.color ?? at;
       const [key, isFaint] = [one.key ?? one.name, one.isFaint ?? false];
+      const gaps = gapsIn(one.xs, this.#given.gap);
       // The ninth curve has the colour of the first, but other dashes.
-      return { ...one, key, raw: one.means, means, odd, color, dash: color + Math.floor(color / 8), isFaint };
+      return { ...one, key, gaps, raw: one.means, means, odd, color, dash: color + Math.floor(color / 8), isFaint };
     });
     const label = this.getAttribute("label") ?? "";
     parts.title.textContent = label;
-    parts.smooth.value = String(this.smooth);
-    parts.log.checked = this.hasAttribute("log");
     parts.plot.classList.toggle("is-tall", this.hasAttribute("tall"));
     parts.plot.setAttribute("aria-label", sentence(label || "Curves", this.#given.x, this.#shown()));
     fillLegend(parts.legend, this.#series, this.#hidden, this);
@@ -138,8 +137,9 @@ class Chart extends HTMLElement {
 
   #viewOf(pen, shown, width, height) {
     const isLog = this.hasAttribute("log");
-    const x = this.#zoom ?? extent(shown.map((series) => series.xs));
-    if (!x) return null;
+    const whole = extent(shown.map((series) => series.xs));
+    if (!whole) return null;
+    const x = this.#zoom ?? this.#given.range ?? whole;
     const inside = shown.flatMap((series) => {
       const [begin, end] = within(series.xs, x);
       // With many curves no band is drawn, so an outlier in it must not stretch the axis.
@@ -148,11 +148,18 @@ class Chart extends HTMLElement {
     });
     const found = extent(inside, isLog);
     if (!found) return null;
-    const y = widened(found, isLog);
+    const y = this.#bounded(widened(found, isLog), found);
     pen.font = this.#font();
-    const box = boxOf(pen, width, height, y, isLog);
+    const unit = this.getAttribute("unit") ?? "";
+    const box = boxOf(pen, width, height, { y, isLog, unit });
     const wide = x[0] === x[1] ? [x[0] - 0.5, x[1] + 0.5] : x;
-    return { x: wide, y, isLog, kind: this.#given.x, box };
+    return { x: wide, y, isLog, unit, kind: this.#given.x, box };
+  }
+
+  /** The range of an axis whose ends are given; values beyond them are shown all the same. */
+  #bounded([low, high], [least, most]) {
+    const [from, to] = ["min", "max"].map((name) => this.getAttribute(name));
+    return [from === null ? low : Math.min(Number(from), least), to === null ? high : Math.max(Number(to), most)];
   }
 
   #font() {
@@ -187,8 +194,9 @@ class Chart extends HTMLElement {
     const usable = near.filter((one) => one.x !== undefined && Math.abs(one.x - x) <= reach);
     const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}`;
     const first = usable.filter((one) => one.series.key === this.#chosen);
-    if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable)}` };
-    const readings = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1));
+    if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable, view.unit)}` };
+    const { unit } = view;
+    const readings = (usable.length > MOST_READ && first.length ? first : usable.slice(0, MOST_READ)).map((one) => valueRead(one, usable.length > 1, unit));
     const more = usable.length > readings.length ? ` · ${usable.length - readings.length} more` : "";
     const dots = usable.filter((one) => one.y !== null && (!view.isLog || one.y > 0) && (usable.length <= MOST_READ || one.series.key === this.#chosen));
     return { dots, text: `${head} · ${readings.join(" · ")}${more}` };
@@ -197,7 +205,7 @@ class Chart extends HTMLElement {
   // --- interaction ----------------------------------------------------------------------------------------------
 
   #listen() {
-    const { plot, smooth, log, reset, tableButton, csv } = this.#parts;
+    const { plot, reset, tableButton, csv } = this.#parts;
     plot.addEventListener("pointermove", (event) => this.#pointAt(event));
     plot.addEventListener("pointerleave", () => this.#leave());
     plot.addEventListener("pointerdown", (event) => this.#press(event));
@@ -205,17 +213,9 @@ class Chart extends HTMLElement {
     plot.addEventListener("dblclick", () => this.zoomTo(null));
     plot.addEventListener("keydown", (event) => this.#key(event));
     plot.addEventListener("blur", () => this.#leave());
-    smooth.addEventListener("input", () => this.#look({ smooth: smooth.value }));
-    log.addEventListener("change", () => this.#look({ log: log.checked }));
     reset.addEventListener("click", () => this.zoomTo(null));
     tableButton.addEventListener("click", () => this.#toggleTable());
     csv.addEventListener("click", () => this.#save());
-  }
-
-  #look(change) {
-    if ("smooth" in change) this.setAttribute("smooth", change.smooth);
-    if ("log" in change) this.toggleAttribute("log", change.log);
-    this.#tell("ugro-look", { smooth: this.smooth, log: this.hasAttribute("log") });
   }
 
   /** @param {[number, number] | null} range */
@@ -354,17 +354,17 @@ class Chart extends HTMLElement {
   }
 }
 
-function valueRead({ series, y, low, high }, isNamed) {
+function valueRead({ series, y, low, high }, isNamed, unit) {
   const name = isNamed ? `${series.name} ` : "";
   if (y === null) return `${name}not a number`;
   const band = low !== null && high !== null && low !== high ? ` (${written(low)} to ${written(high)})` : "";
-  return `${name}${written(y)}${band}`;
+  return `${name}${written(y, unit)}${band}`;
 }
 
 /** The reading for many curves: their range. */
-function rangeRead(many) {
+function rangeRead(many, unit) {
   const found = extent([many.map((one) => one.y)]);
-  const range = found ? `between ${written(found[0])} and ${written(found[1])}` : "not a number";
+  const range = found ? `between ${written(found[0])} and ${written(found[1], unit)}` : "not a number";
   return `${many.length} curves ${range}`;
 }
 

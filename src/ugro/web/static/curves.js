@@ -1,23 +1,28 @@
 // @ts-check
 // <ugro-curves job="17">, or jobs="1,2,3" runs="ID": a chart for each metric, live. With ``runs`` an element of that id
-// holds JSON {keys: [..], runs: [{id, name, groups: {NAME: LABEL}}]}: the names and groups of the curves.
-// The choice of metrics, axis, smoothing, scale and group is in the page's address.
+// holds JSON {names: [..], loss: NAME, runs: [{id, name, groups: {NAME: LABEL}}]}: the names and groups of the curves.
+// At first there is one chart, of the loss, with the first rank that logged it. The choice of metrics, axis, smoothing,
+// scale, ranks and group is in the page's address. Event: "ugro-none", whose detail says that there are no curves, or null.
 
 import { Curves, asked, meanOf, newestOnly } from "/static/curves-data.js";
-import { isOurs, tools } from "/static/curves-tools.js";
+import { tools } from "/static/curves-tools.js";
 import { live } from "/static/live.js";
 import "/static/chart.js";
 
-const MOST_AT_FIRST = 6;
+const MOST_AT_FIRST = 6; // charts, if there is no loss
 const MANY = 20; // curves in one chart; with more, only the drawn columns are fetched
 const GROW_MS = 1000;
 const KEYS_MS = 10_000;
+const NONE = "No metrics yet. UGRO reads those of ugro.train, TensorBoard, W&B, MLflow and Hugging Face, and metrics.jsonl.";
 
 class CurvesElement extends HTMLElement {
   #jobs = [];
   #hasMany = false;
   #runs = new Map();
-  #keys = [];
+  #names = [];
+  #known = "";
+  /** @type {Map<string, number[]>} of each metric, the ranks that logged it */
+  #ranks = new Map();
   #look = null;
   /** @type {Map<string, {curves: Curves, chart: any, isLoaded: boolean, isVisible: boolean}>} */
   #charts = new Map();
@@ -62,25 +67,30 @@ class CurvesElement extends HTMLElement {
       const described = JSON.parse(given.textContent ?? "{}");
       this.#hasMany = this.#jobs.length > MANY;
       this.#runs = new Map(described.runs.map((run, at) => [`job/${run.id}`, { ...run, color: at }]));
-      this.#setKeys(described.keys);
+      this.#setNames(described);
     } else {
       const query = new URLSearchParams(this.#jobs.map((job) => ["job", job]));
-      const { keys } = await asked(`/v1/metrics/keys?${query}`);
-      this.#hasMany = this.#jobs.length > MANY || new Set(keys.map((one) => one.rank)).size > MANY;
-      this.#setKeys([...new Set(keys.map((one) => one.key))]);
+      const found = await asked(`/v1/metrics/keys?${query}`);
+      this.#ranks = ranksOf(found.keys);
+      this.#hasMany = this.#jobs.length > MANY || [...this.#ranks.values()].some((ranks) => ranks.length > MANY);
+      this.#setNames(found);
     }
   }
 
-  #setKeys(keys) {
-    const sorted = inOrder(keys);
-    if (this.#look && sorted.join("\n") === this.#keys.join("\n")) return;
-    this.#keys = sorted;
+  #setNames({ names, loss }) {
+    const hasRanks = [...this.#ranks.values()].some((ranks) => ranks.length > 1);
+    const known = JSON.stringify([names, loss, hasRanks]);
+    if (this.#look && known === this.#known) return;
+    this.#known = known;
+    this.#names = names;
     this.#look?.element.remove();
-    const names = this.#groupNames();
-    this.#look = tools(sorted, { most: MOST_AT_FIRST, groups: names }, (what) => this.#onLook(what));
+    const first = loss ? [loss] : names.slice(0, MOST_AT_FIRST);
+    this.#look = tools(names, { first, groups: this.#groupNames(), hasRanks }, (what) => this.#onLook(what));
     this.#note.before(this.#look.element);
-    this.#look.element.hidden = !sorted.length;
-    this.#say(sorted.length ? "" : this.getAttribute("empty") ?? "No metrics yet. Scripts record them with ugro.train, or as lines of metrics.jsonl in $UGRO_OUTPUT.");
+    this.#look.element.hidden = !names.length;
+    const none = names.length ? null : this.getAttribute("empty") ?? NONE;
+    this.#say(none ?? "");
+    this.dispatchEvent(new CustomEvent("ugro-none", { bubbles: true, detail: none }));
     this.#arrange();
   }
 
@@ -106,13 +116,22 @@ class CurvesElement extends HTMLElement {
 
   #makeChart(key) {
     const chart = document.createElement("ugro-chart");
-    chart.setAttribute("label", key);
-    chart.setAttribute("bare", "");
+    chart.dataset.key = key;
     chart.setAttribute("empty", "Loading…");
     this.#seen.observe(chart);
-    const rank = this.#jobs.length > 1 ? 0 : null;
-    const curves = new Curves({ jobs: this.#jobs, key, rank, columns: this.#columns() });
+    const curves = new Curves({ jobs: this.#jobs, key, rank: this.#rankOf(key), columns: this.#columns() });
     return { curves, chart, isLoaded: false, isVisible: false };
+  }
+
+  /** The rank whose curve is shown; null: all. Of several jobs it is the first, which nearly always logs. */
+  #rankOf(key) {
+    if (this.#jobs.length > 1) return 0;
+    return this.#look.state.hasAllRanks ? null : (this.#ranks.get(key)?.[0] ?? 0);
+  }
+
+  #labelOf(key) {
+    const isOne = this.#jobs.length === 1 && !this.#look.state.hasAllRanks && (this.#ranks.get(key)?.length ?? 0) > 1;
+    return isOne ? `${key}, rank ${this.#rankOf(key)}` : key;
   }
 
   /** The columns to fetch: with many curves, only those that are drawn. */
@@ -124,6 +143,7 @@ class CurvesElement extends HTMLElement {
   #applyLook() {
     const { smooth, isLog } = this.#look.state;
     for (const [key, entry] of this.#charts) {
+      entry.chart.setAttribute("label", this.#labelOf(key));
       entry.chart.setAttribute("smooth", String(smooth));
       entry.chart.toggleAttribute("log", isLog);
       if (entry.isLoaded) this.#show(key);
@@ -131,7 +151,7 @@ class CurvesElement extends HTMLElement {
   }
 
   #onLook(what) {
-    if (what === "x" && this.#hasMany) this.#loadAnew();
+    if (what === "ranks" || (what === "x" && this.#hasMany)) this.#loadAnew();
     else if (what === "keys") this.#arrange();
     else this.#applyLook();
   }
@@ -139,16 +159,19 @@ class CurvesElement extends HTMLElement {
   #loadAnew() {
     for (const [key, entry] of this.#charts) {
       entry.curves.which.columns = this.#columns();
+      entry.curves.which.rank = this.#rankOf(key);
       entry.isLoaded = false;
+      entry.chart.zoomTo(null);
       if (entry.isVisible) this.#load(key);
     }
+    this.#applyLook();
   }
 
   // --- loading --------------------------------------------------------------------------------------------------
 
   #onSeen(entries) {
     for (const { target, isIntersecting } of entries) {
-      const key = target.getAttribute("label");
+      const key = /** @type {HTMLElement} */ (target).dataset.key;
       const entry = this.#charts.get(key);
       if (!entry) continue;
       entry.isVisible = isIntersecting;
@@ -221,7 +244,7 @@ class CurvesElement extends HTMLElement {
 
   async #grow() {
     try {
-      if (!this.hasAttribute("runs") && performance.now() - this.#keysAt > (this.#keys.length ? KEYS_MS : 0)) await this.#readKeys();
+      if (!this.hasAttribute("runs") && performance.now() - this.#keysAt > (this.#names.length ? KEYS_MS : 0)) await this.#readKeys();
       for (const [key, entry] of this.#charts) {
         if (!entry.isLoaded || !entry.isVisible) continue;
         await entry.curves.grow();
@@ -234,7 +257,7 @@ class CurvesElement extends HTMLElement {
   }
 
   async #onZoom(event) {
-    const key = event.target.getAttribute("label");
+    const { key } = event.target.dataset;
     const entry = this.#charts.get(key);
     if (!entry) return;
     const { first, last } = event.detail;
@@ -277,10 +300,11 @@ function columns(curve, places) {
   return { xs: places(curve), mins: curve.lows, maxs: curve.highs, means: curve.means, odd: curve.odd };
 }
 
-/** Losses first, then other metrics of the script, then those that UGRO measures. */
-function inOrder(keys) {
-  const weight = (key) => (isOurs(key) ? 3 : /(^|[/_.])(loss|ppl|perplexity)([/_.]|$)/i.test(key) ? 0 : /(^|[/_.])(val|eval|test)/i.test(key) ? 1 : 2);
-  return [...keys].sort((left, right) => weight(left) - weight(right) || left.localeCompare(right, "en", { numeric: true }));
+/** @param {{key: string, rank: number}[]} keys */
+function ranksOf(keys) {
+  const found = new Map();
+  for (const { key, rank } of keys) found.set(key, new Set([...(found.get(key) ?? []), rank]));
+  return new Map([...found].map(([key, ranks]) => [key, [...ranks].sort((left, right) => left - right)]));
 }
 
 customElements.define("ugro-curves", CurvesElement);

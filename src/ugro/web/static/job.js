@@ -42,6 +42,7 @@ class Fragment {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
       const places = [...this.element.querySelectorAll(".scroll")].map((box) => box.scrollTop);
       this.element.replaceChildren(...page.body.childNodes);
+      this.element.dispatchEvent(new CustomEvent("ugro-none", { bubbles: true, detail: absence(this.element) }));
       this.element.querySelectorAll(".scroll").forEach((box, index) => (box.scrollTop = places[index] ?? 0));
       // No event announces that more outputs were collected.
       this.isWanted ||= !document.hidden && this.element.querySelector("[data-moves]") !== null;
@@ -64,6 +65,46 @@ function failure(error) {
 function pause(ms) {
   return new Promise((done) => setTimeout(done, ms));
 }
+
+/** What a part without content says instead; null if it has some. @param {HTMLElement} element */
+function absence(element) {
+  const only = element.children.length === 1 ? element.firstElementChild : null;
+  const found = element.querySelector("[data-none]") ?? (only?.matches(".empty") ? only : null);
+  return found?.textContent?.trim() ?? null;
+}
+
+/** A panel without content is a line below the others. @param {CustomEvent<string | null>} event */
+function collapse(event) {
+  const section = /** @type {HTMLElement} */ (event.target).closest?.("[data-collapses]");
+  const list = document.getElementById("absent");
+  if (!(section instanceof HTMLElement) || !list) return;
+  section.hidden = event.detail !== null;
+  const title = section.dataset.collapses ?? "";
+  list.querySelector(`[data-key="${title}"]`)?.remove();
+  if (event.detail !== null) {
+    const item = document.createElement("li");
+    item.dataset.key = title;
+    const name = Object.assign(document.createElement("b"), { textContent: title });
+    item.append(name, ` ${event.detail}`);
+    const titles = [...document.querySelectorAll("[data-collapses]")].map((one) => /** @type {HTMLElement} */ (one).dataset.collapses);
+    const later = [...list.children].find((one) => titles.indexOf(/** @type {HTMLElement} */ (one).dataset.key) > titles.indexOf(title));
+    list.insertBefore(item, later ?? null);
+  }
+  list.hidden = !list.children.length;
+  linkSections();
+}
+
+/** Links only to panels that are there. */
+function linkSections() {
+  for (const link of document.querySelectorAll(".sections a")) {
+    const target = document.getElementById(/** @type {HTMLAnchorElement} */ (link).hash.slice(1));
+    /** @type {HTMLElement} */ (link).hidden = !target || target.hidden;
+  }
+}
+
+document.addEventListener("ugro-none", (event) => collapse(/** @type {CustomEvent} */ (event)));
+document.addEventListener("ugro-parts", linkSections);
+linkSections();
 
 const fragments = [...document.querySelectorAll("[data-fragment]")].map((one) => new Fragment(/** @type {any} */ (one)));
 

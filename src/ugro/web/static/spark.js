@@ -1,5 +1,6 @@
 // @ts-check
 // <ugro-spark values="1,2,null,3" max="100" label="CPU use">: a small curve in a line of text. Or set .values = [..].
+// Its scale begins at zero, or with "fit" at its smallest value.
 
 import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
 
@@ -58,7 +59,7 @@ class Spark extends HTMLElement {
   }
 
   #line(pen, width, height, shown) {
-    const low = Number(this.getAttribute("min") ?? Math.min(0, ...shown));
+    const low = Number(this.getAttribute("min") ?? Math.min(...(this.hasAttribute("fit") ? [] : [0]), ...shown));
     const high = Number(this.getAttribute("max") ?? Math.max(...shown, low + 1e-9));
     const last = Math.max(1, this.values.length - 1);
     const place = (value, at) => [

@@ -8,20 +8,19 @@ from typing import Any
 
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment
-from ugro.policy.experiments.columns import Column, Value, metric_order
-from ugro.policy.experiments.comparison import Row
+from ugro.core.metrics import main_loss
+from ugro.policy.experiments.columns import metric_order
+from ugro.policy.experiments.comparison import METRIC, Row
 from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, groups_of
 from ugro.web.views.experiment_table import MOST_COMPARED
 
 MOST_SIDE_BY_SIDE = 20
 _MOST_KEYS = 60
 _MOST_VALUES = 8
-_PARAMETER = "parameter "
-_METRIC = "metric "
 _CODE = frozenset({"code", "git", "git branch"})
 _OUTCOME = (
-    "state", "took", "exit code", "attempts", "cached from", "result files", "final loss", "best loss", "last step",
-    "loss is not a number", "throughput", "device use", "imbalance", "checkpoint of step",
+    "state", "took", "exit code", "attempts", "cached from", "result files", "last step",
+    "loss is not finite", "throughput", "device use", "imbalance", "checkpoint of step",
 )  # fmt: skip
 _ENVIRONMENT = ("python", "machine", "CUDA of torch", "GPU driver", "package ", "nodes")
 
@@ -62,28 +61,13 @@ def runs_document(runs: Sequence[Experiment]) -> dict[str, Any]:
     groups = {name: groups_of(runs, name) for name in names}
     keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
     return {
-        "keys": keys,
+        "names": keys,
+        "loss": main_loss(keys),
         "runs": [
             {"id": one.id, "name": f"{one.id} {one.name}", "groups": {name: groups[name][one.id] for name in names}}
             for one in runs
         ],
     }
-
-
-def facts(runs: Sequence[Experiment], rows: Sequence[Row]) -> list[Row]:
-    """The rows of ``ugro compare``, with the parameters before them and the metrics after them."""
-    names = dict.fromkeys(name for one in runs for name in one.parameters if not name.startswith("env."))
-    given = [Row(f"{_PARAMETER}{name}", tuple(one.parameters.get(name) for one in runs)) for name in names]
-    keys = sorted({key for one in runs for key in one.figures}, key=metric_order)[:_MOST_KEYS]
-    columns = [Column(kind, key) for key in keys for kind in ("best", "last")]
-    measured = [
-        Row(f"{_METRIC}{column.label}", tuple(_written(column.value(one, 0.0)) for one in runs)) for column in columns
-    ]
-    return [*given, *rows, *measured]
-
-
-def _written(value: Value) -> str | None:
-    return f"{value:.6g}" if isinstance(value, float | int) else value
 
 
 def sections(rows: Sequence[Row], *, is_all: bool) -> list[Section]:
@@ -120,6 +104,6 @@ def varied(runs: Sequence[Experiment]) -> list[Varied]:
 def _title(key: str) -> str:
     if key in _CODE:
         return "Code"
-    if key.startswith((*_OUTCOME, _METRIC)):
+    if key.startswith((*_OUTCOME, METRIC)):
         return "Outcome"
     return "Environment" if key.startswith(_ENVIRONMENT) else "Configuration"

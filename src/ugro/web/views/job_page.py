@@ -15,14 +15,15 @@ from ugro.agent.artifacts.log_stream import rank_nodes
 from ugro.config.job.export import job_file
 from ugro.core.event import Event
 from ugro.core.failure import Failure
+from ugro.core.headline import Headline
 from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
 from ugro.core.job import places as places  # for templates
+from ugro.core.metrics import is_internal
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.support.secret import masked
 from ugro.policy.scheduling.why import Why
-from ugro.telemetry.curves import Wanted
-from ugro.telemetry.metricstore import job_owner
+from ugro.telemetry.curves import KeySummary
 from ugro.web.views.ranks import Known, RankRow, last_steps, rank_rows
 
 MOST_EVENTS = 200
@@ -36,6 +37,8 @@ class JobPage:
     attempts: list[Attempt]
     why: Why | None  # of a queued job
     failure: Failure | None
+    headline: Headline
+    has_curves: bool
     ranks: list[RankRow]
     events: list[Event]  # newest first
     has_more_events: bool
@@ -55,6 +58,11 @@ class JobPage:
         return str(self.failure.rank) if self.failure and self.failure.rank is not None else "0"
 
     @property
+    def is_log_first(self) -> bool:
+        """Curves come before the log, unless the log is what explains a failure."""
+        return self.failure is not None
+
+    @property
     def spec(self) -> str:
         return job_file(self.job.spec)
 
@@ -70,23 +78,25 @@ async def load(agent: Agent, word: str) -> JobPage:
     failure = attempts[-1].failure if attempts else None
     plan = await agent.store.jobs.plan(job) if job.attempt else None
     events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
+    summaries = await agent.monitoring.job_keys([job.cached_from or job.id])
     return JobPage(
         job=job,
         attempts=attempts,
         why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
         failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
-        ranks=rank_rows(job, rank_nodes(job, attempts, plan), await _known(agent, job, failure)),
+        headline=await agent.monitoring.headlines.of(job),
+        has_curves=any(not is_internal(one.key) for one in summaries),
+        ranks=rank_rows(job, rank_nodes(job, attempts, plan), _known(agent, job, failure, summaries)),
         events=events[:MOST_EVENTS],
         has_more_events=len(events) > MOST_EVENTS,
         plan=plan,
     )
 
 
-async def _known(agent: Agent, job: Job, failure: Failure | None) -> Known:
+def _known(agent: Agent, job: Job, failure: Failure | None, summaries: Iterable[KeySummary]) -> Known:
     """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
     reports = agent.monitoring.parts.engine.reports(job) if job.state in HOLDING_STATES else {}
-    summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.id),), attempt=job.attempt))
-    return Known(reports, failure, last_steps(summaries))
+    return Known(reports, failure, last_steps([one for one in summaries if one.attempt == job.attempt]))
 
 
 # --- for templates ------------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ class NodeRow:
         return self.report.status if self.report else "unknown"
 
     @property
+    def second_name(self) -> str | None:
+        """Why it is not used, if it is another name for a machine."""
+        return self.report.second_name if self.report else None
+
+    @property
     def gpus(self) -> tuple[Gpu, ...]:
         return self.facts.gpus if self.facts else ()
 
@@ -153,6 +158,7 @@ def _without_small_gaps(values: Spark) -> Spark:
 
 
 def totals(rows: Sequence[NodeRow]) -> Totals:
+    rows = [row for row in rows if not row.second_name]
     up = [row for row in rows if row.report is not None and row.report.status is not Status.UNREACHABLE]
     memories = [row.memory for row in up if row.memory]
     powers = [row.power for row in up if row.power is not None]

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.cli.jobs.origin import origin_of, parsed
+from ugro.config.job.export import settings
 from ugro.core.environment import Environment, Origin
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
+from ugro.core.experiment import Figure
+from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.core.metrics import MetricsSummary
 from ugro.policy.experiments.comparison import Side, compare
 
@@ -18,7 +20,9 @@ ENVIRONMENT = Environment("3.11.7", "/usr/bin/python3", "x86_64", (("numpy", "1.
 def side(number: int, environment: Environment = ENVIRONMENT, loss: float = 0.5, **changes: object) -> Side:
     spec = replace(JobSpec("train", ("python", "train.py"), env=(("LR", "0.1"), ("API_KEY", "hush"))), **changes)  # type: ignore[arg-type]
     job = Job(number, spec, "ann", JobState.SUCCEEDED, "", "2020-01-01T00:00:00+00:00", 1, Placement((Share("n1"),)))
-    return Side(job, {"n1": environment}, MetricsSummary(1, final_loss=loss), 2)
+    figures = {"loss": Figure(loss, loss / 2, 9.0, 10, 10), "acc": Figure(0.5, 0.1, 0.75, 10, 10)}
+    parameters = {"lr": "0.1", "env.LR": "0.1"}
+    return Side(job, {"n1": environment}, settings(spec), parameters, figures, MetricsSummary(10, "loss", loss), 2)
 
 
 def differing(*sides: Side) -> dict[str, tuple[str | None, ...]]:
@@ -28,7 +32,7 @@ def differing(*sides: Side) -> dict[str, tuple[str | None, ...]]:
 def test_jobs_that_are_alike_differ_in_nothing() -> None:
     rows = compare([side(1), side(2)])
     assert all(row.is_same for row in rows)
-    assert {"command", "env.LR", "package torch", "python", "final loss", "nodes"} <= {row.key for row in rows}
+    assert {"command", "env.LR", "package torch", "python", "metric loss last", "nodes"} <= {row.key for row in rows}
 
 
 def test_whatever_differs_is_told_and_nothing_else() -> None:
@@ -40,7 +44,27 @@ def test_whatever_differs_is_told_and_nothing_else() -> None:
         "package numpy": ("1.0", None),
         "package torch": ("2.0", "2.1"),
         "package scipy": (None, "1"),
-        "final loss": ("0.5", "0.25"),
+        "metric loss best": ("0.25", "0.125"),
+        "metric loss last": ("0.5", "0.25"),
+    }
+
+
+def test_a_metric_that_should_be_large_is_best_where_it_is_largest() -> None:
+    rows = {row.key: row.values for row in compare([side(1), side(2)])}
+    assert rows["metric acc best"] == ("0.75", "0.75")
+    assert rows["parameter lr"] == ("0.1", "0.1")
+    assert "parameter env.LR" not in rows
+
+
+def test_settings_are_shown_as_a_user_writes_them() -> None:
+    """No -1 or -2: those are internal."""
+    some = side(1, launcher=Launcher.DDP, resources=Resources(gpus_per_node=ANY_GPUS))
+    every = side(2, launcher=Launcher.DDP, resources=Resources(1, 4, gpus_per_node=ALL_GPUS), priority=90)
+    found = differing(some, every)
+    assert found == {
+        "resources.nodes": ("default", "1..4"),
+        "resources.gpus_per_node": ("default", "all"),
+        "priority": ("default", "urgent"),
     }
 
 

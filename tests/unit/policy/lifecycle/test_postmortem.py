@@ -27,6 +27,21 @@ def killed(rank: int, by: int, at: float = 0.0, *lines: str, **more: object) -> 
     return RankEnd(rank, "gpu1", None, by, at, last_lines=lines, **more)  # type: ignore[arg-type]
 
 
+def test_a_program_that_could_not_write_why_it_ended_died_of_the_full_disk() -> None:
+    silent = classify([end(0, was_disk_full=True)])
+    assert (silent.cause, silent.exit_code) == (Cause.DISK_FULL, 1)
+    assert silent.reason == (
+        "rank 0 on gpu1 ended with exit code 1: the disk of the node is full, and its log could not be written"
+    )
+    assert silent.hint == "make room: ugro node gc gpu1, or see what takes it: ugro exec gpu1 -- df -h"
+    cut = classify([end(0, 0.0, "epoch 3", TRACEBACK, FRAME, was_disk_full=True)])
+    assert cut.cause is Cause.DISK_FULL
+    said = classify([end(0, 0.0, TRACEBACK, FRAME, "ValueError: no such model", was_disk_full=True)])
+    assert said.cause is Cause.RANK_FAILED, "what it could still write is the reason"
+    by_another = classify([killed(0, signal.SIGKILL, was_disk_full=True)])
+    assert by_another.cause is Cause.KILLED
+
+
 def alone(*lines: str) -> Failure:
     return classify([end(0, 0.0, *lines)])
 
@@ -45,6 +60,7 @@ def alone(*lines: str) -> Failure:
         ("RuntimeError: DataLoader worker (pid(s) 71) is killed by signal: Bus error. It is possible", Cause.OOM),
         ("terminate called after throwing an instance of 'std::bad_alloc'", Cause.OOM),
         ("OSError: [Errno 28] No space left on device: 'ckpt/last.pt'", Cause.DISK_FULL),
+        ("RuntimeError: unable to write to file </torch_71_2_0>: No space left on device (28)", Cause.OOM),
         ("OSError: [Errno 122] Disk quota exceeded", Cause.DISK_FULL),
         ("RuntimeError: The server socket has failed to bind (errno: 98 - Address already in use)", Cause.PORT_IN_USE),
         ("torch.distributed.DistNetworkError: EADDRINUSE, address already in use", Cause.PORT_IN_USE),

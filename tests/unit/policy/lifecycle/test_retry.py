@@ -8,9 +8,11 @@ from ugro.core import job
 from ugro.core.failure import Cause, Failure
 from ugro.policy.lifecycle.retry import (
     FREE_RETRIES,
+    GPU_PAUSE_S,
     INFRASTRUCTURE,
     LASTING,
     LONGEST_PAUSE_S,
+    UNCOUNTED,
     GiveUp,
     JobView,
     Retry,
@@ -57,6 +59,12 @@ def test_a_preempted_job_does_not_pause_and_pays_nothing_however_often() -> None
     assert (again.not_before, again.free, again.charged) == (NOW, FREE_RETRIES, 0)
 
 
+def test_a_start_for_which_the_gpu_was_not_free_costs_nothing_however_often_and_is_not_repeated_at_once() -> None:
+    again = retried(after_failure(view(free=FREE_RETRIES), failure(Cause.GPU_UNAVAILABLE), NOW))
+    assert (again.not_before, again.free, again.charged) == (NOW + GPU_PAUSE_S, FREE_RETRIES, 0)
+    assert again.avoid == (), "the node may have another GPU that is free"
+
+
 def test_after_the_free_ones_its_own_retries_are_used_and_then_none() -> None:
     lost = failure(Cause.NODE_LOST)
     charged = retried(after_failure(view(1, free=FREE_RETRIES), lost, NOW))
@@ -66,12 +74,12 @@ def test_after_the_free_ones_its_own_retries_are_used_and_then_none() -> None:
     assert over.reason.endswith("all 1 retries are used and the 5 free ones are used")
 
 
-@pytest.mark.parametrize("cause", sorted(set(Cause) - INFRASTRUCTURE - {Cause.PREEMPTED}))
+@pytest.mark.parametrize("cause", sorted(set(Cause) - INFRASTRUCTURE - UNCOUNTED))
 def test_without_retries_nothing_else_is_tried_again(cause: Cause) -> None:
     assert given_up(after_failure(view(), failure(cause), NOW)).reason.endswith("; it has no retries")
 
 
-@pytest.mark.parametrize("cause", sorted(set(Cause) - INFRASTRUCTURE - {Cause.PREEMPTED} - LASTING))
+@pytest.mark.parametrize("cause", sorted(set(Cause) - INFRASTRUCTURE - UNCOUNTED - LASTING))
 def test_retries_are_for_what_may_go_well_the_next_time(cause: Cause) -> None:
     decision = retried(after_failure(view(2), failure(cause), NOW))
     assert (decision.charged, decision.not_before) == (1, NOW)
@@ -131,7 +139,7 @@ def test_the_hint_of_the_failure_is_passed_on() -> None:
 
 
 # Who made way for another lost nothing by it, and is tried again without end.
-causes = st.lists(st.sampled_from(sorted(set(Cause) - {Cause.PREEMPTED})), max_size=40)
+causes = st.lists(st.sampled_from(sorted(set(Cause) - UNCOUNTED)), max_size=40)
 
 
 @given(causes, st.integers(0, 5), st.lists(st.sampled_from(sorted(Cause)), max_size=3))
@@ -147,3 +155,13 @@ def test_without_progress_every_job_is_given_up_in_the_end(
         assert decision.not_before >= now
         seen, now = JobView(seen.retry, decision.charged, decision.free), decision.not_before
     raise AssertionError("tried again for ever")
+
+
+def test_a_job_that_found_no_room_is_tried_elsewhere_once_and_at_once() -> None:
+    full = failure(Cause.DISK_FULL)
+    elsewhere = retried(after_failure(view(has_other_nodes=True), full, NOW))
+    assert (elsewhere.not_before, elsewhere.charged, elsewhere.free, elsewhere.avoid) == (NOW, 0, 1, ("gpu1",))
+    assert given_up(after_failure(view(has_other_nodes=True, free=1), full, NOW)).reason.endswith("it has no retries")
+    assert given_up(after_failure(view(), full, NOW)), "there is no other node"
+    ran = failure(Cause.DISK_FULL, exit_code=1)
+    assert given_up(after_failure(view(has_other_nodes=True), ran, NOW)), "its own program filled it"

@@ -118,6 +118,17 @@ def test_each_limit_of_the_network_takes_its_points_only_when_passed(
     assert texts(verdict) == ([] if reason is None else [reason])
 
 
+def test_little_room_for_jobs_takes_points_however_large_the_disk_is() -> None:
+    """28 MB of 100 are 72 percent, and no job can start there any more."""
+    mib = 2**20
+    small = with_disks(Disk("/root/grid_workspace", 100 * mib, 28 * mib), disk(10))
+    assert assess(small, GOOD_LINK) == Verdict(
+        70, Status.DEGRADED, (Reason("system", "disk /root/grid_workspace has 28.0 MiB left", 30.0),)
+    )
+    assert assess(with_disks(Disk("/data", 10_000 * mib, 1000 * mib)), GOOD_LINK).score == 88
+    assert assess(with_disks(disk(10), Disk("/", 100 * mib, 28 * mib)), GOOD_LINK).score == 100, "jobs do not use it"
+
+
 def test_ranks_that_should_run_and_do_not_take_the_points_of_the_processes() -> None:
     verdict = assess(FINE, GOOD_LINK, ranks_expected=2)
     assert verdict.reasons == (Reason("processes", "no rank process is running, 2 expected", 10),)

@@ -13,7 +13,8 @@ from tests.unit.policy.scheduling.test_scheduler_simulated import Work, clusters
 from ugro.core.job import Placement, Resources, Share
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView
 from ugro.policy.scheduling.decision import Start, Wait
-from ugro.policy.scheduling.demand import Makes, gpu_fits, needs_of
+from ugro.policy.scheduling.demand import gpu_fits
+from ugro.policy.scheduling.makes import Makes, needs_of
 from ugro.policy.scheduling.scheduler import Explanation, schedule
 from ugro.policy.scheduling.why import why
 

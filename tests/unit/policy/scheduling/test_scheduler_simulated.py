@@ -15,8 +15,9 @@ from tests.unit.policy.scheduling.test_scheduler import BATCH, GIB, NORMAL, URGE
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.decision import Decision, Preempt, Start, Wait
-from ugro.policy.scheduling.demand import Makes, alternatives, gpu_fits, needs_of
+from ugro.policy.scheduling.demand import alternatives, gpu_fits
 from ugro.policy.scheduling.fit import check_fits
+from ugro.policy.scheduling.makes import Makes, needs_of
 from ugro.policy.scheduling.scheduler import actions, schedule
 
 Work = list[tuple[Waiting, float]]  # jobs, and how long each takes

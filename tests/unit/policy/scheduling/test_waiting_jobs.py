@@ -14,8 +14,9 @@ from tests.unit.policy.scheduling.test_scheduler_simulated import clusters, work
 from ugro.core.job import FINAL_STATES, After, JobSpec, JobState, Launcher, Resources
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting, devices_of
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduling.demand import Demand, Makes, needs_of
+from ugro.policy.scheduling.demand import Demand
 from ugro.policy.scheduling.ledger import Ledger
+from ugro.policy.scheduling.makes import Makes, needs_of
 from ugro.policy.scheduling.placement import Candidates
 from ugro.policy.scheduling.preemption import victims_for
 from ugro.policy.scheduling.queue import FORGIVEN_EVERY_S

@@ -131,6 +131,15 @@ def test_a_step_that_hardly_depends_on_its_samples_asks_for_a_larger_batch() -> 
     assert "global batch twice as large" in fixed.remedy
 
 
+@pytest.mark.parametrize(("waiting_s", "words"), [(0.0, "most of a step"), (0.05, "a large part of a step")])
+def test_most_of_a_step_is_more_than_half_of_it(waiting_s: float, words: str) -> None:
+    found = profiled(Pretend([0.0001, 0.0003], fixed_s=[0.03, 0.03], communication_s=waiting_s), steps=120)
+    fixed = next(one for one in found.findings if one.kind is FindingKind.FIXED_COST)
+    assert fixed.words.startswith(f"{words} does not depend on the number of samples"), fixed.words
+    assert (fixed.share > 0.5) == words.startswith("most")
+
+
+
 def test_what_the_script_does_between_the_parts_is_told() -> None:
     found = profiled(Pretend([0.001] * 2, other_s=0.03))
     assert found.verdict.kind is FindingKind.SCRIPT

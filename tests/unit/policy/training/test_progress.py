@@ -10,6 +10,7 @@ import pytest
 from ugro.policy.training.progress import Known, Track, progress, seconds_per_step
 
 _NOW = 1_000_000.0
+_BAR = "Train:  45%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]"
 
 
 def _steps(count: int, pace_s: float = 2.0, first: int = 1) -> Track:
@@ -113,6 +114,13 @@ def test_records_without_times_have_no_speed() -> None:
     assert (found.words, found.left_words) == ("step 3 of 10", "time left not known yet")
 
 
+def test_a_bar_knows_the_time_where_records_do_not() -> None:
+    untimed = Track([1, 2, 3], [_NOW, _NOW, _NOW], count=3)
+    found = progress(Known(_NOW, untimed, told={"max_steps": 1000}, log_tail=_BAR))
+    assert found is not None
+    assert (found.words, found.left_s) == ("Train: 450 of 1,000", 75)
+
+
 def test_epochs_that_have_parts_are_progress_themselves() -> None:
     known = Known(_NOW, _steps(31), epochs=_epochs([0.25, 0.5, 0.75, 1.0, 1.25]), parameters={"epochs": "3"})
     found = progress(known)
@@ -137,8 +145,6 @@ def test_whole_epochs_need_one_that_is_over_before_the_time_left_is_known() -> N
     assert at_ends is not None
     assert (at_ends.words, at_ends.share) == ("epoch 3 of 4, step 3", 0.75)
 
-
-_BAR = "Train:  45%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""SSH host keys: shown, and accepted after asking."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from ugro.cli.output import Output
+from ugro.client.client import Client
+from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError
+from ugro.core.hostkey import HostKey
+
+
+def can_ask(output: Output) -> bool:
+    return not output.is_json and sys.stdin is not None and sys.stdin.isatty()
+
+
+def ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
+    """Raises an error unless the user accepts the key."""
+    if key.is_changed and not replace:
+        raise changed(key)
+    if not yes and can_ask(output):
+        if not output.confirm(_facts(key), "Accept it?"):
+            raise UgroError("not accepted; nothing was written", subject=key.node)
+        return
+    for fact in _facts(key):
+        output.note(fact)
+    if not yes:
+        raise UsageError("cannot ask here: stdin is not a terminal", hint="accept it without asking: --yes")
+
+
+def changed(key: HostKey) -> NotAllowed:
+    return NotAllowed(
+        f"its host key has changed: it sends {', '.join(key.fingerprints)}, "
+        f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}",
+        subject=key.node,
+        hint=f"this may be an attack; if the machine was reinstalled: ugro node trust {key.node} --replace",
+    )
+
+
+def unaccepted(key: HostKey) -> NotAllowed:
+    return NotAllowed(
+        f"its host key is not accepted: {', '.join(key.fingerprints)}",
+        subject=key.node,
+        hint="compare the fingerprint on the machine itself, then accept it with --yes",
+    )
+
+
+def _facts(key: HostKey) -> list[str]:
+    facts = [f"{key.node} ({key.address}) sends the host key", *(f"    {shown}" for shown in key.fingerprints)]
+    if key.is_changed:
+        facts.append(f"but {key.known_hosts} has {', '.join(key.known_fingerprints)}")
+    return [*facts, "Compare it on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"]
+
+
+@dataclass(slots=True)
+class NewKeys:
+    """Accepts keys of hosts that ssh does not know yet, after asking; those of jump hosts first."""
+
+    output: Output
+    client: Client
+    ssh_config: str | None
+    accepts_all: bool  # without asking
+    left: list[str] = field(default_factory=list)  # hosts whose key nobody was asked about
+
+    def accept(self, host: str, through: tuple[str, ...] = ()) -> bool:
+        """``through``: the hosts that lead to this one, so that a circle of jumps ends."""
+        try:
+            key = self._known_way(host, through)
+        except UgroError as error:
+            self.output.warn(str(error), error.hint)
+            return False
+        if key.is_trusted:
+            return True
+        if key.is_changed:
+            problem = changed(key)
+            self.output.warn(str(problem), problem.hint)
+            return False
+        if not self._wants(key):
+            return False
+        return self.client.trust(key, ssh_config=self.ssh_config).is_trusted
+
+    def _known_way(self, host: str, through: tuple[str, ...]) -> HostKey:
+        try:
+            return self.client.host_key(host, self.ssh_config)
+        except Unreachable as error:
+            jump = error.subject
+            is_jump = error.cause.startswith("host-key-") and jump is not None and jump not in (host, *through)
+            if not is_jump or not self.accept(str(jump), (host, *through)):
+                raise
+        return self.client.host_key(host, self.ssh_config)
+
+    def _wants(self, key: HostKey) -> bool:
+        if can_ask(self.output) and not self.accepts_all:
+            return self.output.confirm(_facts(key), "Accept it?")
+        for fact in _facts(key)[:-1]:
+            self.output.note(fact)
+        if not self.accepts_all:
+            self.left.append(key.node)
+        return self.accepts_all

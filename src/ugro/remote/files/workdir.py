@@ -1,0 +1,155 @@
+"""The working directory of a run that is a copy of ours: which of its files the job made or changed.
+
+A file counts if it is not in the tree of code that was put there, or if its content differs. Its time of change (ctime)
+shows most of those that are as they were: no program can set it back. Links are not followed. Caches do not count, nor
+does the folder of the checkpoints, which outlives the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Dict, Iterator, Optional
+
+from ugro.remote import trees
+from ugro.remote.cas import contents
+from ugro.remote.cas.packs import LOCK_S, ContentStore, Lacking
+from ugro.remote.files import listing
+from ugro.remote.files.listing import MOST_DEPTH, RunFile
+from ugro.remote.program import Refused
+from ugro.remote.state.rundir import RunDir
+from ugro.remote.state.runspec import RunSpec
+from ugro.remote.trees import TreeEntry
+
+# What programs make again by themselves: neither fetched nor kept.
+CACHES = frozenset(
+    (
+        b".git", b"__pycache__", b"node_modules", b".next", b".pytest_cache", b".mypy_cache", b".ruff_cache",
+        b".ipynb_checkpoints",
+    )
+)  # fmt: skip
+_CACHE_ENDING = b".pyc"
+_TICK_NS = 10_000_000  # the kernel's clock for files may be behind by that much
+_LARGE_BYTES = 16 << 20  # not read to find out whether only its time of change differs
+
+Entries = Optional[Dict[bytes, TreeEntry]]  # of a folder of the code; None: unknown
+
+
+class WorkDir:
+    def __init__(self, run: RunDir, spec: Optional[RunSpec]) -> None:
+        self._run = run
+        self.path = os.fsencode(run.file("work"))
+        self.is_ours = spec is None or spec.cwd is None
+        self.is_collected = self.is_ours and (spec is None or spec.collects_workdir)
+        self._code = spec.code if spec is not None and self.is_ours else None
+        self._apart = spec.checkpoint_dir if spec is not None else None
+        self._since_ns = 0
+
+    def may_have_any(self) -> bool:
+        """Without reading the code."""
+        return self.is_collected and self._run.has_work()
+
+    def has_any(self) -> bool:
+        """True as well if that cannot be found out at once."""
+        if not self.may_have_any():
+            return False
+        if self._code is None and self._apart is None:
+            return True
+        try:
+            return next(self.files(wait_s=0), None) is not None
+        except Refused:
+            return True
+
+    def files(self, wait_s: float = LOCK_S) -> Iterator[RunFile]:
+        """Sorted by folder. Raises ``Refused`` while the code on this node is being cleaned up."""
+        if self.is_collected:
+            for file in self.below(b"", wait_s):
+                yield file._replace(is_work=True)
+
+    def below(self, prefix: bytes, wait_s: float = LOCK_S) -> Iterator[RunFile]:
+        """Those below a folder of it, whose name ends with a slash, or below all of it."""
+        self._since_ns = _changed_ns(self._run.file("spec.json"))
+        with contents.reading(self._run, self._code, wait_s) as store:
+            yield from self._walk(store, prefix, self._entries(store, prefix), prefix.count(b"/"))
+
+    def code_in(self, prefix: bytes) -> Dict[bytes, TreeEntry]:
+        """The entries of a folder as they were put there; none if that is no longer known."""
+        with contents.reading(self._run, self._code) as store:
+            return self._entries(store, prefix) or {}
+
+    # --- comparing with the code --------------------------------------------------------------------------------
+
+    def _entries(self, store: Optional[ContentStore], prefix: bytes) -> Entries:
+        if self._code is None:
+            return {}
+        entries = _read(store, self._code)
+        for name in prefix.split(b"/")[:-1]:
+            entries = _inside(store, entries, name)
+        return entries
+
+    def _walk(self, store: Optional[ContentStore], prefix: bytes, entries: Entries, depth: int) -> Iterator[RunFile]:
+        for entry in _sorted(os.path.join(self.path, prefix)):
+            name = prefix + entry.name
+            if entry.name in CACHES or entry.name.endswith(_CACHE_ENDING) or name == self._apart:
+                continue
+            with contextlib.suppress(OSError):  # programs delete their files at any time
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    if depth < MOST_DEPTH:
+                        yield from self._walk(store, name + b"/", _inside(store, entries, entry.name), depth + 1)
+                elif self._is_changed(entry.path, status, entries, entry.name):
+                    yield listing.described(name, status)
+
+    def _is_changed(self, path: bytes, status: os.stat_result, entries: Entries, name: bytes) -> bool:
+        is_late = status.st_ctime_ns >= self._since_ns
+        if entries is None:
+            return is_late
+        entry = entries.get(name)
+        if entry is None:
+            return True
+        if stat.S_ISLNK(status.st_mode):
+            return entry.kind != trees.LINK or os.readlink(path) != entry.body
+        if not stat.S_ISREG(status.st_mode) or entry.kind != trees.FILE or status.st_size != entry.size:
+            return True
+        if not is_late or status.st_size < _LARGE_BYTES or status.st_ctime_ns <= self._since_ns + _TICK_NS:
+            return is_late and not _is_same(path, entry)
+        return True
+
+
+def workdir_of(run: RunDir) -> WorkDir:
+    fields = (run.envelope() or {}).get("spec")
+    return WorkDir(run, RunSpec(fields) if fields else None)
+
+
+def _inside(store: Optional[ContentStore], entries: Entries, name: bytes) -> Entries:
+    if entries is None:
+        return None
+    entry = entries.get(name)
+    return _read(store, entry.body) if entry is not None and entry.kind == trees.FOLDER else {}
+
+
+def _read(store: Optional[ContentStore], tree: bytes) -> Entries:
+    if store is None:
+        return None
+    try:
+        return {entry.name: entry for entry in store.entries(tree)}
+    except Lacking:
+        return None
+
+
+def _sorted(folder: bytes) -> Iterator[os.DirEntry[bytes]]:
+    """What cannot be read is skipped."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_same(path: bytes, entry: TreeEntry) -> bool:
+    with open(path, "rb") as file:
+        return all(trees.identify(trees.CONTENT, file.read(trees.CHUNK)) == chunk for chunk in entry.chunks)
+
+
+def _changed_ns(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime_ns
+    return 0

@@ -1,0 +1,202 @@
+"""The lock of a GPU: one run at a time has it, whichever agent and node name it was started by.
+
+Each GPU has a file, named by its UUID, in one folder of the account. A run's supervisor holds the lock of each of its
+GPUs, and the file says who that is. The folder is in the account's home: files in /tmp, /run/user or /dev/shm may be
+deleted while they are held, because they are old or because the user logs out. A supervisor that was killed leaves its
+record: the GPU is free when no process of that run is left, or when the machine was restarted since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+from ugro.remote import durable
+from ugro.remote.clock import boot_id
+from ugro.remote.identity import file_name, machine_id
+from ugro.remote.process import terminate
+from ugro.remote.program import Refused
+
+BUSY = "gpu-busy"
+_LOCK_S = 2.0  # those who only look hold a lock for a moment
+_MOST_BYTES = 16 * 1024
+_HOME = "~/.local/state/ugro"
+# The home folder is none that we could ever write to; any other error may pass, and must not make us look elsewhere.
+_NO_HOME = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+Record = Dict[str, Any]
+
+
+class Device(NamedTuple):
+    number: int  # the driver's index of it
+    uuid: str
+
+
+class GpuLocks:
+    """Those of one run. They end with the process that took them, or with ``release``."""
+
+    def __init__(self) -> None:
+        self._files: List[int] = []
+
+    def take(self, devices: List[Device], root: str, record: Record) -> None:
+        """All or none; ``gpu-busy`` when somebody has one of them. A GPU without a UUID has no lock."""
+        known = sorted((device for device in devices if device.uuid), key=lambda device: device.uuid)
+        if not known:
+            return
+        own = {"boot_id": boot_id(), "cgroup": terminate.own_cgroup(), "since": time.time(), **record}
+        folder = _make_folder(root)
+        try:
+            for device in known:
+                self._take(folder, device, own)
+        except (OSError, Refused):
+            self.release(is_over=True)
+            raise
+        finally:
+            os.close(folder)
+
+    def _take(self, folder: int, device: Device, own: Record) -> None:
+        file = _open(folder, device.uuid, os.O_CREAT)
+        try:
+            is_held = not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)
+            record = _read(file)
+            if not is_held and not _is_named(file, folder, device.uuid):
+                raise Refused(BUSY, "GPU %d: its lock was deleted meanwhile" % device.number)
+            if is_held or (record and not is_over(record)):
+                raise Refused(BUSY, "GPU %d is used by %s" % (device.number, _words(record, own, is_held)))
+            _write(file, json.dumps(own).encode())
+        except (OSError, Refused):
+            os.close(file)
+            raise
+        self._files.append(file)
+
+    def release(self, *, is_over: bool) -> None:
+        """``is_over``: no process of the run is left. Otherwise the records stay, and the next taker looks for some."""
+        files, self._files = self._files, []
+        for file in files:
+            with contextlib.suppress(OSError):
+                if is_over:
+                    os.ftruncate(file, 0)
+            os.close(file)
+
+
+class Holders:
+    """Who has which GPU, for those who only look."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._over: Dict[str, Record] = {}  # by UUID, the record of a run that is known to be over
+
+    def of(self, uuid: str) -> Optional[Record]:
+        """None when the GPU is free, or has no lock."""
+        for path in _folders(self._root) if uuid else ():
+            with contextlib.suppress(OSError, Refused):
+                folder = _open_folder(path)
+                try:
+                    holder = self._in(folder, uuid)
+                finally:
+                    os.close(folder)
+                if holder is not None:
+                    return holder
+        return None
+
+    def _in(self, folder: int, uuid: str) -> Optional[Record]:
+        file = _open(folder, uuid, 0)
+        try:
+            record = _read(file)
+            if not record:
+                return None
+            is_held = not durable.lock_within(file, fcntl.LOCK_SH, 0)
+        finally:
+            os.close(file)
+        if not is_held and (self._over.get(uuid) == record or is_over(record)):
+            self._over[uuid] = record
+            return None
+        shown = {key: record.get(key) for key in ("agent", "node", "job", "attempt", "user", "since")}
+        return {**shown, "is_leftover": not is_held}
+
+
+def is_over(record: Record) -> bool:
+    """Of a run whose supervisor is gone: whether all its processes are, too."""
+    if record.get("boot_id") != boot_id():
+        return True
+    left = terminate.marked(os.fsencode(str(record.get("mark")))) or terminate.in_cgroup(record.get("cgroup"))
+    return not left
+
+
+def _words(record: Record, own: Record, is_held: bool) -> str:
+    if not record:
+        return "another run that is starting"
+    since = time.strftime("%H:%M UTC", time.gmtime(float(record.get("since") or 0)))
+    who = "job %s of another agent" % record.get("job")
+    if record.get("agent") == own.get("agent"):
+        who = "job %s on %s" % (record.get("job"), record.get("node"))
+    what = "" if is_held else "processes that are left of "
+    return "%s%s (user %s, since %s)" % (what, who, record.get("user"), since)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def _folders(root: str) -> Iterator[str]:
+    """Where the locks are: in the home folder, or in UGRO's folder where there is no home that we may write to."""
+    name = "gpus@" + machine_id()
+    home = os.path.expanduser(_HOME)
+    if os.path.isabs(home):
+        yield os.path.join(home, name)
+    yield os.path.join(os.path.realpath(root), ".ugro", name)
+
+
+def _make_folder(root: str) -> int:
+    *homes, last = _folders(root)
+    for path in homes:
+        try:
+            if os.path.isdir(os.path.expanduser("~")):
+                durable.make_folder(path)
+                return _open_folder(path)
+        except OSError as error:
+            if error.errno not in _NO_HOME:
+                raise
+    durable.make_folder(last)
+    return _open_folder(last)
+
+
+def _open_folder(path: str) -> int:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+        os.close(folder)
+        raise Refused("unsafe", "others can write to %s, where the locks of GPUs are: chmod 700 it" % path)
+    return folder
+
+
+def _open(folder: int, uuid: str, flags: int) -> int:
+    flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(file_name(uuid), flags, 0o600, dir_fd=folder)
+
+
+def _is_named(file: int, folder: int, uuid: str) -> bool:
+    """Whether others who open it get the same file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), os.stat(file_name(uuid), dir_fd=folder, follow_symlinks=False))
+    return False
+
+
+def _read(file: int) -> Record:
+    """Empty for one who has just come, and has not written yet."""
+    try:
+        record = json.loads(os.pread(file, _MOST_BYTES, 0))
+    except ValueError:  # nothing, or a supervisor was killed while it wrote: it had started nothing
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write(file: int, content: bytes) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, content, 0)

@@ -1,0 +1,231 @@
+"""One machine under two node names, or in the clusters of two agents: it is one node, and a GPU of it has one job.
+
+The jobs hold a lock as a GPU would be held, and write down a clash.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Farms, Ugro
+from tests.integration.sharing import commands
+from tests.rig import agent as rig
+from tests.rig.sshd import SshdFarm
+from tests.rig.waiting import is_alive, processes_with, signal_all, wait_until
+from ugro import Client
+from ugro.core.job import WAITING_STATES
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+
+# argv: a name. It runs until its file is there, and has a child that ignores SIGTERM and outlives it, as workers do.
+HOLD = """
+exec 9>>"$LEDGER/gpu"
+flock -n 9 || echo "clash $1" >>"$LEDGER/lines"
+echo "begin $1" >>"$LEDGER/lines"
+(trap "" TERM HUP; until [ -e "$LEDGER/$1.go" ]; do sleep 0.05; done) &
+wait
+echo "end $1" >>"$LEDGER/lines"
+"""
+USED = r"GPU 0 of n001 is used by job \d+ of another agent \(user \w+, since \d\d:\d\d UTC\)"
+
+
+class Book:
+    """What the jobs write of themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def lines(self) -> list[str]:
+        path = self.folder / "lines"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait(self, line: str) -> None:
+        wait_until(lambda: line in self.lines(), 60, f"{line!r} in {self.lines()}")
+
+    def go(self, name: str) -> None:
+        (self.folder / f"{name}.go").touch()
+
+
+class User:
+    """The command line of one of the people who use the machine."""
+
+    def __init__(self, ugro: Ugro, book: Book) -> None:
+        self.ugro = ugro
+        self.book = book
+
+    def submit(self, name: str) -> int:
+        words = ("--gpus-per-node", "1", "--no-sync", f"--env=LEDGER={self.book.folder}", "--name", name)
+        done = self.ugro("run", "--json", *words, "--stop-grace", "1s", "--", "sh", "-c", HOLD, "sh", name)
+        assert done.returncode == 0, done.stderr
+        return int(self._document(done.stdout)["job"]["id"])
+
+    def job(self, job: int) -> dict[str, Any]:
+        return dict(self._document(self.ugro("status", str(job), "--json").stdout)["job"])
+
+    def why(self, job: int) -> str:
+        return self.ugro("why", str(job)).stdout
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        found = self._document(self.ugro("health", "--json").stdout)["nodes"]
+        return {one["name"]: one for one in found}
+
+    def until(self, job: int, state: str) -> dict[str, Any]:
+        wait_until(lambda: self.job(job)["state"] == state, 60, f"job {job} to be {state}: {self.job(job)}")
+        return self.job(job)
+
+    def _document(self, text: str) -> dict[str, Any]:
+        return dict(json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def farm() -> Iterator[SshdFarm]:
+    with ExitStack() as stack:
+        yield Farms(stack)(1)
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables by which the machine has one GPU."""
+    if shutil.which("cc") is None:
+        pytest.skip("simulated GPUs need a C compiler")
+    folder = tmp_path_factory.mktemp("gpu")
+    write_gpus(folder / "gpus", [SimulatedGpu()])
+    return {"UGRO_NVML_LIBRARY": str(build_nvml_stub(folder)), "UGRO_PRETEND_GPUS": str(folder / "gpus")}
+
+
+@pytest.fixture
+def people(farm: SshdFarm, gpu: dict[str, str], tmp_path: Path) -> Iterator[tuple[User, User, Book]]:
+    """Two people with an agent each, and the machine in both clusters."""
+    file = farm.cluster_yaml(nodes={"n001": {"env": gpu}})
+    book = Book(tmp_path)
+    with commands(file) as ann, commands(file) as bob:
+        yield User(ann, book), User(bob, book), book
+        for ugro in (ann, bob):
+            ugro("cancel", "--all")
+            for job in json.loads(ugro("status", "--json").stdout)["jobs"]:
+                ugro("wait", str(job["id"]))
+    assert [line for line in book.lines() if line.startswith("clash")] == []
+
+
+def test_two_names_for_a_machine_are_one_node_with_one_job_at_a_time(
+    farm: SshdFarm, gpu: dict[str, str], tmp_path: Path
+) -> None:
+    entry = {"remote_root": str(farm["n001"].home / "grid_workspace"), "env": gpu}
+    nodes = {"n001": entry, "n001-lan": {"host": "n001", **entry}}
+    file = tmp_path / "two.yaml"
+    file.write_text(json.dumps({"ssh": {"config_file": str(farm.ssh_config)}, "nodes": nodes}))
+    book = Book(tmp_path)
+    with commands(file) as ugro:
+        ann = User(ugro, book)
+        wait_until(lambda: ann.nodes()["n001-lan"]["same_as"] == "n001", 30, "the second name to be known")
+        first, second = ann.submit("first"), ann.submit("second")
+        book.wait("begin first")
+        reason = ann.why(second)
+        assert "waits for job" in reason, reason
+        assert "n001-lan is the same machine as n001" in reason, reason
+        _expect_one_finding(ugro)
+        book.go("first")
+        book.wait("begin second")
+        assert [ann.job(job)["nodes"][0]["name"] for job in (first, second)] == ["n001", "n001"]
+        book.go("second")
+        assert ann.until(second, "succeeded")["attempt"] == 1
+    assert book.lines() == ["begin first", "end first", "begin second", "end second"]
+
+
+def _expect_one_finding(ugro: Ugro) -> None:
+    health = ugro("health")
+    assert health.returncode == 0, health.stdout
+    assert "1 healthy · 1 not used" in health.stderr
+    assert "n001-lan: the same machine as n001: not used; remove the name: ugro node rm n001-lan" in health.stderr
+    findings = json.loads(ugro("doctor", "--json", timeout=120).stdout)["findings"]
+    [finding] = [one for one in findings if one["check"] == "same machine"]
+    assert (finding["subject"], finding["text"]) == ("n001-lan", "the same machine as n001: not used")
+    assert not any("→" in one["subject"] for one in findings), "it is not connected to itself"
+    assert "the same machine as n001: not used" in ugro("node", "ls").stdout
+
+
+def test_the_job_of_another_agent_waits_with_the_reason_and_starts_when_the_gpu_is_free(
+    people: tuple[User, User, Book],
+) -> None:
+    ann, bob, book = people
+    ann.submit("anns")
+    book.wait("begin anns")
+    wait_until(lambda: bob.nodes()["n001"]["facts"]["gpus"][0]["holder"], 30, "bob's agent to see the holder")
+    waiting = bob.submit("bobs")
+    reason = wait_until(lambda: re.search(USED, bob.why(waiting)), 30, bob.why(waiting))
+    assert reason is not None
+    dry_run = bob.ugro("run", "--gpus-per-node", "1", "--no-sync", "--dry-run", "--", "true").stdout
+    assert re.search(USED, dry_run), dry_run
+    assert "GPU 0 is used by job" in bob.ugro("health").stdout
+    assert ann.nodes()["n001"]["facts"]["gpus"][0]["holder"] is None, "her own job is no stranger"
+    assert bob.job(waiting)["attempt"] == 0, "it does not even try"
+    book.go("anns")
+    book.wait("begin bobs")
+    book.go("bobs")
+    bob.until(waiting, "succeeded")
+
+
+def test_a_start_that_comes_too_late_costs_no_retry(people: tuple[User, User, Book]) -> None:
+    """Both agents believe that the GPU is free; the node knows better."""
+    ann, bob, book = people
+    bob.nodes()
+    ann.submit("anns")
+    book.wait("begin anns")
+    late = bob.submit("bobs")  # its agent may or may not have heard of ann's job by now
+    wait_until(lambda: re.search(USED, bob.why(late)), 30, bob.why(late))
+    with Client(home=bob.ugro.home, cluster=bob.ugro.cluster) as client:
+        job = client.jobs.get(late)
+    assert job.state in WAITING_STATES
+    assert (job.tries.charged, job.tries.free, job.attempt <= 2) == (0, 0, True)
+    book.go("anns")
+    book.wait("begin bobs")
+    book.go("bobs")
+    bob.until(late, "succeeded")
+
+
+@pytest.mark.proof
+def test_the_gpu_stays_with_the_job_of_an_agent_that_was_killed(people: tuple[User, User, Book]) -> None:
+    ann, bob, book = people
+    ann.submit("anns")
+    book.wait("begin anns")
+    rig.end_agent(ann.ugro.home)
+    waiting = bob.submit("bobs")
+    wait_until(lambda: re.search(USED, bob.why(waiting)), 30, bob.why(waiting))
+    book.go("anns")
+    book.wait("begin bobs")
+    assert book.lines() == ["begin anns", "end anns", "begin bobs"]
+    book.go("bobs")
+    bob.until(waiting, "succeeded")
+
+
+@pytest.mark.proof
+def test_after_a_killed_supervisor_the_next_job_starts_when_the_rank_is_dead(
+    people: tuple[User, User, Book],
+) -> None:
+    ann, bob, book = people
+    ann.submit("anns")
+    book.wait("begin anns")
+    rig.end_agent(ann.ugro.home)  # it would end what its job left
+    ranks = set(processes_with(f"LEDGER={book.folder}".encode()))
+    [supervisor] = {_parent(pid) for pid in ranks if is_alive(pid)} - ranks
+    signal_all(signal.SIGKILL, [_parent(supervisor), supervisor])  # also its reaper, which would end the rank
+    waiting = bob.submit("bobs")
+    left = r"GPU 0 of n001 is used by processes that are left of job \d+ of another agent"
+    wait_until(lambda: re.search(left, bob.why(waiting)), 30, bob.why(waiting))
+    assert "begin bobs" not in book.lines()
+    signal_all(signal.SIGKILL, ranks)
+    book.wait("begin bobs")
+    book.go("bobs")
+    bob.until(waiting, "succeeded")
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

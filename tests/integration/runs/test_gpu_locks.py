@@ -1,0 +1,208 @@
+"""One run at a time has a GPU of a node, whichever agent and node name it was started by, and whoever is killed.
+
+The ranks hold a lock as a GPU would be held, and write down a clash; the fixture ``node`` judges that at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rig.ledger import Ledger
+from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.waiting import is_alive, wait_until
+from ugro.core.errors import RemoteFailure
+from ugro.nodes.link import Link
+
+GPU = "GPU-11111111-aaaa"
+OTHER_GPU = "GPU-22222222-bbbb"
+BUSY = "gpu-busy"
+HELD_BY_ANN = r"GPU 0 is used by job train of another agent \(user ann, since \d\d:\d\d UTC\)"
+
+
+def training(ledger: Ledger, *words: str, gpus: tuple[str, ...] = (GPU,), user: str = "ann") -> dict[str, Any]:
+    devices = [[index, uuid] for index, uuid in enumerate(gpus)]
+    return {"ranks": [ledger.rank(0, *(words or ("sleep",)))], "grace_s": 1, "gpus": devices, "user": user}
+
+
+def start(node: LocalNode, link: Link, spec: dict[str, Any], job: str = "train", attempt: int = 1) -> dict[str, Any]:
+    return node.call(link, "start", job=job, attempt=attempt, spec=spec)
+
+
+def start_as(node: LocalNode, link: Link, agent: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """By another agent."""
+    wanted = {"job": "other", "attempt": 1, "spec": spec}
+    [result] = node.call(link, "start", agent=agent, runs=[wanted])["results"]
+    return dict(result)
+
+
+def refusal(result: dict[str, Any]) -> str:
+    assert result["error"]["kind"] == BUSY, result
+    return str(result["error"]["message"])
+
+
+def lock_file(node: LocalNode, uuid: str = GPU) -> Path:
+    [found] = node.root.glob(f".local/state/ugro/gpus@*/{uuid}")
+    return found
+
+
+@pytest.fixture
+def second(node: LocalNode) -> Iterator[LocalNode]:
+    """The same machine and account under another name."""
+    other = LocalNode(node.root)
+    other.spec = replace(node.spec, name="here-lan")
+    yield other
+    other.close()
+
+
+def test_a_gpu_that_a_run_has_is_refused_to_another_agent_with_the_reason(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger))
+    text = refusal(start_as(node, link, "agent-2", training(ledger, user="bob")))
+    assert re.fullmatch(HELD_BY_ANN, text)
+    node.call(link, "stop", job="train", attempt=1)
+    assert start_as(node, link, "agent-2", training(ledger, user="bob"))["run"]["status"] == "running"
+    assert lock_file(node).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_name_for_the_machine_gets_no_gpu_twice(node: LocalNode, second: LocalNode, ledger: Ledger) -> None:
+    link, lan = node.link(), second.link()
+    start(node, link, training(ledger))
+    with pytest.raises(RemoteFailure, match="GPU 0 is used by job train on here ") as caught:
+        start(second, lan, training(ledger), job="next")
+    assert caught.value.cause == BUSY
+    node.call(link, "stop", job="train", attempt=1)
+    assert start(second, lan, training(ledger), job="next")["run"]["status"] == "running"
+
+
+def test_a_refused_start_leaves_nothing_and_may_come_again(node: LocalNode, ledger: Ledger) -> None:
+    """Also the GPUs that it had got before the one that was taken."""
+    link = node.link()
+    start(node, link, training(ledger))
+    with pytest.raises(RemoteFailure, match="is used by job train"):
+        start(node, link, training(ledger, gpus=(OTHER_GPU, GPU)), job="wide")
+    assert not node.run_dir("wide", 1).exists()
+    alone = training(ledger, gpus=(OTHER_GPU,))
+    alone["ranks"] = [ledger.rank(1, "sleep")]
+    assert start(node, link, alone, job="narrow")["run"]["status"] == "running"
+    for job in ("train", "narrow"):
+        node.call(link, "stop", job=job, attempt=1)
+    assert start(node, link, training(ledger, gpus=(OTHER_GPU, GPU)), job="wide")["run"]["status"] == "running"
+
+
+def test_after_a_killed_supervisor_a_gpu_is_free_when_its_rank_is_dead(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger, "hostile", "plain"))
+    wait_until(lambda: ledger.lines("ready"), 20, "a rank that ignores SIGTERM")
+    node.kill_supervisor("train", 1)  # with its reaper: nobody ends what is left
+    text = refusal(start_as(node, link, "agent-2", training(ledger)))
+    assert text.startswith("GPU 0 is used by processes that are left of job train of another agent")
+    for pid in ledger.alive():
+        os.kill(pid, signal.SIGKILL)
+    ledger.expect_nothing_alive()
+    assert start_as(node, link, "agent-2", training(ledger))["run"]["status"] == "running"
+
+
+def test_the_reaper_of_a_killed_supervisor_frees_its_gpu(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger, "hostile", "plain"))
+    wait_until(lambda: ledger.lines("ready"), 20, "a rank that ignores SIGTERM")
+    os.kill(node.supervisor("train", 1), signal.SIGKILL)
+
+    def is_started() -> bool:
+        return "run" in start_as(node, link, "agent-2", training(ledger))
+
+    wait_until(is_started, 20, "the GPU to be free")
+
+
+def test_a_killed_node_program_leaves_the_gpu_with_its_run(node: LocalNode, ledger: Ledger) -> None:
+    start(node, node.link(), training(ledger))
+    node.kill_programs()
+    assert re.fullmatch(HELD_BY_ANN, refusal(start_as(node, node.link(), "agent-2", training(ledger))))
+
+
+def test_what_was_recorded_before_a_restart_of_the_machine_holds_no_gpu(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger, "hostile", "plain"))
+    wait_until(lambda: ledger.lines("ready"), 20, "the rank")
+    node.kill_supervisor("train", 1)
+    file = lock_file(node)
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "boot_id": "another"}))
+    third = training(ledger)
+    third["ranks"] = [ledger.rank(1, "sleep")]  # what is left here is of this boot, and would clash
+    assert start_as(node, link, "agent-2", third)["run"]["status"] == "running"
+
+
+def test_a_record_whose_run_is_gone_holds_no_gpu(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger))
+    record = lock_file(node).read_text()
+    node.call(link, "stop", job="train", attempt=1)
+    node.call(link, "remove", job="train", attempt=1)
+    lock_file(node).write_text(record)
+    assert start_as(node, link, "agent-2", training(ledger))["run"]["status"] == "running"
+
+
+@pytest.mark.parametrize("point", ["supervisor.fenced", "supervisor.locked", "supervisor.claimed"])
+def test_a_supervisor_that_dies_on_its_way_keeps_no_gpu(node: LocalNode, ledger: Ledger, point: str) -> None:
+    crashing = node.link(crash=f"{point}:pause")
+
+    async def killed() -> None:
+        slow = asyncio.create_task(node.acall(crashing, "start", job="train", attempt=1, spec=training(ledger)))
+        await node.stopped_at(point, slow)
+        await node.kill_all_that_stop(slow)
+        slow.exception()
+
+    node.wait(killed())
+    assert start_as(node, node.link(), "agent-2", training(ledger))["run"]["status"] == "running"
+
+
+def test_the_same_start_comes_again_after_its_supervisor_died(node: LocalNode, ledger: Ledger) -> None:
+    """Its own record is no reason to refuse it."""
+    crashing = node.link(crash="supervisor.locked:pause")
+
+    async def killed() -> None:
+        slow = asyncio.create_task(node.acall(crashing, "start", job="train", attempt=1, spec=training(ledger)))
+        await node.stopped_at("supervisor.locked", slow)
+        await node.kill_all_that_stop(slow)
+        slow.exception()
+
+    node.wait(killed())
+    assert start(node, node.link(), training(ledger))["run"]["status"] == "running"
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger))
+    node.call(link, "stop", job="train", attempt=1)
+    lock_file(node).parent.chmod(0o777)
+    with pytest.raises(RemoteFailure, match="others can write to"):
+        start(node, link, training(ledger), job="next")
+
+
+def test_a_run_without_gpus_locks_nothing(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    node.call(link, "start", job="plain", attempt=1, spec=ledger.sleeping(1))
+    assert not (node.root / ".local").exists()
+    nameless = training(ledger, gpus=("",))
+    nameless["ranks"] = [ledger.rank(1, "sleep")]
+    start(node, link, nameless)
+    assert not (node.root / ".local").exists(), "a GPU without a UUID has no lock"
+
+
+def test_a_newer_attempt_waits_for_the_older_and_takes_its_gpu(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger, "hostile", "plain"))
+    wait_until(lambda: ledger.lines("ready"), 20, "the first attempt")
+    assert start(node, link, training(ledger), attempt=2)["run"]["status"] == "running"
+    assert [pid for pid in ledger.alive_of(f"{AGENT}/train.1") if is_alive(pid.pid)] == []
