@@ -248,6 +248,13 @@ class Dashboard(Section):
         "Host names under which browsers may call the dashboard, besides its own address.",
         example=("lab.lan",),
     )
+    launch: bool | None = key(
+        None,
+        _BOOL,
+        "Whether browsers may launch a job again with changes. Null is true if `host` is a loopback address, else "
+        "false.",
+        example=True,
+    )
     certificate_file: str | None = key(
         None, LOCAL_PATH, "A TLS certificate (PEM); with it, the dashboard is https.", example="~/.ugro/cert.pem"
     )

@@ -7,6 +7,7 @@ once. Its cookie is a signed expiry date, so it survives a restart of the agent.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import os
 import secrets
 import time
@@ -19,6 +20,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ugro.config.schema import Dashboard
 
 LINK_LIFETIME_S = 600.0
 COOKIE_LIFETIME_S = 30 * 86400
@@ -138,6 +141,18 @@ class AccessControl:
         return self._settings.tokens.is_cookie(cookies.get(self._settings.cookie_name, ""), time.time())
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def may_launch(settings: Dashboard) -> bool:
+    """Whether a browser may launch jobs again with changes; on an open address only if its owner said so."""
+    return is_loopback(settings.host) if settings.launch is None else settings.launch
+
+
 def _name(host: str) -> str | None:
     """The host of a Host header. The port is ignored: behind a tunnel it differs."""
     try:
@@ -155,7 +170,7 @@ def _with_headers(send: Send, *, is_static: bool) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
-                headers[name] = value
+                headers.setdefault(name, value)  # files of jobs have a stricter policy
             # Browsers revalidate static files, and get 304 if nothing changed.
             headers.setdefault("cache-control", "no-cache" if is_static else "no-store")
         await send(message)

@@ -20,6 +20,7 @@ from ugro.web.live import add_live
 from ugro.web.pages.cluster import add_cluster_pages
 from ugro.web.pages.experiments import add_experiment_pages
 from ugro.web.pages.jobs import add_job_pages
+from ugro.web.pages.launch import add_launch_pages
 from ugro.web.pages.settings import add_settings_pages
 from ugro.web.site import STATIC, Site
 
@@ -31,6 +32,7 @@ def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> FastAPI:
     _add_login(app, site, access)
     add_cluster_pages(app, site)
     add_job_pages(app, site)
+    add_launch_pages(app, site)
     add_experiment_pages(app, site)
     add_settings_pages(app, site)
     add_live(app, agent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import socket
 import ssl
@@ -19,7 +18,7 @@ from ugro.agent.server import Server
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
-from ugro.web.access import LINK_LIFETIME_S, AccessSettings, Tokens
+from ugro.web.access import LINK_LIFETIME_S, AccessSettings, Tokens, is_loopback
 from ugro.web.app import create_web
 
 log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class Endpoint:
 
     def __init__(self, settings: Dashboard, port: int, tokens: Tokens) -> None:
         self._is_encrypted = settings.certificate_file is not None
-        self._is_open = not _is_loopback(settings.host)
+        self._is_open = not is_loopback(settings.host)
         scheme = "https" if self._is_encrypted else "http"
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         if settings.host in ("0.0.0.0", "::"):
@@ -150,10 +149,3 @@ class Endpoint:
 
 def _own_names(is_open: bool) -> tuple[str, ...]:
     return (socket.gethostname(),) if is_open else ()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

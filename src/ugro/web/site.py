@@ -14,9 +14,11 @@ from fastapi.responses import HTMLResponse
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.config.yamltext import escaped
 from ugro.core.errors import UgroError
 from ugro.policy.nodes import health
 from ugro.web import formatting
+from ugro.web.access import may_launch
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -38,6 +40,7 @@ class Site:
             "age": formatting.age,
             "bytes": formatting.size,
             "codes": formatting.codes,
+            "escaped": escaped,
             "duration": formatting.duration,
             "iso": formatting.iso,
             "number": formatting.number,
@@ -46,7 +49,7 @@ class Site:
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
-        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": _user()}
+        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": own_user()}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
         """``cli`` in the context is the equivalent command."""
@@ -57,6 +60,7 @@ class Site:
             "theme": theme if theme in THEMES else None,
             "cursor": await self.agent.store.ends.newest(),
             "agent": self.agent.status(),
+            "may_launch": may_launch(self.agent.cluster.config.dashboard),
             "now": time.time(),
             "version": ugro.__version__,
             "cli": None,
@@ -78,7 +82,7 @@ class Site:
         return HTMLResponse(self._templates.get_template("welcome.html").render(to=to))
 
 
-def _user() -> str:
+def own_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

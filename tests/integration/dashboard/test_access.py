@@ -42,11 +42,13 @@ def cookie(dashboard: Dashboard) -> str:
     return answer.headers["set-cookie"].partition(";")[0]
 
 
-def ask(dashboard: Dashboard, method: str, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+def ask(
+    dashboard: Dashboard, method: str, path: str, headers: Mapping[str, str] | None = None, body: str = "{}"
+) -> Answer:
     where = urlsplit(dashboard.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=30)
     try:
-        connection.request(method, path, body="{}" if method != "GET" else None, headers=dict(headers or {}))
+        connection.request(method, path, body=body if method != "GET" else None, headers=dict(headers or {}))
         found = connection.getresponse()
         # A stream has no end: its head says enough.
         text = "" if found.headers.get("content-type", "").startswith("text/event-stream") else found.read().decode()
@@ -77,7 +79,12 @@ def test_a_link_leads_nowhere_else(dashboard: Dashboard, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/metrics", "/docs", "/openapi.json"]
+    "path",
+    [
+        *("/", "/nodes/here", "/settings", "/v1/nodes", "/live", "/metrics", "/docs", "/openapi.json"),
+        *("/jobs/1/file?name=x", "/jobs/1/file/raw?name=x", "/jobs/1/file/image?name=x", "/jobs/1/outputs.tar"),
+        "/jobs/1/again",
+    ],
 )
 def test_a_stranger_learns_nothing(dashboard: Dashboard, path: str) -> None:
     answer = ask(dashboard, "GET", path)

@@ -1,9 +1,12 @@
-"""The dashboard as a place to stay, in a real browser: GPUs and their jobs, activity, questions before acts."""
+"""The dashboard as a place to stay, in a real browser: GPUs, activity, questions before acts, outputs."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 
 import pytest
@@ -96,3 +99,94 @@ def test_everybody_can_read_the_grid(dashboard: Dashboard, browser: Browser, the
         assert accessibility_problems(page) == []
         assert page.evaluate(_OVERFLOW) <= 0
     dashboard.client.jobs.cancel(job)
+
+
+# --- outputs ------------------------------------------------------------------------------------------------------
+
+_PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # a PNG
+)
+_EVIL = "<script>document.title='owned'</script><svg onload=\"document.title='owned'\"><b>bold</b></svg>"
+_WRITER = f"""\
+import base64, os
+os.chdir(os.environ["UGRO_OUTPUT"])
+def write(name, content):
+    with open(name, "wb") as file:
+        file.write(content)
+write("picture.png", base64.b64decode("{_PIXEL}"))
+for name in ("evil.html", "evil.svg", "evil.png"):
+    write(name, {_EVIL!r}.encode())
+write("table.csv", b"step,loss\\n1,0.5\\n2,0.25\\n")
+write("values.json", b'{{"a": {{"b": [1, 2]}}}}')
+write("large.txt", b"line\\n" * 100_000)
+write("model.bin", bytes(5000))
+write(b"odd \\xff\\nname.txt", b"found")
+os.symlink("/etc/passwd", "link")
+"""
+
+
+@pytest.fixture(scope="module")
+def written(dashboard: Dashboard) -> int:
+    """The number of a job that has written files of many kinds."""
+    job = dashboard.submit("writer", "python3", "-c", _WRITER, cpus=0)
+    assert dashboard.client.jobs.wait(job).state is JobState.SUCCEEDED
+    return job
+
+
+def test_outputs_are_previewed_by_their_content(dashboard: Dashboard, page: Page, written: int) -> None:
+    page.goto(f"{dashboard.url}/jobs/{written}")
+    files = page.locator("#outputs .files")
+    shown = page.get_by_role("dialog")
+    files.get_by_role("link", name="picture.png", exact=True).click()
+    expect(shown.get_by_role("img")).to_have_js_property("naturalWidth", 1)
+    page.keyboard.press("Escape")
+    files.get_by_role("link", name="table.csv", exact=True).click()
+    expect(shown.get_by_role("cell")).to_have_text(["1", "0.5", "2", "0.25"])
+    page.keyboard.press("Escape")
+    files.get_by_role("link", name="values.json", exact=True).click()
+    expect(shown.locator("pre")).to_contain_text('"b": [')
+    page.keyboard.press("Escape")
+    expect(files.get_by_role("link", name="values.json", exact=True)).to_be_focused()
+    files.get_by_role("link", name=r"odd \xff\nname.txt", exact=True).click()
+    expect(shown.locator("pre")).to_have_text("found")
+    shown.get_by_role("link", name="Open as a page").click()
+    expect(page.locator("#preview pre")).to_have_text("found")
+    page.goto(f"{dashboard.url}/jobs/{written}/file?name=large.txt")
+    expect(page.locator("#preview")).to_contain_text("of the first 256.0 KiB of 488.3 KiB")
+    page.goto(f"{dashboard.url}/jobs/{written}/file?name=model.bin")
+    expect(page.locator("#preview")).to_contain_text("no preview")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.path().read_bytes() == bytes(5000)
+
+
+def test_a_hostile_output_is_text_and_its_download_runs_nothing(dashboard: Dashboard, page: Page, written: int) -> None:
+    for name in ("evil.html", "evil.svg", "evil.png"):
+        page.goto(f"{dashboard.url}/jobs/{written}/file?name={name}")
+        expect(page.locator("#preview pre")).to_have_text(_EVIL)
+        expect(page.locator("#preview").locator("b, svg, script, img")).to_have_count(0)
+        assert "owned" not in page.title()
+        raw = page.request.get(f"{dashboard.url}/jobs/{written}/file/raw?name={name}")
+        assert raw.headers["content-type"] == "application/octet-stream"
+        assert raw.headers["content-disposition"].startswith("attachment;")
+        assert raw.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        assert raw.headers["x-content-type-options"] == "nosniff"
+        assert page.request.get(f"{dashboard.url}/jobs/{written}/file/image?name={name}").status == 404
+    image = page.request.get(f"{dashboard.url}/jobs/{written}/file/image?name=picture.png")
+    assert image.headers["content-type"] == "image/png"
+    assert "sandbox" in image.headers["content-security-policy"]
+
+
+def test_no_name_leads_out_of_the_folder(dashboard: Dashboard, page: Page, written: int) -> None:
+    names = ("../config.json", "..%2F..%2F..%2Fdashboard.token", "link", "/etc/passwd", "%00", "no-such")
+    paths = [f"/jobs/{written}/{route}?name={name}" for route in ("file", "file/raw", "file/image") for name in names]
+    assert {path: page.request.get(dashboard.url + path).status for path in paths} == dict.fromkeys(paths, 404)
+
+
+def test_all_outputs_come_as_one_archive(dashboard: Dashboard, page: Page, written: int) -> None:
+    answer = page.request.get(f"{dashboard.url}/jobs/{written}/outputs.tar")
+    assert answer.headers["content-disposition"].startswith(f'attachment; filename="job-{written}-writer.tar"')
+    with tarfile.open(fileobj=io.BytesIO(answer.body())) as found:
+        names = {os.fsencode(one.name).removeprefix(b"job-%d/" % written) for one in found.getmembers()}
+    assert names >= {b"picture.png", b"evil.html", b"odd \xff\nname.txt", b"config.json", b"logs/rank_0.log"}
+    assert b"link" not in names

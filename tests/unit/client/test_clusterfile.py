@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.client.clusterfile import why_untrusted, find_cluster_file, upwards
+from ugro.client.clusterfile import find_cluster_file, upwards, why_untrusted
 from ugro.core.errors import ConfigError, NotAllowed
 from ugro.core.support.state_dir import StateDir
 

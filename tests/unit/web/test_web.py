@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugro.agent.jobs.service import Change
 from ugro.config.schema import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
 from ugro.web import formatting
-from ugro.web.access import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens
+from ugro.web.access import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens, may_launch
 from ugro.web.api_allowlist import is_allowed
+from ugro.web.pages.launch import submit_key
 from ugro.web.serve import Endpoint
 from ugro.web.views import nodes
 from ugro.web.views.nodes import NodesQuery, node_table
@@ -121,6 +123,28 @@ def test_only_a_dashboard_for_others_without_tls_warns(tokens: Tokens) -> None:
     assert Endpoint(Dashboard(), 8099, tokens).link().warning is None
     assert Endpoint(Dashboard(host="0.0.0.0"), 8099, tokens).link().warning is not None
     assert Endpoint(Dashboard(host="0.0.0.0", certificate_file="/c.pem"), 8099, tokens).link().warning is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        (Dashboard(), True),
+        (Dashboard(host="localhost"), True),
+        (Dashboard(launch=False), False),
+        (Dashboard(host="0.0.0.0"), False),
+        (Dashboard(host="gpu.lan", certificate_file="/c.pem"), False),
+        (Dashboard(host="0.0.0.0", launch=True), True),
+    ],
+)
+def test_browsers_launch_jobs_on_loopback_or_where_the_owner_said_so(settings: Dashboard, may: bool) -> None:
+    assert may_launch(settings) is may
+
+
+def test_the_same_content_of_one_page_is_one_job_and_an_edit_is_another() -> None:
+    once = submit_key(7, "page", Change("name: a", {"b": "1", "c": "2"}))
+    assert once == submit_key(7, "page", Change("name: a", {"c": "2", "b": "1"}))
+    others = [Change("name: b", {}), Change("name: a", {}), Change("name: a", {"b": "1", "c": "3"})]
+    assert len({once, submit_key(7, "next", others[0]), *(submit_key(7, "page", one) for one in others)}) == 5
 
 
 def test_a_dashboard_on_all_addresses_is_called_by_its_name(tokens: Tokens) -> None:

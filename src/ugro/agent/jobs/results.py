@@ -16,6 +16,7 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results, earlier_checkpoints
 from ugro.agent.artifacts.output_store import Arrived, shown
 from ugro.agent.artifacts.output_sync import Progress
+from ugro.agent.artifacts.result_files import LOG_TIMES
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.config.job.export import settings
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
-_TIMES = ".times"  # beside a log: the times of its lines
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
@@ -93,6 +93,15 @@ class ResultService:
             raise NotAllowed(f"job {job.id} is {job.state}: it has left nothing yet", hint=f"ugro wait {job.id}")
         tries = {one.number: one.placement.nodes for one in await self._jobs.attempts(job.id)}
         await self._collector.fetch_left(job, number, tries.get(number, ()), partial(_is_named, patterns))
+
+    async def parts(self, asked: Job) -> tuple[Part, ...]:
+        """Where the files of its newest attempt are; none before it started."""
+        job = asked if asked.cached_from is None else await self._jobs.get(asked.cached_from)
+        if not job.attempt:
+            return ()
+        await self._collector.show_logs(job.id)
+        await self._collector.describe(job.id)
+        return await asyncio.to_thread(lambda: tuple(self._parts(job, self._folder / str(job.id), job.attempt)))
 
     async def compare(self, jobs: Sequence[Job]) -> tuple[Row, ...]:
         return compare([await self._side(job) for job in jobs])
@@ -277,7 +286,7 @@ def _files(part: Part) -> Iterator[ResultFile]:
         folders.sort()
         for name in sorted(names):
             whole = os.path.join(folder, name)
-            if not (part.name == "logs" and name.endswith(_TIMES.encode())):
+            if not (part.name == "logs" and name.endswith(LOG_TIMES)):
                 with contextlib.suppress(OSError):
                     relative = shown(os.path.relpath(whole, path))
                     yield ResultFile(prefix + relative, os.lstat(whole).st_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -36,6 +36,14 @@ _NAMED_JOBS = 1000
 class Details:
     job: Job
     attempts: list[Attempt]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An edited job file, and fields of a form that override it."""
+
+    text: str
+    fields: Mapping[str, str]
 
 
 class JobService:
@@ -114,6 +122,29 @@ class JobService:
     async def withdraw(self, key: str) -> Job | None:
         """Of a client that was interrupted: its job if that is recorded already, else it is not submitted any more."""
         return await self._jobs.withdraw(key)
+
+    async def editable(self, number: int) -> Job:
+        """To launch it again with changes, without jobs to wait for that are gone. NotAllowed if its code is gone."""
+        job = await self._jobs.get(number)
+        self._submitting.expect_same_code(job)
+        return replace(job, spec=replace(job.spec, after=await self._still_known(job.spec.after)))
+
+    async def launch_again(self, number: int, change: Change, user: str, key: str) -> Job:
+        """Submits a job with the code of an earlier one, from its edited job file; one job for each ``key``."""
+        if (known := await self._jobs.submitted(key)) is not None:
+            return known
+        old = await self._jobs.get(number)
+        spec = await self._submitting.derived(old, change.text, change.fields)
+        await self._submitting.check_fit([spec])
+        about = await self._submitting.about(spec, Submit(user, key, origin=old.origin))
+        submission = await self._jobs.submit(spec, user, key, about)
+        point("submit.recorded")
+        if submission.is_new:
+            new = submission.job
+            await self._jobs.note("launched", f"launched again with changes as job {new.id} by {user}", job=old)
+            await self._jobs.note("launched", f"from job {old.id}, with changes", job=new)
+            self._engine.wake()
+        return submission.job
 
     async def _still_known(self, after: After) -> After:
         """Without the jobs that retention has removed since: they had ended."""

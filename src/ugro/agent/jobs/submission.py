@@ -19,7 +19,9 @@ from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
-from ugro.config.job.file import Draft, draft_job
+from ugro.config.job.file import Draft, draft_job, edited_job
+from ugro.config.job.form import read_form
+from ugro.config.job.schema import JobSection
 from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
@@ -29,6 +31,7 @@ from ugro.core.node import NodeSpec
 from ugro.store.jobs import About, JobStore
 
 _LAB = "ugro.lab.enter"
+_OF_THE_CODE = ("workdir", "cwd", "sync", "inputs")  # keys that say which code and data of this machine a job uses
 Taken = dict[Path, Snapshot]  # by folder
 
 
@@ -76,10 +79,7 @@ class SubmissionReader:
         draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
         if submit.env is None and draft.wanted_variables:
             return Needs(draft.wanted_variables)
-        ids = {name: await self._id(name) for name in draft.named_jobs}
-        spec = draft.spec(submit.env or {}, lambda name: _found(ids, name))
-        self._check_channels(spec.notify)
-        await self._check_jobs(spec.after)
+        spec = await self._resolved(draft, submit.env or {})
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
             spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
@@ -90,6 +90,18 @@ class SubmissionReader:
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
+
+    async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
+        """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
+        draft = edited_job(text, read_form(fields))
+        reason = f"cannot be changed here: the new job has the code of job {old.id}"
+        draft.refuse_changes(JobSection.of_spec(old.spec), _OF_THE_CODE, reason)
+        hint = "write its value, or remove the variable"
+        draft.refuse_lack((name for name, _ in old.spec.env), f"it has no value, and job {old.id} has none", hint)
+        spec = await self._resolved(draft, dict(old.spec.env))
+        self.expect_same_code(old)
+        await asyncio.to_thread(self._expect_script_of, old, spec)
+        return replace(spec, snapshot=old.spec.snapshot)
 
     def progress(self, job: Job) -> str | None:
         """The progress of sending its code to its nodes, in words."""
@@ -108,6 +120,11 @@ class SubmissionReader:
             what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
             raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
 
+    def expect_same_code(self, job: Job) -> None:
+        """Raises NotAllowed if code was sent with it and is not here any more."""
+        if job.spec.snapshot is not None:
+            self.expect_code(job)
+
     async def compared(self, job: Job) -> str:
         """Whether its nodes still have the same software installed, in words."""
         changed = await self._cache.changed_since(job) if self._cache is not None else None
@@ -119,6 +136,14 @@ class SubmissionReader:
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+
+    async def _resolved(self, draft: Draft, env: Mapping[str, str]) -> JobSpec:
+        """With ids for names of jobs; raises ConfigError if a job or channel that it names does not exist."""
+        ids = {name: await self._id(name) for name in draft.named_jobs}
+        spec = draft.spec(env, lambda name: _found(ids, name))
+        self._check_channels(spec.notify)
+        await self._check_jobs(spec.after)
+        return spec
 
     def _check_channels(self, names: Sequence[str]) -> None:
         known = (LOG, *self._cluster.config.channels)
@@ -154,6 +179,13 @@ class SubmissionReader:
                 f"{script} is not sent: a .gitignore, a .ugroignore or sync.exclude_patterns excludes it",
                 hint=f"to include it, add the line !{script} to .ugroignore",
             )
+
+    def _expect_script_of(self, old: Job, spec: JobSpec) -> None:
+        script, snapshot = _script(spec), old.spec.snapshot
+        if script is None or snapshot is None or self._code is None:
+            return
+        if not self._code.holds(snapshot, script):
+            raise ConfigError(f"script: {script} is not in the code of job {old.id}")
 
     async def _id(self, name: str) -> int | None:
         try:

@@ -6,7 +6,7 @@ Options override the file. This module submits nothing, and compares with no clu
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,11 @@ def draft_job(path: Path | None, *, fields: Mapping[str, object]) -> Draft:
 
 def parse_job(text: str, path: Path, *, fields: Mapping[str, object]) -> Draft:
     return _parsed(text, path, read_options(fields))
+
+
+def edited_job(text: str, given: Given) -> Draft:
+    """From the text of a job file that was edited elsewhere, and fields that override it."""
+    return _parsed(text, Path(JOB_FILE), given)
 
 
 def _parsed(text: str, path: Path, given: Given) -> Draft:
@@ -73,6 +78,19 @@ class Draft:
         """The directory here whose code the job runs. A relative path starts at the file, or where the command runs."""
         here = Path() if self.path is None or ("workdir",) in self.given.values else self.path.parent
         return here / (self.section.workdir or "")
+
+    def refuse_changes(self, before: JobSection, keys: Iterable[str], reason: str) -> None:
+        """Raises ConfigError if one of these keys is not as it was."""
+        for name in keys:
+            if getattr(self.section, name) != getattr(before, name):
+                self.document.note((name,), reason)
+        _refuse_problems(self.given, self.path, self.document)
+
+    def refuse_lack(self, known: Iterable[str], message: str, hint: str) -> None:
+        """Raises ConfigError if a variable without a value is not among the known ones."""
+        for name in sorted(set(self.wanted_variables) - set(known)):
+            self.document.note(("env", name), message, hint)
+        _refuse_problems(self.given, self.path, self.document)
 
     def spec(self, env: Mapping[str, str], resolve: Resolve | None = None) -> JobSpec:
         """``env`` is the submitter's environment."""

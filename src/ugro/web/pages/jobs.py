@@ -14,6 +14,7 @@ from ugro.core.errors import NotFound
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
 from ugro.store.listing import Listed
 from ugro.web.pages.log import add_log_pages
+from ugro.web.pages.outputs import add_output_pages
 from ugro.web.site import Site
 from ugro.web.views import job_page
 
@@ -42,6 +43,7 @@ class JobsQuery(Body):
 
 def add_job_pages(app: FastAPI, site: Site) -> None:
     add_log_pages(app, site)
+    add_output_pages(app, site)
     _add_lists(app, site)
     _add_fragments(app, site)
 
@@ -104,9 +106,3 @@ def _add_fragments(app: FastAPI, site: Site) -> None:
             profile, problem = None, error
         found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "job_page": job_page}
         return await site.render(request, "job_balance.html", **found)
-
-    @app.get("/jobs/{number}/outputs")
-    async def outputs(request: Request, number: int) -> Response:
-        job = await agent.store.jobs.get(number)
-        results = await agent.results.of(job) if job.attempt or job.cached_from else None
-        return await site.render(request, "job_outputs.html", job=job, results=results)
