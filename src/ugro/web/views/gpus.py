@@ -64,9 +64,9 @@ Held = Mapping[tuple[str, int], Holder]  # by node and GPU
 
 
 def gpu_grid(rows: Sequence[NodeRow], jobs: Iterable[Job], limits: Alerts) -> Grid:
-    """``rows`` are in the order of the page; ``jobs`` are those that hold devices."""
+    """``rows`` are in the order of the page; ``jobs`` are those that hold devices. Each machine counts once."""
+    rows = [row for row in rows if not row.second_name or row.jobs]
     held = holders(jobs)
-    rows = [row for row in rows if not row.second_name]  # its GPUs are there under the machine's other name
     tiles = tuple(tile for row in rows for tile in _tiles(row, held, limits))
     return Grid(
         tiles,
@@ -80,7 +80,7 @@ def holders(jobs: Iterable[Job]) -> dict[tuple[str, int], Holder]:
     found = {}
     for job in jobs:
         first = 0
-        for share in job.placement.shares if job.placement else ():
+        for share in job.held.shares if job.held else ():
             for local, gpu in enumerate(share.gpus):
                 rank = None if job.spec.launcher is Launcher.COMMAND else first + local
                 found[share.node, gpu] = Holder(job, rank)
