@@ -99,6 +99,7 @@ def test_every_default_is_the_promised_one() -> None:
             "host": "127.0.0.1",
             "port": 8099,
             "names": (),
+            "launch": None,
             "certificate_file": None,
             "key_file": None,
         },
