@@ -39,6 +39,8 @@ MACHINE = ("tests/proof/test_state_machine.py",)
 RULES = ("tests/unit/policy/lifecycle/test_attempt.py", *MACHINE)
 CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or finish.")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
+MADE = ("tests/integration/artifacts/test_workdir_cli.py", "-k", "code_does_not or somebody_asks")
+CHECKPOINTS = ("tests/integration/artifacts/test_checkpoints.py", "-k", "next_attempt")
 AGENTS = ("tests/integration/agent/test_agent.py",)
 
 
@@ -62,6 +64,7 @@ _STOPPING = "src/ugro/remote/runs/stop.py"
 _FENCE = "src/ugro/remote/state/fence.py"
 _CLAIM = "src/ugro/remote/runs/claim.py"
 _OWNERSHIP = "src/ugro/remote/runs/ownership.py"
+_ORPHANS = "src/ugro/agent/engine/orphan_runs.py"
 _GPU_LOCKS = "src/ugro/remote/hardware/gpu_locks.py"
 _JOBS = "src/ugro/store/jobs.py"
 _ENGINE = "src/ugro/agent/engine/reconciler.py"
@@ -350,6 +353,32 @@ MUTANTS = (
         "two agents in one state directory",
         (Edit("src/ugro/agent/main.py", "    if not _lock(home):\n", "    _lock(home)\n    if False:\n"),),
         AGENTS,
+    ),
+    Mutant(
+        "a run goes before its files were fetched",
+        (Edit(_ORPHANS, "        await self._collector.fetch_outputs(node, status)\n", ""),),
+        MADE,
+    ),
+    Mutant(
+        "files that are not fetched go with their run",
+        (
+            Edit(
+                "src/ugro/agent/artifacts/output_sync.py",
+                "            await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)\n",
+                "",
+            ),
+        ),
+        MADE,
+    ),
+    Mutant(
+        "checkpoints go with their run",
+        (Edit(_STOPPING, "                checkpoints.save(run)\n", "                pass\n"),),
+        CHECKPOINTS,
+    ),
+    Mutant(
+        "checkpoints go with a run that is removed quickly",
+        (Edit(_STOPPING, " or checkpoint_dir.of_run(run) is not None", ""),),
+        CHECKPOINTS,
     ),
 )
 

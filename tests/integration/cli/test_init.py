@@ -303,7 +303,8 @@ def test_without_a_terminal_no_key_is_accepted_and_it_says_how(
     assert list(nodes(written(ugro))) == [this_machine()]
     assert known(tmp_path, farm) == []
     assert f"n001 ([{farm['n001'].host}]:{farm['n001'].port}) sends the host key\n    SHA256:" in answer.stderr
-    assert "then accept them: ugro init --accept-new n001 n002" in answer.stderr
+    assert "add the hosts: ugro init --accept-new n001 n002 n003, or in a terminal: ugro init\n" in answer.stderr
+    assert answer.stderr.count("SHA256:") == 2, "that of n003 is seen once n002 is trusted"
 
 
 def test_accepted_hosts_are_added_to_what_is_there_and_nothing_else_changes(

@@ -83,6 +83,19 @@ def test_a_process_of_somebody_else_is_not_a_job_and_the_gpu_is_not_free() -> No
     assert grid.free == 0
 
 
+def test_a_gpu_that_another_agent_has_locked_is_not_free() -> None:
+    gpu = replace(_gpu(0), holder=GpuHolder("b", "gpu1", "3", 1, "eve", 0.0))
+    [tile] = gpu_grid([_row("gpu1", gpu)], [], LIMITS).tiles
+    assert (tile.holder, tile.sign.word) == (None, "other use")
+
+
+def test_a_machine_with_two_names_has_its_gpus_once() -> None:
+    again = _row("again", _gpu(0))
+    assert again.report is not None
+    again = replace(again, report=replace(again.report, same_as="gpu1"))
+    assert [tile.key for tile in gpu_grid([again, _row("gpu1", _gpu(0))], [], LIMITS).tiles] == ["gpu1-0"]
+
+
 def test_a_gpu_that_works_for_nobody_known_is_not_called_free() -> None:
     busy, full = replace(_gpu(0), use_ratio=0.9), replace(_gpu(1), memory_used_bytes=60)
     grid = gpu_grid([_row("gpu1", busy, full, _gpu(2))], [], LIMITS)
@@ -170,10 +183,20 @@ def test_a_burst_of_one_name_keeps_its_name_and_few_jobs_stay_apart() -> None:
     assert len(activity(_told(*((at, "eval", done, "running") for at in range(3))))) == 3
 
 
+def test_alerts_of_many_nodes_leave_room_for_jobs() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    nodes = [f"gpu{number}" for number in range(30)]
+    storm = [Happened(Event(100 - seq, at, "alert", f"{node} is hot", node=node)) for seq, node in enumerate(nodes)]
+    found = activity([*storm, *_told((3, "train", JobState.RUNNING, "running"))])
+    assert [type(line) for line in found] == [Burst, Line]
+    assert found[0].newest.text == "gpu0 is hot"
+
+
 def test_events_of_nodes_and_of_removed_jobs_have_lines_too() -> None:
     at = "2026-01-01T00:00:00+00:00"
     told = [Happened(Event(3, at, "drained", "drained", node="gpu1")), Happened(Event(2, at, "failed", "x", job=4))]
-    node, removed = activity(told)
+    housekeeping = Happened(Event(4, at, "retention", "3 old jobs were removed"))
+    node, removed = activity([housekeeping, *told])
     assert isinstance(node, Line)
     assert isinstance(removed, Line)
     assert (node.node, node.text) == ("gpu1", "drained")
