@@ -17,7 +17,7 @@ Generated from the commands by `make docs`; do not edit.
 
 Results go to stdout, messages go to stderr. `--json` works on every command that shows something, and may stand before
 or after it: it prints one JSON document, or one per line where a command streams. A table that is not written to a
-terminal is tab-separated, with complete values. `NO_COLOR` is honoured.
+terminal is tab-separated, with complete values. `NO_COLOR` is honoured, and `TERM=dumb` means no escape codes.
 
 | Exit code | Meaning |
 | --- | --- |
@@ -29,7 +29,7 @@ terminal is tab-separated, with complete values. `NO_COLOR` is honoured.
 | 5 | unreachable |
 | 6 | not allowed |
 | 70 | a bug in UGRO; the details are in `last-error.log` of the state directory |
-| 124 | timed out |
+| 124 | timed out; or the job reached its time limit |
 | 130 | interrupted; or the job was cancelled, or keeps running without the command |
 
 An attached `ugro run`, `ugro launch` or `ugro retry`, and `ugro wait`, return the job's own exit code. JOB is an id, a

@@ -145,6 +145,7 @@ class Agent:
         submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
         self._job_service = JobService(self.store, engine, scheduler_input, logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
+        self.health.has_jobs = engine.live.has_jobs_on
         return engine, scheduler_input
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:

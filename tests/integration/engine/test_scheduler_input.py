@@ -187,7 +187,8 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
             gpus = (await here.view("gpu")).gpus
             assert [gpu.is_foreign for gpu in gpus] == [False, True]
             await here.submit(Resources(gpus_per_node=ANY_GPUS))
-            assert starts(schedule(await here.take())) == [Placement((Share("gpu", (0,), cpus=1),))]
+            expected = Share("gpu", (0,), cpus=1, uuids=(gpus[0].uuid,))
+            assert starts(schedule(await here.take())) == [Placement((expected,))]
 
     try:
         run(work())
@@ -234,6 +235,7 @@ def test_a_launch_right_after_the_start_waits_for_nodes_that_may_have_gpus(tmp_p
                 while not given:
                     given = starts(schedule(await here.take()))
                     await asyncio.sleep(0.005)
-            assert given == [Placement((Share("gpu", (0,), cpus=1),))]
+            [gpu] = (await here.view("gpu")).gpus
+            assert given == [Placement((Share("gpu", (0,), cpus=1, uuids=(gpu.uuid,)),))]
 
     run(work())
