@@ -32,7 +32,7 @@ class Candidates:
         self._fitting: dict[str, set[Room]] = defaultdict(set)  # by group
         self._heaps: dict[str, list[tuple[_Key, int, Room]]] = defaultdict(list)
         for shape, free, rooms in ledger.alike(need, allowed):
-            rank = _rank(need, shape, free)
+            rank = (need.drawbacks(shape), *_rank(need, shape, free))
             for room in rooms:
                 self._add(room, rank)
 
@@ -99,16 +99,16 @@ class Candidates:
         for room in changed:
             free = room.open_to(self._allowed)
             if self.need.fits(room.shape, free):
-                self._add(room, _rank(self.need, room.shape, free))
+                self._add(room, (self.need.drawbacks(room.shape), *_rank(self.need, room.shape, free)))
             else:
                 self._fitting[self._group(room)].discard(room)
 
-    def _add(self, room: Room, rank: _Rank) -> None:
-        before, after = rank
+    def _add(self, room: Room, rank: tuple[tuple[bool, bool], *_Rank]) -> None:
+        drawbacks, before, after = rank
         node, cost = room.node, room.cost
         first = cost if self._goes_by_load else 0.0
         failed_there = node.name in self._avoid
-        key = (*self.need.drawbacks(room.shape), failed_there, first, *before, -node.speed, *after, cost, node.name)
+        key = (*drawbacks, failed_there, first, *before, -node.speed, *after, cost, node.name)
         group = self._group(room)
         self._fitting[group].add(room)
         heapq.heappush(self._heaps[group], (key, room.version, room))
