@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import shlex
 import time
 from datetime import UTC, datetime
 
@@ -62,6 +64,11 @@ def codes(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
     )
+
+
+def pattern(name: str) -> str:
+    """For a command that takes patterns: one that matches this name only, quoted for a shell."""
+    return shlex.quote(glob.escape(name))
 
 
 def number(value: float | None) -> str:

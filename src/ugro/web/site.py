@@ -44,6 +44,7 @@ class Site:
             "duration": formatting.duration,
             "iso": formatting.iso,
             "number": formatting.number,
+            "pattern": formatting.pattern,
             "percent": formatting.percent,
             "speed": formatting.speed,
         }

@@ -190,3 +190,17 @@ def test_all_outputs_come_as_one_archive(dashboard: Dashboard, page: Page, writt
         names = {os.fsencode(one.name).removeprefix(b"job-%d/" % written) for one in found.getmembers()}
     assert names >= {b"picture.png", b"evil.html", b"odd \xff\nname.txt", b"config.json", b"logs/rank_0.log"}
     assert b"link" not in names
+
+
+def test_what_was_left_on_the_node_is_named_with_its_reason_and_the_command(dashboard: Dashboard, page: Page) -> None:
+    script = "head -c 9000 /dev/zero > $UGRO_OUTPUT/'big [1].bin'; echo small > $UGRO_OUTPUT/small.txt"
+    job = dashboard.submit("leaves", "sh", "-c", script, cpus=0, result_limit="1KB")
+    dashboard.client.jobs.wait(job)
+    page.goto(f"{dashboard.url}/jobs/{job}")
+    left = page.locator("#outputs .left")
+    expect(left.locator("summary")).to_have_text(re.compile("^1 file, 8.8 KiB, left on (big|small)$"))
+    left.locator("summary").click()
+    expect(left).to_contain_text("big [1].bin")
+    command = left.get_by_role("button", name="Copy the command that fetches big [1].bin")
+    expect(command).to_have_attribute("data-copy", f"ugro results {job} --fetch 'big [[]1].bin'")
+    expect(left.get_by_role("cell").nth(2)).to_contain_text("limit")

@@ -9,11 +9,11 @@ import pytest
 from ugro.config.schema import Alerts
 from ugro.core.event import Event
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, GpuProcess, NodeReport, Status
+from ugro.core.node import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
 from ugro.store.listing import Happened
 from ugro.web.views.activity import Burst, Line, activity
 from ugro.web.views.gpus import MANY, Grid, gpu_grid
-from ugro.web.views.overview import NodeRow
+from ugro.web.views.overview import NodeRow, totals
 
 LIMITS = Alerts()
 
@@ -54,6 +54,21 @@ def test_ranks_without_a_gpu_count_too() -> None:
     assert [row.name for row in found.plain] == ["box"], "a node without GPUs is shown by its CPU"
 
 
+def test_a_gpu_of_another_agents_job_is_not_free_and_a_second_name_shows_no_gpu_twice() -> None:
+    ann = GpuHolder("other", "gpu1", "12", 1, "ann", 0.0)
+    first = _row("gpu1", replace(_gpu(0), holder=ann), _gpu(1))
+    second = _row("gpu1-lan", _gpu(0), _gpu(1))
+    assert second.report is not None
+    second = replace(second, report=replace(second.report, same_as="gpu1"))
+    grid = gpu_grid([first, second], [], LIMITS)
+    assert [(tile.key, tile.sign.state) for tile in grid.tiles] == [("gpu1-0", "taken"), ("gpu1-1", "free")]
+    assert grid.free == 1
+    whole = totals([first, second])
+    assert (whole.nodes, whole.gpus) == (1, 2)
+    still = gpu_grid([first, replace(second, jobs=(7,))], [_job(7, Share("gpu1-lan", (0,)))], LIMITS)
+    assert "gpu1-lan-0" in _beside(still), "a job from before is shown where it runs"
+
+
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
     [*tiles] = gpu_grid([_row("gpu1", *map(_gpu, (10, 2, 0)))], [], LIMITS).tiles
     assert [tile.index for tile in tiles] == [0, 2, 10]
@@ -66,6 +81,19 @@ def test_a_process_of_somebody_else_is_not_a_job_and_the_gpu_is_not_free() -> No
     assert [tile.others for tile in grid.tiles] == [(stranger,), (), (ours,)]
     assert [tile.sign.word for tile in grid.tiles] == ["other use", "running", "other use"]
     assert grid.free == 0
+
+
+def test_a_gpu_that_another_agent_has_locked_is_not_free() -> None:
+    gpu = replace(_gpu(0), holder=GpuHolder("b", "gpu1", "3", 1, "eve", 0.0))
+    [tile] = gpu_grid([_row("gpu1", gpu)], [], LIMITS).tiles
+    assert (tile.holder, tile.sign.word) == (None, "other use")
+
+
+def test_a_machine_with_two_names_has_its_gpus_once() -> None:
+    again = _row("again", _gpu(0))
+    assert again.report is not None
+    again = replace(again, report=replace(again.report, same_as="gpu1"))
+    assert [tile.key for tile in gpu_grid([again, _row("gpu1", _gpu(0))], [], LIMITS).tiles] == ["gpu1-0"]
 
 
 def test_a_gpu_that_works_for_nobody_known_is_not_called_free() -> None:
@@ -155,10 +183,20 @@ def test_a_burst_of_one_name_keeps_its_name_and_few_jobs_stay_apart() -> None:
     assert len(activity(_told(*((at, "eval", done, "running") for at in range(3))))) == 3
 
 
+def test_alerts_of_many_nodes_leave_room_for_jobs() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    nodes = [f"gpu{number}" for number in range(30)]
+    storm = [Happened(Event(100 - seq, at, "alert", f"{node} is hot", node=node)) for seq, node in enumerate(nodes)]
+    found = activity([*storm, *_told((3, "train", JobState.RUNNING, "running"))])
+    assert [type(line) for line in found] == [Burst, Line]
+    assert found[0].newest.text == "gpu0 is hot"
+
+
 def test_events_of_nodes_and_of_removed_jobs_have_lines_too() -> None:
     at = "2026-01-01T00:00:00+00:00"
     told = [Happened(Event(3, at, "drained", "drained", node="gpu1")), Happened(Event(2, at, "failed", "x", job=4))]
-    node, removed = activity(told)
+    housekeeping = Happened(Event(4, at, "retention", "3 old jobs were removed"))
+    node, removed = activity([housekeeping, *told])
     assert isinstance(node, Line)
     assert isinstance(removed, Line)
     assert (node.node, node.text) == ("gpu1", "drained")

@@ -173,6 +173,11 @@ def test_what_is_not_known_is_a_dash() -> None:
     } == {"–"}
 
 
+def test_a_name_in_a_command_means_that_file_only() -> None:
+    assert formatting.pattern("a/b.pt") == "a/b.pt"
+    assert formatting.pattern("it's [1]*.pt") == "'it'\"'\"'s [[]1][*].pt'"
+
+
 def test_code_in_texts_is_marked_and_the_rest_cannot_be_markup() -> None:
     assert formatting.codes("use `a<b` & see") == "use <code>a&lt;b</code> &amp; see"
 

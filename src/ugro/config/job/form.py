@@ -17,9 +17,9 @@ from ugro.core.job import JobSpec
 
 _LINES = ("env",)  # a variable on each line
 _WORDS = ("args", "command")  # as a shell would split them
-_ALWAYS = ("name", "time_limit", "priority", "retries")
+_ALWAYS = ("time_limit", "priority", "retries")
 _ON_EACH_NODE = ("nodes", "gpus_per_node")
-FIELDS = (*_ALWAYS, *_ON_EACH_NODE, *_WORDS, *_LINES)
+FIELDS = ("name", *_ALWAYS, *_ON_EACH_NODE, *_WORDS, *_LINES)
 
 
 def form_values(spec: JobSpec) -> dict[str, str]:
@@ -27,8 +27,8 @@ def form_values(spec: JobSpec) -> dict[str, str]:
     section = JobSection.of_spec(spec)
     words = "command" if section.command is not None else "args"
     on_each_node = () if section.resources.any_of else _ON_EACH_NODE
-    plain = {name: _text(section, name) for name in (*_ALWAYS, *on_each_node)}
-    found = {"name": plain.pop("name"), words: shlex.join(getattr(section, words)), **plain}
+    names = ("name", *on_each_node, *_ALWAYS)
+    found = {name: _text(section, name) for name in names} | {words: shlex.join(getattr(section, words))}
     has_lines = any(value is not None and "\n" in value for value in section.env.values())
     return found if has_lines else {**found, "env": _variables(section.env)}
 

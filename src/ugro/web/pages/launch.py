@@ -44,7 +44,6 @@ def add_launch_pages(app: FastAPI, site: Site) -> None:
         return await site.render(
             request,
             "job_again.html",
-            cli=f"ugro clone {number} > job.yaml",
             job=job,
             text=job_file(job.spec),
             values=form_values(job.spec),

@@ -18,7 +18,10 @@ function follow() {
     field.closest(".field")?.classList.toggle("changed", isChanged(field));
     if (isChanged(field) && field.value.trim() && field instanceof HTMLInputElement) options.push(field.dataset.flag, quoted(field.value.trim()));
   }
-  command.textContent = [command.dataset.start, ...options].join(" ");
+  const line = [command.dataset.start, ...options].join(" ");
+  const [code, copy] = [command.querySelector("code"), command.querySelector("button")];
+  if (code) code.textContent = line;
+  if (copy) copy.dataset.copy = line;
 }
 
 function clear() {

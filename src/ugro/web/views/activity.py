@@ -15,6 +15,7 @@ MOST_LINES = 12
 BURST = 4  # so many jobs of one name are one line
 _MOST_NAMED = 20  # of the jobs of a burst
 _STATES = frozenset(JobState)
+_HOUSEKEEPING = frozenset({"retention"})  # for ``ugro events``, and nobody's activity
 _NUMBERED = re.compile(r"[-_.]?\d+$")
 
 
@@ -57,10 +58,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Many jobs of one name."""
+    """Many jobs of one name; without a name, many nodes."""
 
-    name: str
-    lines: tuple[Line, ...]  # of its jobs, the one that changed last first
+    name: str | None
+    lines: tuple[Line, ...]  # of each, the one that changed last first
 
     @property
     def newest(self) -> Event:
@@ -68,10 +69,11 @@ class Burst:
 
     @property
     def key(self) -> str:
-        return f"burst-{self.name}"
+        return f"burst-{self.name or 'of nodes'}"
 
     @property
     def counts(self) -> list[tuple[JobState, int]]:
+        """How many of its jobs are in each state."""
         counts = Counter(line.state for line in self.lines)
         return [(state, counts[state]) for state in JobState if counts[state]]
 
@@ -84,18 +86,19 @@ class Burst:
 def activity(happened: Iterable[Happened], most: int = MOST_LINES) -> list[Line | Burst]:
     """``happened``: the newest first."""
     lines = _lines(happened)
-    names = Counter(_family(line) for line in lines)
-    folded: dict[str, list[Line]] = {}
+    sizes = Counter(map(_family, lines))
+    folded: dict[object, list[Line]] = {}
     for line in lines:
         family = _family(line)
-        key = f"family {family}" if family is not None and names[family] >= BURST else line.key
-        folded.setdefault(key, []).append(line)
+        folded.setdefault(family if sizes[family] >= BURST else line.key, []).append(line)
     return [_folded(some) for some in list(folded.values())[:most]]
 
 
 def _lines(happened: Iterable[Happened]) -> list[Line]:
     found: dict[int | str | None, list[Happened]] = {}
     for one in happened:
+        if one.event.kind in _HOUSEKEEPING:
+            continue
         found.setdefault(one.event.job if one.event.job is not None else one.event.node, []).append(one)
     return [Line(tuple(one.event for one in some), some[0].name, some[0].state) for some in found.values()]
 
@@ -104,10 +107,11 @@ def _folded(lines: Sequence[Line]) -> Line | Burst:
     if len(lines) == 1:
         return lines[0]
     names = {line.name for line in lines}
-    name = names.pop() if len(names) == 1 else _family(lines[0])
-    return Burst(name or "", tuple(lines))
+    return Burst(names.pop() if len(names) == 1 else _family(lines[0])[1], tuple(lines))
 
 
-def _family(line: Line) -> str | None:
-    """The name without a number at its end: eval-17 is one of the jobs eval."""
-    return (_NUMBERED.sub("", line.name) or line.name) if line.name is not None else None
+def _family(line: Line) -> tuple[str, str | None]:
+    """Lines that many make one: those of nodes, and of jobs whose names differ in a number at their end."""
+    if line.name is None:
+        return ("node", None) if line.job is None else ("removed job", str(line.job))
+    return "job", _NUMBERED.sub("", line.name) or line.name
