@@ -17,7 +17,7 @@ Generated from the commands by `make docs`; do not edit.
 
 Results go to stdout, messages go to stderr. `--json` works on every command that shows something, and may stand before
 or after it: it prints one JSON document, or one per line where a command streams. A table that is not written to a
-terminal is tab-separated, with complete values. `NO_COLOR` is honoured.
+terminal is tab-separated, with complete values. `NO_COLOR` is honoured, and `TERM=dumb` means no escape codes.
 
 | Exit code | Meaning |
 | --- | --- |

@@ -206,7 +206,7 @@ class Output:
         for fact in facts:
             self._say(fact)
         try:
-            return click.confirm(question, default, err=True)
+            return click.confirm(one_line(question), default, err=True)
         except (click.Abort, KeyboardInterrupt):  # Ctrl-C: the next message begins a new line
             sys.stderr.write("\n")
             raise

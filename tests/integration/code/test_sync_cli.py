@@ -240,7 +240,8 @@ def test_odd_things_in_the_folder_are_named_or_skipped_and_no_bare_failure(ugro:
         done = ugro(*words.split())
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            "error: models/ cannot be read: permission denied\nhint:  leave it out: echo '/models/' >> .ugroignore\n"
+            "error: models/ cannot be read: permission denied\n"
+            f"hint:  leave it out: echo '/models/' >> {here}/.ugroignore\n"
         )
     (here / ".ugroignore").write_text("/models/\n")
     done = ugro("launch", "train.py", "--nodes", "1")

@@ -178,11 +178,11 @@ class _Scanner:
 
     def _expect_end(self, path: bytes, here: tuple[int, int], within: tuple[tuple[int, int], ...]) -> None:
         if here in within:
-            raise UsageError(f"{shown(path)} leads back to itself by a link", hint=exclude(path))
+            raise Unusable(path, f"{shown(path)} leads back to itself by a link", UsageError)
         if len(within) > trees.MOST_DEPTH:
-            raise UsageError(f"{shown(path)} is more than {trees.MOST_DEPTH} folders deep", hint=exclude(path))
+            raise Unusable(path, f"{shown(path)} is more than {trees.MOST_DEPTH} folders deep", UsageError)
         if len(path) > _LONGEST_PATH:
-            raise UsageError(f"the path {shown(path)} is too long: {len(path):,} bytes", hint=exclude(path))
+            raise Unusable(path, f"the path {shown(path)} is too long: {len(path):,} bytes", UsageError)
 
     def _rules(self, path: bytes, fd: int, rules: IgnoreRules, names: Container[str]) -> IgnoreRules:
         try:
@@ -296,18 +296,29 @@ class Changed(Exception):
     """Something was deleted during the scan, which is to be repeated."""
 
 
-def failure(path: bytes, error: OSError) -> Exception:
+class Unusable(Exception):
+    """A path that cannot be sent. Whoever knows how the folder was named makes an error of it."""
+
+    def __init__(self, path: bytes, text: str, kind: type[UgroError] = UgroError) -> None:
+        super().__init__(text)
+        self._path, self._text, self._kind = path, text, kind
+
+    def as_error(self, folder: str) -> UgroError:
+        return self._kind(self._text, hint=exclude(self._path, folder))
+
+
+def failure(path: bytes, error: OSError) -> Changed | Unusable:
     """Why a path could not be read: it changed meanwhile, or it cannot be read at all."""
     if error.errno in _GONE:
         return Changed(f"{shown(path)} changed")
-    return UgroError(f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}", hint=exclude(path))
+    return Unusable(path, f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def _no_rules(error: OSError) -> UgroError:
     """Without them, files would be sent that are to stay here."""
     path = os.fsencode(error.filename or ".gitignore")
     text = f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}"
-    return UgroError(text, hint="its rules apply to this folder, which is in the same repository")
+    return UgroError(text, hint="make it readable: its rules decide what is sent")
 
 
 # --- what is large ---------------------------------------------------------------------------------------------
@@ -350,8 +361,8 @@ def shown(path: bytes) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def exclude(path: bytes, folder: str = "") -> str:
-    """A command that leaves the path out, if it can be written as one; ``folder``: what is sent, as it was named."""
+def exclude(path: bytes, folder: str) -> str:
+    """A command that leaves the path out, if it can be written as one."""
     text = os.fsdecode(path)
     if not text or len(text) > _LONGEST_SHOWN or not text.isprintable() or text.endswith(" "):
         return "leave it out: .ugroignore; see docs/sync.md"

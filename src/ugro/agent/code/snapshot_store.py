@@ -24,6 +24,7 @@ from ugro.agent.code.scanner import (
     FoundFolder,
     Remembered,
     Scan,
+    Unusable,
     exclude,
     failure,
     largest,
@@ -109,6 +110,8 @@ class SnapshotStore:
                         text = f"{request.folder} changes faster than it can be read: {error}"
                         hint = "leave out what changes all the time: .ugroignore; see docs/sync.md"
                         raise UgroError(text, hint=hint) from error
+                except Unusable as error:
+                    raise error.as_error(request.folder) from error
                 except OSError as error:  # of the store itself: those of the folder are named where they arise
                     text = f"the code cannot be stored in {self._folder}: {(error.strerror or str(error)).lower()}"
                     raise UgroError(text, hint="make room there, or free some: ugro node gc") from error

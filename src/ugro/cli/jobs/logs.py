@@ -47,9 +47,10 @@ def logs(
 ) -> int:
     """Print the logs of a job.
 
-    JOB is an id, a name, or last (the default). The output of one rank is printed as it was written; with several
-    ranks, each line begins with its rank and node. --since compares the time at which a line reached this machine; for
-    a node that could not be reached, that is later than it was written.
+    JOB is an id, a name, or last (the default). The output of one rank is printed as it was written, on a terminal
+    without control characters other than colours; with several ranks, each line begins with its rank and node. --since
+    compares the time at which a line reached this machine; for a node that could not be reached, that is later than it
+    was written.
 
     \b
     Examples:

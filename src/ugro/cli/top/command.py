@@ -170,7 +170,7 @@ class _Screen:
         harmless = TerminalFilter(is_dumb=True)
         text = (harmless.feed(content) + harmless.end()).decode(errors="replace").rstrip("\n")
         # Of a progress bar only its last state.
-        written = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        written = [line.rstrip("\r").rpartition("\r")[2].expandtabs() for line in text.split("\n")]
         title = f"job {log.job}, rank {log.rank} of {log.ranks}: its last lines"
         return [self._output.cut(title), *(self._output.cut(line) for line in written[-room:])]
 
