@@ -90,6 +90,12 @@ def _metrics(arguments: argparse.Namespace) -> list[Bar]:
     return metrics.measure()
 
 
+def _curves(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import curves
+
+    return curves.measure()
+
+
 def _sync(arguments: argparse.Namespace) -> list[Bar]:
     from bench import sync
 
@@ -109,6 +115,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "balance": _balance,
     "scheduler": _scheduler,
     "metrics": _metrics,
+    "curves": _curves,
     "dashboard": _dashboard,
     "ssh": _ssh,
     "sync": _sync,

@@ -29,7 +29,7 @@ terminal is tab-separated, with complete values. `NO_COLOR` is honoured, and `TE
 | 5 | unreachable |
 | 6 | not allowed |
 | 70 | a bug in UGRO; the details are in `last-error.log` of the state directory |
-| 124 | timed out |
+| 124 | timed out; or the job reached its time limit |
 | 130 | interrupted; or the job was cancelled, or keeps running without the command |
 
 An attached `ugro run`, `ugro launch` or `ugro retry`, and `ugro wait`, return the job's own exit code. JOB is an id, a

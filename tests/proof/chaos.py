@@ -31,7 +31,7 @@ from tests.proof.schedule import Size, Step
 from tests.rig import agent as rig
 from tests.rig import disk, netns
 from tests.rig.disk import SmallDisk
-from tests.rig.judge import Book, Final, Ledger, Verdict, judge, orphans
+from tests.rig.judge import Book, Final, Ledger, Verdict, judge, missing_files, orphans
 from tests.rig.netns import NetnsFarm
 from tests.rig.sshd import Farm, SshdFarm
 from tests.rig.waiting import end_all_with_variable, wait_until
@@ -43,6 +43,7 @@ T = TypeVar("T")
 _COMMANDS_AT_ONCE = 4
 _ANSWER_S = 60.0
 _QUIET_S = 20.0
+_FILES_S = 60.0  # a node that could not be asked is asked again after a while
 _AGAIN_S = 0.1
 _LOOK_S = 0.25
 _YOUNG = 4
@@ -76,6 +77,7 @@ class Report:
             f"lost {len(v.lost)}, doubled {len(v.doubled)}, overlapping {len(v.overlapping)}, "
             f"orphans {len(v.orphans)}, untrue {len(v.untrue)}",
             f"logs: {v.whole_logs} whole, {v.log_bytes} bytes compared, {len(v.logs)} wrong",
+            f"files that ranks made: {len(v.files)} missing",
             *self.complaints,
         ]
         return "\n".join(lines)
@@ -134,6 +136,9 @@ class Chaos:
         with suppress(AssertionError):
             wait_until(lambda: not orphans(self.ledger, roots), _QUIET_S)
         verdict.orphans += orphans(self.ledger, roots)
+        with suppress(AssertionError):
+            wait_until(lambda: not missing_files(self.book, self.ledger, self.home), _FILES_S)
+        verdict.files += missing_files(self.book, self.ledger, self.home)
         states = Counter(final.state for final in self.finals.values())
         report = Report(seed, seconds, verdict, len(self.book.jobs), states, self._hits, settled_s)
         report.surprises = [f"{token} {final.state}: {self._reasons.get(token)}" for token, final in self._surprises()]

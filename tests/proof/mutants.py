@@ -31,12 +31,16 @@ SHARED_ENDS = (
 )
 FILES = ("tests/integration/runs/test_run_files.py", "-k", "full_disk")
 TREES = ("tests/integration/runs/test_supervisor.py", "-k", "hostile or left or killed_supervisor")
+GPUS = ("tests/integration/runs/test_gpu_locks.py", "-k", "another_agent or second_name or rank_is_dead or moved")
+ONE_MACHINE = ("tests/integration/engine/test_one_machine.py", "-k", "two_names")
 LEASES = ("tests/proof/test_leases.py",)
 MACHINE = ("tests/proof/test_state_machine.py",)
 # A walk of the state machine comes by some moments only now and then; the rule itself is a unit.
 RULES = ("tests/unit/policy/lifecycle/test_attempt.py", *MACHINE)
 CRASHES = ("tests/proof/test_crash_points.py", "-k", "start.answered or conclude.recorded or finish.")
 STRAYS = ("tests/proof/test_crash_points.py", "-k", "sweep")
+MADE = ("tests/integration/artifacts/test_workdir_cli.py", "-k", "code_does_not or somebody_asks")
+CHECKPOINTS = ("tests/integration/artifacts/test_checkpoints.py", "-k", "next_attempt")
 AGENTS = ("tests/integration/agent/test_agent.py",)
 
 
@@ -60,6 +64,8 @@ _STOPPING = "src/ugro/remote/runs/stop.py"
 _FENCE = "src/ugro/remote/state/fence.py"
 _CLAIM = "src/ugro/remote/runs/claim.py"
 _OWNERSHIP = "src/ugro/remote/runs/ownership.py"
+_ORPHANS = "src/ugro/agent/engine/orphan_runs.py"
+_GPU_LOCKS = "src/ugro/remote/hardware/gpu_locks.py"
 _JOBS = "src/ugro/store/jobs.py"
 _ENGINE = "src/ugro/agent/engine/reconciler.py"
 _ATTEMPT = "src/ugro/policy/lifecycle/attempt.py"
@@ -120,6 +126,29 @@ MUTANTS = (
         "a supervisor does not take the lock of a run",
         (Edit(_CLAIM, "take_lock(path, _LOCK_S if self._is_patient else 0)", "os.open(path, os.O_RDWR)"),),
         SHARED,
+    ),
+    Mutant(
+        "the lock of a GPU is not taken",
+        (
+            Edit(_GPU_LOCKS, "is_held = not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)", "is_held = False"),
+            Edit(_GPU_LOCKS, "(record and not is_over(record))", "False"),
+        ),
+        GPUS,
+    ),
+    Mutant(
+        "what a killed supervisor left does not hold its GPU",
+        (Edit(_GPU_LOCKS, "if is_held or (record and not is_over(record)):", "if is_held:"),),
+        GPUS,
+    ),
+    Mutant(
+        "a second name for a machine gets work",
+        (Edit("src/ugro/agent/tracking/scheduler_input.py", "if standing.same_as is not None:", "if False:"),),
+        ONE_MACHINE,
+    ),
+    Mutant(
+        "a GPU at an index is taken for the one that was there",
+        (Edit("src/ugro/remote/runs/start.py", "if uuid and now != uuid and now != \"\":", "if False:"),),
+        GPUS,
     ),
     Mutant(
         "nobody ends what a killed supervisor left",
@@ -324,6 +353,32 @@ MUTANTS = (
         "two agents in one state directory",
         (Edit("src/ugro/agent/main.py", "    if not _lock(home):\n", "    _lock(home)\n    if False:\n"),),
         AGENTS,
+    ),
+    Mutant(
+        "a run goes before its files were fetched",
+        (Edit(_ORPHANS, "        await self._collector.fetch_outputs(node, status)\n", ""),),
+        MADE,
+    ),
+    Mutant(
+        "files that are not fetched go with their run",
+        (
+            Edit(
+                "src/ugro/agent/artifacts/output_sync.py",
+                "            await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)\n",
+                "",
+            ),
+        ),
+        MADE,
+    ),
+    Mutant(
+        "checkpoints go with their run",
+        (Edit(_STOPPING, "                checkpoints.save(run)\n", "                pass\n"),),
+        CHECKPOINTS,
+    ),
+    Mutant(
+        "checkpoints go with a run that is removed quickly",
+        (Edit(_STOPPING, " or checkpoint_dir.of_run(run) is not None", ""),),
+        CHECKPOINTS,
     ),
 )
 

@@ -79,11 +79,12 @@ def task(step: Step, number: int, nodes: int) -> tuple[Task, dict[str, object]]:
     has_child = step.pick < 0.3
     patient: dict[str, object] = {"retries": str(_RETRIES), "retry_on": list(_EVERYTHING)}
     lines = int(step.pick * 60)
+    ranks = min(nodes, 2 + int(step.pick * 2))
     made = {
         "quick": (Task(token, 1, lines, 0.0, leaves_child=has_child), patient),
-        "gang": (Task(token, min(nodes, 2 + int(step.pick * 2)), lines, 0.05, leaves_child=has_child), patient),
-        "long": (Task(token, 1, 100, 0.05, leaves_child=has_child), patient),
-        "flaky": (Task(token, 1, lines, 0.02, codes=(3, 0)), patient),
+        "gang": (Task(token, ranks, lines, 0.05, leaves_child=has_child, makes_file=True), patient),
+        "long": (Task(token, 1, 100, 0.05, leaves_child=has_child, makes_file=True), patient),
+        "flaky": (Task(token, 1, lines, 0.02, codes=(3, 0), makes_file=True), patient),
         "failing": (Task(token, 1, lines, 0.0, codes=(5,)), {}),
         "restless": (Task(token, 1, 60, 0.05), {**patient, "lost_after": "10s", "on_lost": "restart"}),
     }

@@ -41,15 +41,20 @@ class Rig:
         return self.folder / node
 
     def written(self, node: str, job: int = 7) -> Path:
+        """Where what earlier attempts wrote is between two attempts."""
         path = agent_folder(self.root(node), node) / "checkpoints" / str(job)
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def workdir(self, node: str, attempt: int, job: int = 7) -> Path:
+        """Of a run: where the folder of its checkpoints is."""
+        return agent_folder(self.root(node), node) / "runs" / f"{job}.{attempt}" / "work"
 
     def resumed(self, node: str, job: int = 7) -> Path:
         return agent_folder(self.root(node), node) / "resume" / str(job)
 
     def kept(self, job: int = 7) -> Path:
-        return self.home / str(job) / "checkpoints"
+        return self.home / str(job) / ".checkpoints"
 
     def programs(self, node: str) -> list[int]:
         return processes_with_variable(MARK, [str(self.root(node))])

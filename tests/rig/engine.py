@@ -104,7 +104,7 @@ class EngineRig:
         scheduler_input = self.scheduler_input = self.scheduler_input_type(store.jobs, cluster, health)
         logs = SmallLogs(store.jobs, LogMirror(self.folder / "jobs", watch))
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
-        planner = Planner(cluster, watch, checkpoint_env(checkpoints), scheduler_input.facts)
+        planner = Planner(cluster, watch, checkpoint_env(checkpoints), scheduler_input.facts, scheduler_input.modules)
         code = self.code = Code(StateDir(self.folder / "home"), store, cluster, identity)
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
         home = self.home = Collector(store.jobs, watch, logs, checkpoints, results)

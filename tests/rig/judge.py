@@ -1,7 +1,7 @@
 """The judge of jobs: what their ranks wrote down themselves, the kernel's locks and /proc, against what UGRO says.
 
 ``Book`` is the test's own record of what it asked for. ``judge`` takes the states that UGRO ended with and looks for
-every contradiction: jobs lost or doubled, attempts that overlapped, processes left, logs that are not whole.
+every contradiction: jobs lost or doubled, attempts that overlapped, processes left, logs and files that are not whole.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class Task:
     pause_s: float = 0.0
     codes: tuple[int, ...] = (0,)
     leaves_child: bool = False
+    makes_file: bool = False
 
     def words(self) -> list[str]:
         codes = ",".join(map(str, self.codes))
-        return [self.token, str(self.lines), f"{self.pause_s:g}", codes, *(["child"] if self.leaves_child else [])]
+        flags = [*(["child"] if self.leaves_child else []), *(["file"] if self.makes_file else [])]
+        return [self.token, str(self.lines), f"{self.pause_s:g}", codes, *flags]
 
 
 class Ledger:
@@ -137,13 +139,14 @@ class Verdict:
     untrue: list[str] = field(default_factory=list)  # what UGRO says and the ledger does not
     orphans: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # what a rank made and is not here
     attempts: int = 0
     whole_logs: int = 0
     log_bytes: int = 0
 
     @property
     def complaints(self) -> list[str]:
-        kinds = ("lost", "doubled", "overlapping", "untrue", "orphans", "logs")
+        kinds = ("lost", "doubled", "overlapping", "untrue", "orphans", "logs", "files")
         return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
 
 
@@ -177,6 +180,20 @@ def orphans(ledger: Ledger, roots: Iterable[Path]) -> list[str]:
     marked = {*processes_of_runs(roots), *processes_with_variable(witness.LEDGER, [str(ledger.path)])}
     named = {entry.pid for entry in ledger.alive()}
     return [f"{pid} {_command(pid)}" for pid in sorted(marked | named) if is_alive(pid)] + ledger.held()
+
+
+def missing_files(book: Book, ledger: Ledger, home: Path) -> list[str]:
+    """What ranks made in their working directories, and is not whole in the folders of their jobs."""
+    makers = [entry for entry in ledger.entries() if entry.event == "end" and entry.token in book.tasks]
+    missing = []
+    for entry in makers:
+        if book.tasks[entry.token].makes_file:
+            attempt = home / "jobs" / str(entry.job) / f"attempt_{entry.attempt}"
+            name = witness.file_of(entry.rank)
+            found = [*attempt.glob(f"output/{name}"), *attempt.glob(f"nodes/*/{name}")]
+            if [path.read_bytes() for path in found] != [witness.content_of(entry.token, entry.rank)]:
+                missing.append(f"{name} of {entry.token} (job {entry.job}, attempt {entry.attempt}): {found or 'none'}")
+    return missing
 
 
 def _judge_starts(verdict: Verdict, entries: list[Entry]) -> None:

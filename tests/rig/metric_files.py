@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ugro.core.support.tfevents import masked_checksum
+from ugro.core.support.crc32c import masked
 
 _BLOCK = 32 << 10
 
@@ -32,7 +32,7 @@ def fixed(number: int, layout: str, value: float) -> bytes:
 
 def record(content: bytes) -> bytes:
     length = struct.pack("<Q", len(content))
-    checks = [struct.pack("<I", masked_checksum(part)) for part in (length, content)]
+    checks = [struct.pack("<I", masked(part)) for part in (length, content)]
     return length + checks[0] + content + checks[1]
 
 

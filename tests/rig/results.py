@@ -28,8 +28,8 @@ class ResultRig:
             (path / name).mkdir(parents=True, exist_ok=True)
         return path
 
-    def specify(self, node: str, *patterns: str, cwd: Path | None = None) -> None:
-        spec = {"ranks": [{"rank": 0, "argv": ["x"]}], "cwd": str(cwd) if cwd else None, "outputs": list(patterns)}
+    def specify(self, node: str, *patterns: str, **more: object) -> None:
+        spec = {"ranks": [{"rank": 0, "argv": ["x"]}], "outputs": list(patterns), **more}
         (self.run(node) / "spec.json").write_text(json.dumps({"spec": spec}))
 
     def output(self, node: str) -> Path:

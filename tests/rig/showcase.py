@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 GPUS = {"gpu1": 12, "gpu2": 2, "cpu1": 0}
+AWAY = "a-node-that-never-answers"
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 _GIB = 1 << 30
@@ -94,6 +95,7 @@ class Showcase:
             "cluster": "/",
             "node": "/nodes/gpu1?hours=6",
             "node-without-gpus": "/nodes/cpu1",
+            "node-away": f"/nodes/{AWAY}",
             "jobs": "/jobs",
             **{f"job-{name}": f"/jobs/{number}" for name, number in jobs.items()},
             "job-running-all": f"/jobs/{jobs['running']}?ranks=all&key=loss&key=val%2Facc&key=lr",
@@ -150,6 +152,7 @@ def _node(name: str, count: int) -> str:
 
 
 _CLUSTER = "cluster: {name: showcase}\nnodes:\n" + "".join(_node(name, count) for name, count in GPUS.items())
+_CLUSTER += f"  {AWAY}: {{transport: [/bin/false], labels: [a-long-label-without-any-blank, other]}}\n"
 
 
 def _prepare(home: Path) -> None:

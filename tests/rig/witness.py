@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 LEDGER = "TEST_LEDGER"  # the file; its locks lie beside it, in a folder of that name and ".held"
 _LONGEST_FILLER = 200
+_LINES_OF_FILE = 50
 
 
 def line_of(token: str, rank: int, number: int) -> bytes:
@@ -26,6 +27,15 @@ def line_of(token: str, rank: int, number: int) -> bytes:
 def log_of(token: str, rank: int, lines: int) -> bytes:
     """All that a rank writes that is not ended before its time."""
     return b"".join(line_of(token, rank, number) for number in range(lines))
+
+
+def file_of(rank: int) -> str:
+    return f"made_by_{rank}"
+
+
+def content_of(token: str, rank: int) -> bytes:
+    """Of the file that a rank makes before its end."""
+    return log_of(token, rank, _LINES_OF_FILE)
 
 
 class Witness:
@@ -64,6 +74,11 @@ class Witness:
         for number in range(lines):
             _write_all(1 + number % 2, line_of(self.token, self.rank, number))
             time.sleep(pause_s)
+
+    def make_file(self) -> None:
+        """In the working directory, as most programs do."""
+        with open(file_of(self.rank), "wb") as file:
+            file.write(content_of(self.token, self.rank))
 
     def leave_child(self) -> None:
         """One that left the session, does not hear SIGTERM, and would live for ever."""
@@ -130,6 +145,8 @@ def main(token: str, lines: str, pause_s: str, codes: str, *flags: str) -> None:
         witness.leave_child()
     try:
         witness.log(int(lines), float(pause_s))
+        if "file" in flags:
+            witness.make_file()
     except OSError as error:
         witness.note("cut", error.errno)
         os._exit(1)

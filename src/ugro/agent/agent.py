@@ -128,7 +128,7 @@ class Agent:
         self._code = code = Code(self.home, self.store, self.cluster, identity)
         environments = Environments(self.store.environments, watch)
         extra_env = environments.recording(checkpoint_env(checkpoints))
-        planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts)
+        planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts, scheduler_input.modules)
         outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity, code.result_rules)
         collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
         self._result_service = ResultService(self.home.jobs, self.store, watch, collector, self.monitoring.measured)
@@ -145,6 +145,7 @@ class Agent:
         submitting = SubmissionReader(jobs, scheduler_input, self.cluster, code, ResultCache(jobs, environments))
         self._job_service = JobService(self.store, engine, scheduler_input, logs, planner, submitting)
         self.health.ranks = partial(ranks_by, engine, watch)
+        self.health.has_jobs = engine.live.has_jobs_on
         return engine, scheduler_input
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:

@@ -55,20 +55,29 @@ def _facts(key: HostKey) -> list[str]:
 
 @dataclass(slots=True)
 class NewKeys:
-    """Accepts keys of hosts that ssh does not know yet, after asking; those of jump hosts first."""
+    """Accepts keys of hosts that ssh does not know yet, after asking once for each; those of jump hosts first."""
 
     output: Output
     client: Client
     ssh_config: str | None
     accepts_all: bool  # without asking
-    left: list[str] = field(default_factory=list)  # hosts whose key nobody was asked about
+    left: list[str] = field(default_factory=list)  # hosts that wait for a key that nobody was asked about
+    _decided: dict[str, bool] = field(default_factory=dict)
 
-    def accept(self, host: str, through: tuple[str, ...] = ()) -> bool:
-        """``through``: the hosts that lead to this one, so that a circle of jumps ends."""
+    def accept(self, host: str) -> bool:
+        if host not in self._decided:
+            self._decided[host] = False  # so that a circle of jumps ends
+            self._decided[host] = self._accept(host)
+        return self._decided[host]
+
+    def _accept(self, host: str) -> bool:
         try:
-            key = self._known_way(host, through)
+            key = self._key(host)
         except UgroError as error:
-            self.output.warn(str(error), error.hint)
+            if error.subject in self.left:
+                self.left.append(host)
+            else:
+                self.output.warn(str(error), error.hint)
             return False
         if key.is_trusted:
             return True
@@ -76,17 +85,14 @@ class NewKeys:
             problem = changed(key)
             self.output.warn(str(problem), problem.hint)
             return False
-        if not self._wants(key):
-            return False
-        return self.client.trust(key, ssh_config=self.ssh_config).is_trusted
+        return self._wants(key) and self.client.trust(key, ssh_config=self.ssh_config).is_trusted
 
-    def _known_way(self, host: str, through: tuple[str, ...]) -> HostKey:
+    def _key(self, host: str) -> HostKey:
         try:
             return self.client.host_key(host, self.ssh_config)
         except Unreachable as error:
-            jump = error.subject
-            is_jump = error.cause.startswith("host-key-") and jump is not None and jump not in (host, *through)
-            if not is_jump or not self.accept(str(jump), (host, *through)):
+            is_jump = error.cause.startswith("host-key-") and error.subject not in (None, host)
+            if not is_jump or not self.accept(str(error.subject)):
                 raise
         return self.client.host_key(host, self.ssh_config)
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,15 @@ import click
 
 from ugro.cli import health
 from ugro.cli.host_keys import NewKeys, can_ask
-from ugro.cli.init_file import is_known, new_text, with_nodes
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.client.clusterfile import find_cluster_file, nearest_cluster_file
 from ugro.client.machines import with_second_names
-from ugro.config.edit import write_atomically
-from ugro.config.load import parse_config, read_text
-from ugro.config.schema import Config
+from ugro.core.cluster_file import ClusterFacts, ClusterWish, NewHost
 from ugro.core.errors import ConfigError, NotFound, UgroError, UsageError
-from ugro.core.node import NodeReport, NodeSpec, Status
+from ugro.core.node import NodeReport, Status
+from ugro.core.support.quantity import format_size
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 _SSH_CONFIG = "~/.ssh/config"
@@ -43,14 +41,6 @@ class Wish:
     local: bool | None
     accept_new: bool
     force: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Existing:
-    """The file as it is."""
-
-    text: str
-    config: Config
 
 
 @click.command()
@@ -85,18 +75,19 @@ def init(session: Session, /, **options: Any) -> int:
     ssh_config = _readable(wish.ssh_config) if wish.ssh_config else None
     path = _path(session, wish)
     _check_writable(path)
-    before = None if wish.force or not os.path.lexists(path) else _existing(path, ssh_config, _again(session, wish))
     # With any cluster: the file to be written may not exist yet, or may be invalid.
     client = session.new_client(any_cluster=True)
-    probe = Probe(session.output, client, ssh_config or _used(before), wish)
+    is_new = wish.force or not os.path.lexists(path)
+    before = None if is_new else _existing(client, path, ssh_config, _again(session, wish))
+    probe = Probe(session.output, client, ssh_config or (before.ssh_config if before else None), wish)
     reports = probe.reports(before)
     if before is None and not reports and wish.local is False:
         raise NotFound(f"no hosts in {probe.source}", hint="name some: ugro init gpu1 me@10.0.0.7")
-    added = probe.chosen(reports)
-    text = _text(path, before, [report for report in reports if report in added or report.same_as], ssh_config, wish)
-    if before is None or text != before.text:
-        write_atomically(path, text)
-    _tell(session.output, path, probe, reports, is_new=before is None)
+    chosen = probe.chosen(reports)
+    hosts = [_host(report) for report in reports if report in chosen or report.same_as]
+    has_local = wish.local is not False if is_new else wish.local is True
+    client.cluster_files.write(path, ClusterWish(tuple(hosts), is_new, has_local, ssh_config))
+    _tell(session.output, path, probe, reports, is_new=is_new)
     return 0
 
 
@@ -114,20 +105,19 @@ class Probe:
     def source(self) -> str:
         return self.ssh_config or _SSH_CONFIG
 
-    def reports(self, before: Existing | None) -> list[NodeReport]:
+    def reports(self, before: ClusterFacts | None) -> list[NodeReport]:
         """In the order in which the hosts are named. All hosts are tried before anything is written."""
         named = list(dict.fromkeys(self.wish.hosts)) or self.client.ssh_hosts(self.ssh_config)
-        known = before.config.nodes if before is not None else ()
-        nodes = [_word(node) for node in known if node.transport == "ssh"]
-        wanted = [word for word in named if not is_known(word, known)]
+        nodes = [host.word for host in before.hosts] if before is not None else []
+        wanted = [word for word in named if before is None or not before.has(word)]
         found = {report.name: report for report in self._examine([*nodes, *wanted] if wanted else [])}
         keys = NewKeys(self.output, self.client, self.ssh_config, self.wish.accept_new)
         accepted = [word for word in wanted if found[word].cause == _UNKNOWN_KEY and keys.accept(word)]
         found |= {report.name: report for report in self._examine(accepted)}
         self.unaccepted = tuple(keys.left)
-        has_local = self.wish.local is not False if before is None else any(n.transport == "local" for n in known)
-        distinct = with_second_names(list(found.values()), has_local=has_local)
-        return [report for report in distinct if report.name in wanted]
+        has_local = self.wish.local is not False if before is None else before.has_local
+        in_order = [found[word] for word in (*nodes, *wanted) if word in found]
+        return [one for one in with_second_names(in_order, has_local=has_local) if one.name in wanted]
 
     def chosen(self, reports: Sequence[NodeReport]) -> list[NodeReport]:
         """Those that become nodes."""
@@ -167,37 +157,30 @@ def _path(session: Session, wish: Wish) -> Path:
     return of_user
 
 
-def _existing(path: Path, ssh_config: str | None, again: str) -> Existing:
-    text = read_text(path)
+def _existing(client: Client, path: Path, ssh_config: str | None, again: str) -> ClusterFacts:
     try:
-        config = parse_config(text, path, {})
+        found = client.cluster_files.read(path)
     except ConfigError as error:
         raise ConfigError(error.message, hint=f"correct it, or overwrite it: {again}") from error
-    if ssh_config is not None and ssh_config != _used(Existing(text, config)):
+    if ssh_config not in (None, found.ssh_config):
         raise UsageError(
             f"{path} does not use the ssh configuration {ssh_config}",
             hint=f"set it there first, as ssh.config_file; or overwrite the file: {again}",
         )
-    return Existing(text, config)
+    return found
 
 
-def _used(before: Existing | None) -> str | None:
-    file = before.config.ssh.config_file if before is not None else None
-    return os.path.abspath(os.path.expanduser(file)) if file else None
-
-
-def _text(
-    path: Path, before: Existing | None, added: Sequence[NodeReport], ssh_config: str | None, wish: Wish
-) -> str:
-    if before is None:
-        return new_text(added, ssh_config, has_local=wish.local is not False)
-    words = [report.name for report in added if report.same_as is None]
-    return with_nodes(before.text, path, before.config.nodes, words, adds_local=wish.local is True)
+def _host(report: NodeReport) -> NewHost:
+    if report.facts is None or report.machine is None:
+        return NewHost(report.name, str(report.error), report.same_as)
+    gpus = ", ".join(gpu.model for gpu in report.facts.gpus) or "no GPU"
+    size = format_size(report.machine.memory_total_bytes)
+    return NewHost(report.name, f"{gpus}; {report.machine.cores} cores, {size}", report.same_as)
 
 
 def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport], *, is_new: bool) -> None:
     if reports or output.is_json:
-        health.show(output, [report for report in reports if output.is_json or report.same_as is None])
+        health.show(output, reports if output.is_json else _shown(reports, probe))
     elif is_new:
         output.note(f"no hosts in {probe.source}; the file has this machine only")
     for report in reports:
@@ -210,16 +193,16 @@ def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport
         output.note(f"not added: {', '.join(silent)}; to try again: ugro init")
     if probe.unaccepted:
         names = " ".join(map(shlex.quote, probe.unaccepted))
-        how = f"accept them: ugro init --accept-new {names}; or one by one, in a terminal: ugro init"
-        output.note(f"not added, because their host keys are not known: {names}; compare the keys above, then {how}")
+        output.note(f"not added, because host keys are not known: {names}; compare the keys above on the machines")
+        output.note(f"accept these keys and add the hosts: ugro init --accept-new {names}, or in a terminal: ugro init")
     did = "wrote" if is_new else f"added {len(chosen)} to" if chosen else "nothing to add to"
     output.note(f"{did} {path}; next: {_next(path)}")
 
 
-def _word(node: NodeSpec) -> str:
-    """The node as a host that can be tried."""
-    user, port = f"{node.user}@" if node.user else "", f":{node.port}" if node.port else ""
-    return f"{user}{node.host or node.name}{port}"
+def _shown(reports: Sequence[NodeReport], probe: Probe) -> list[NodeReport]:
+    """Each machine once; without the hint to accept a key, because all such hosts are named together."""
+    distinct = (report for report in reports if report.same_as is None)
+    return [replace(report, hint=None) if report.name in probe.unaccepted else report for report in distinct]
 
 
 def _again(session: Session, wish: Wish) -> str:

@@ -43,7 +43,7 @@ _GROUPS = {
         "clone": ("ugro.cli.jobs.clone:clone", "Print a job as a job file, to edit and submit again."),
     },
     "Results": {
-        "results": ("ugro.cli.results.results:results", "Show, copy or delete the results of a job."),
+        "results": ("ugro.cli.results.results:results", "Show, fetch, copy or delete the files of a job."),
         "compare": ("ugro.cli.results.compare:compare", "Show what differs between jobs."),
         "note": ("ugro.cli.results.note:note", "Show or change the note and tags of a job."),
         "profile": ("ugro.cli.results.profile:profile", "Show where a training's time goes."),

@@ -43,7 +43,7 @@ class Session:
         return client
 
     def _remark(self, text: str) -> None:
-        if self.output.is_json:
+        if self.output.is_json and not self.output.is_quiet:
             self.output.warn(text)  # on stderr: a program's document stays as it is
         else:
             self.output.note(f"note: {text}")

@@ -6,6 +6,7 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -26,6 +27,7 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.client.cluster_files import ClusterFiles
     from ugro.client.jobs import Jobs
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -148,7 +150,8 @@ class Client:
             time.sleep(0.02)
         else:
             raise Unreachable("the agent does not stop", hint=_holder(self.home))
-        self.home.served_cluster.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.home.served_cluster.unlink()
         return has_stopped
 
     def restart_agent(self) -> AgentStatus:
@@ -292,6 +295,12 @@ class Client:
         from ugro.client.jobs import Jobs
 
         return Jobs(self._ask, self._stream)
+
+    @property
+    def cluster_files(self) -> ClusterFiles:
+        from ugro.client.cluster_files import ClusterFiles
+
+        return ClusterFiles(self._ask)
 
     # --- commands ----------------------------------------------------------------------------------------------
 

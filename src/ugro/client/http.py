@@ -76,8 +76,9 @@ class Connection:
                     raise
                 self._open("the agent ended before it answered")
                 status, fields = self._exchange(request, timeout_s)
-        except TimeoutError as error:
-            raise _hung() from error
+        except (TimeoutError, KeyboardInterrupt) as error:
+            self.close()  # so that the agent sees that nobody waits for its answer
+            raise _given_up(error) from error
         except ConnectionError as error:
             # It had not read the whole request, else we would have seen an end, not a reset: so it did nothing.
             raise NoAgent("the agent ended before it answered") from error
@@ -201,6 +202,10 @@ def _number(text: str, base: int) -> int:
     if not 0 < len(text) <= _LONGEST_NUMBER or not set(text) <= set(digits):
         raise _BrokenOffError(f"not a number: {text[:80]!r}")
     return int(text, base)
+
+
+def _given_up(error: BaseException) -> BaseException:
+    return _hung() if isinstance(error, TimeoutError) else KeyboardInterrupt()
 
 
 def _hung() -> Unreachable:

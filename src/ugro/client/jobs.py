@@ -280,7 +280,7 @@ class Jobs:
         return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
 
     def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
-        """Advice from the last job of the same name about the number of nodes; None if there is none."""
+        """Who lacks what the job ``before`` imports, or what the last job of that name shows about using all nodes."""
         wanted = [("name", spec.name), *(("node", node) for node in nodes)]
         wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
         wanted += [] if before is None else [("before", str(before))]

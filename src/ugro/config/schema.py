@@ -228,6 +228,12 @@ class Retention(Section):
         "Remove a job's outputs and checkpoints, here and on its nodes, this long after it ended; null keeps them.",
         example=180 * DAY_S,
     )
+    kept: float | None = key(
+        30 * DAY_S,
+        OrNull(Duration(_TEN_YEARS_S)),
+        "Remove files that a job left on its nodes, because they were not to be collected, this long after it ended; "
+        "null keeps them as long as its results.",
+    )
     notice: float = key(
         DAY_S, Duration(_TEN_YEARS_S, may_be_zero=True), "How long before a removal it is announced."
     )
@@ -270,7 +276,7 @@ class Settings(Section):
     other_keys = ("nodes",)
 
     remote_root: str = key(
-        "~/grid_workspace", NODE_DIRECTORY, "The directory on each node in which UGRO keeps all its files."
+        "~/grid_workspace", NODE_DIRECTORY, "The directory on each node in which UGRO keeps its files."
     )
     ssh: Ssh = nested(Ssh)
     health_check: HealthCheck = nested(HealthCheck)

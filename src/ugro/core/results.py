@@ -75,6 +75,7 @@ class JobResults:
     parts: tuple[Part, ...]
     metrics: MetricsSummary | None = None
     removed_at: str | None = None
+    left_before: tuple[int, ...] = ()  # earlier attempts that left files on their nodes
 
     @property
     def left_count(self) -> int:

@@ -28,6 +28,7 @@ Source = Mapping[str, Any]  # which files of a node: the outputs of a run, or a 
 _ANSWER_S = 60.0
 _COMPARE_S = 3600.0
 _WHAT = "a transfer of files"
+_MOST_CPU_S = 60.0
 _MOST_LINE_BYTES = 64 * 1024
 _MESSAGE_BYTES = wire.MAX_PAYLOAD // 2
 
@@ -37,6 +38,7 @@ class Listing:
     files: tuple[RunFile, ...]
     unlisted: int  # how many more there are
     now_ns: int  # by the clock of the node
+    cpu_s: float = 0.0  # what it cost the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ class NodeFiles(NodeCalls):
                 files += map(self._parsed, lines)
             answer = await stream.result()
         try:
-            return Listing(tuple(files), int(answer["unlisted"]), int(answer["now_ns"]))
+            cpu_s = min(_MOST_CPU_S, max(0.0, float(answer.get("cpu_s") or 0.0)))
+            return Listing(tuple(files), int(answer["unlisted"]), int(answer["now_ns"]), cpu_s)
         except (KeyError, TypeError, ValueError) as error:
             raise self._invalid(f"{error!r:.100}") from error
 
@@ -160,11 +163,12 @@ class NodeFiles(NodeCalls):
 
     # --- outputs -----------------------------------------------------------------------------------------------
 
-    async def written(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of these runs (job and attempt) that have written any outputs."""
+    async def written(self, runs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
+        """Those of these runs (job and attempt) that have made any files, and what it cost the node, in seconds."""
         answer = await self._call("written", _ANSWER_S, runs=[[str(job), attempt] for job, attempt in runs])
         try:
-            return [runs[int(place)] for place in answer["written"] if int(place) >= 0]
+            cpu_s = min(_MOST_CPU_S, max(0.0, float(answer.get("cpu_s") or 0.0)))
+            return [runs[int(place)] for place in answer["written"] if int(place) >= 0], cpu_s
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._invalid(f"{error!r:.100}") from error
 

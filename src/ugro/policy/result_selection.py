@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ugro.core.job import ResultRule
+from ugro.core.metric_files import is_metric_file
 from ugro.core.support.quantity import format_size
 from ugro.remote.files import checkpoint_names
 from ugro.remote.files.listing import RunFile, text
@@ -79,8 +80,12 @@ def is_being_written(file: RunFile, checkpoints: str, now_ns: int) -> bool:
 
 
 def _named(file: RunFile, by: Selection) -> str | None:
-    """Nobody asked for it by name: then those who name it as not to be sent are heard."""
-    source = by.named_by(file.name) if file.is_work else None
+    """Nobody asked for it by name: then those who name it as not to be sent are heard.
+
+    Files of metrics come all the same: they are small, often ignored (``runs/``, ``wandb/``), and become curves.
+    """
+    is_asked = not file.is_work or is_metric_file(text(file.name))
+    source = None if is_asked else by.named_by(file.name)
     return f"named by {source}" if source else None
 
 

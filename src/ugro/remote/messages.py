@@ -47,7 +47,7 @@ METHODS = {
 
 # --- check: {"what": one of these, "timeout_s": …} and what the check needs --------------------------------------
 
-CHECKS = ("root", "packages", "environment", "survival", "ports", "listen", "connect")
+CHECKS = ("root", "packages", "environment", "modules", "survival", "ports", "listen", "connect")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Packages:
     torch_cuda: Optional[str] = None
     cuda_runtime: Optional[str] = None
     nccl: Optional[str] = None
+    is_managed: bool = False  # the system's package manager owns this Python: pip refuses to install into it
 
     @property
     def torch_release(self) -> Optional[str]:
@@ -100,6 +101,19 @@ class Environment:
     packages: Tuple[Tuple[str, str], ...] = ()
     torch_cuda: Optional[str] = None
     gpu_driver: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Modules:
+    """``modules``: which of the ``names`` that were asked for the node's Python does not find.
+
+    ``folders``: where it looks, and when each last changed (in nanoseconds; 0: it is not there). Sent with the next
+    question, they save the look: ``is_same`` says that nothing has changed.
+    """
+
+    missing: Tuple[str, ...] = ()
+    folders: Tuple[Tuple[str, int], ...] = ()
+    is_same: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from ugro.telemetry.sources.reading import AT_ONCE, Key, Origin, Piece, Reading
 
 _START = Place(0)
 _LOOKING_SHARE = 0.05
-_MOST_QUIET = 10_000
+_MOST_JOBS = 10_000
 
 
 class _File(NamedTuple):
@@ -32,9 +33,15 @@ class _File(NamedTuple):
     changed_ms: int
 
 
-class _Known(NamedTuple):
-    files: list[MetricFile]
-    until: float  # monotonic: when to look for more
+@dataclass(slots=True)
+class _Job:
+    """What is known of a job's files: most looks at it then need no database."""
+
+    files: list[MetricFile] = field(default_factory=list)
+    until: float = 0.0  # monotonic: when to look for more files
+    places: dict[Source, Place] | None = None  # None: not read yet
+    # Of logs without metrics, which most are: a transaction for each piece of each log would be a waste.
+    unsaved: set[Source] = field(default_factory=set)
 
 
 class Collector:
@@ -44,23 +51,33 @@ class Collector:
         self._folder = folder
         self._store = store
         self._collecting = asyncio.Lock()
-        self._known: dict[int, _Known] = {}
-        # Of logs without metrics, which most are: a transaction for each piece of each log would be a waste.
-        self._quiet: dict[Source, Place] = {}
+        self._jobs: dict[int, _Job] = {}
 
     async def collect(self, job: int) -> int:
         """Reads everything that is new; returns the number of points."""
-        return await self._collect(job, is_over=False)
+        async with self._collecting:
+            return await self._collect(job)
 
     async def finish(self, job: int) -> int:
         """Reads the rest after the job's end, and compacts its curves."""
-        count = await self._collect(job, is_over=True)
+        async with self._collecting:
+            if (known := self._jobs.get(job)) is not None:
+                known.until = 0.0
+            count = await self._collect(job)
+            known = self._jobs.pop(job, None)
+            if known is not None and known.places and known.unsaved:  # not read again by the next agent
+                await self._store.take(Batch(places={source: known.places[source] for source in known.unsaved}))
         await self._store.seal(job_owner(job))
         return count
 
-    def having_some(self, jobs: Iterable[int]) -> list[int]:
-        """The jobs with collected metrics. Blocks."""
-        return [job for job in jobs if self._metric_files(job, is_over=False)]
+    async def having_news(self, live: Iterable[int], over: Iterable[int]) -> list[int]:
+        """The jobs whose files may have grown, and those with files that are over."""
+        async with self._collecting:
+            return await asyncio.to_thread(self._having_news, live, over)
+
+    def _having_news(self, live: Iterable[int], over: Iterable[int]) -> list[int]:
+        found = [job for job in live if self._has_news(job)]
+        return [*found, *(job for job in over if discovery.find(self._folder / str(job)))]
 
     def jobs(self) -> list[int]:
         """The jobs with collected files. Blocks."""
@@ -69,78 +86,77 @@ class Collector:
         except FileNotFoundError:
             return []
 
-    async def _collect(self, job: int, *, is_over: bool) -> int:
-        async with self._collecting:
-            owner = job_owner(job)
-            files = await asyncio.to_thread(self._files, job, owner, is_over=is_over)
-            places = await self._places(owner)
-            if spoilt := [file.source for file in files if _is_spoilt(file, places.get(file.source))]:
-                for source in spoilt:
-                    await self._store.start_again(source)
-                    self._quiet.pop(source, None)
-                places = await self._places(owner)
-            grown = [file for file in files if file.size > places.get(file.source, _START).offset]
-            count = await self._read(grown, places)
-            if is_over:
-                self._known.pop(job, None)
-                await self._keep_quiet(owner)
-            return count
-
-    async def _places(self, owner: str) -> dict[Source, Place]:
-        quiet = {source: place for source, place in self._quiet.items() if source.owner == owner}
-        return await self._store.places(owner) | quiet
-
-    async def _read(self, grown: Iterable[_File], places: Mapping[Source, Place]) -> int:
-        count = 0
-        unread, places = deque(grown), dict(places)
-        while unread:
-            batch = await asyncio.to_thread(_next_batch, unread, places)
-            places |= batch.places
-            if not batch.points and not batch.parameters and all(source.is_log for source in batch.places):
-                self._quiet |= batch.places
-                continue
-            await self._store.take(batch)
-            for source in batch.places:
-                self._quiet.pop(source, None)
-            count += sum(len(points) for points in batch.points.values())
-        while len(self._quiet) > _MOST_QUIET:
-            del self._quiet[next(iter(self._quiet))]
+    async def _collect(self, job: int) -> int:
+        files = await asyncio.to_thread(self._files, job)
+        if not files:
+            return 0
+        known = self._jobs[job]
+        if known.places is None:
+            known.places = await self._store.places(job_owner(job))
+        if spoilt := [file.source for file in files if _is_spoilt(file, known.places.get(file.source))]:
+            for source in spoilt:
+                await self._store.start_again(source)
+            known.unsaved.clear()
+            known.places = await self._store.places(job_owner(job))
+        places, known.places = known.places, None
+        count = await self._read([file for file in files if _has_grown(file, places)], known, places)
+        known.places = places  # not after an error: what the database then has is read again, so nothing is doubled
         return count
 
-    async def _keep_quiet(self, owner: str) -> None:
-        """The job is over: its logs are not read again by the next agent."""
-        quiet = {source: place for source, place in self._quiet.items() if source.owner == owner}
-        if quiet:
-            await self._store.take(Batch(places=quiet))
-        for source in quiet:
-            del self._quiet[source]
+    async def _read(self, grown: Iterable[_File], known: _Job, places: dict[Source, Place]) -> int:
+        count = 0
+        unread = deque(grown)
+        while unread:
+            batch = await asyncio.to_thread(_next_batch, unread, places)
+            if batch.points or batch.parameters or not all(source.is_log for source in batch.places):
+                await self._store.take(batch)
+                known.unsaved -= batch.places.keys()
+            else:
+                known.unsaved |= batch.places.keys()
+            places |= batch.places
+            count += sum(len(points) for points in batch.points.values())
+        return count
 
-    def _files(self, job: int, owner: str, *, is_over: bool) -> list[_File]:
+    def _has_news(self, job: int) -> bool:
+        files = self._files(job)
+        places = self._jobs[job].places if files else None
+        return bool(files) and (
+            places is None or any(file.size != places.get(file.source, _START).offset for file in files)
+        )
+
+    def _files(self, job: int) -> list[_File]:
         found = []
-        for about in self._metric_files(job, is_over=is_over):
+        for about in self._metric_files(job):
             try:
                 status = about.path.lstat()
             except OSError:  # gone, or not there for a moment: what was read of it stays
                 continue
-            source = Source(owner, about.attempt, about.name)
+            source = Source(job_owner(job), about.attempt, about.name)
             found.append(_File(source, about, status.st_size, status.st_mtime_ns // 1_000_000))
         return found
 
-    def _metric_files(self, job: int, *, is_over: bool) -> list[MetricFile]:
-        known = self._known.get(job)
+    def _metric_files(self, job: int) -> list[MetricFile]:
+        known = self._jobs.get(job)
         begin = time.monotonic()
-        if known is not None and begin < known.until and not is_over:
+        if known is not None and begin < known.until:
             return known.files
         files = discovery.find(self._folder / str(job))
         end = time.monotonic()
-        if files and not is_over:
-            self._known[job] = _Known(files, end + (end - begin) / self._looking_share)
+        if files:
+            known = self._jobs.setdefault(job, _Job())
+            known.files, known.until = files, end + (end - begin) / self._looking_share
+        while len(self._jobs) > _MOST_JOBS:
+            del self._jobs[next(iter(self._jobs))]
         return files
 
 
 def _is_spoilt(file: _File, place: Place | None) -> bool:
     """The file was rewritten, or its run has got a neighbour and its metrics therefore another name."""
     return place is not None and (file.size < place.offset or file.about.prefix != place.prefix)
+
+
+def _has_grown(file: _File, places: Mapping[Source, Place]) -> bool:
+    return file.size > places.get(file.source, _START).offset
 
 
 def _next_batch(unread: deque[_File], places: Mapping[Source, Place]) -> Batch:

@@ -38,7 +38,7 @@ def rig() -> Iterator[Rig]:
 async def test_a_job_resumes_on_another_node_when_the_one_that_wrote_is_lost(rig: Rig) -> None:
     async with rig.agent("n1", "n2", "n3") as checkpoints:
         first = await checkpoints.place(job(1), "n1")
-        assert first.env == {"UGRO_CHECKPOINT_DIR": str(rig.written("n1"))}
+        assert first.env == {"UGRO_CHECKPOINT_DIR": str(rig.workdir("n1", 1) / "checkpoints")}
         checkpoints.follow(job(1), ["n1", "n2"])
         write(rig.written("n1"), "step_000100", b"old")
         await is_home(checkpoints, "step_000100")
@@ -55,7 +55,7 @@ async def test_a_job_resumes_on_another_node_when_the_one_that_wrote_is_lost(rig
         assert collected.problems == ("no node n1",)
         placed = [await checkpoints.place(job(2), node) for node in ("n2", "n3")]
         for node, place in zip(("n2", "n3"), placed, strict=True):
-            assert place.env["UGRO_CHECKPOINT_DIR"] == str(rig.written(node))
+            assert place.env["UGRO_CHECKPOINT_DIR"] == str(rig.workdir(node, 2) / "checkpoints")
             assert contents(place.env["UGRO_RESUME_DIR"]) == wanted
         assert not await checkpoints.has_progressed(job(2))
 
@@ -198,13 +198,15 @@ async def test_a_folder_on_another_file_system_is_resumed_from_where_it_is(rig: 
 
 
 @in_loop
-async def test_a_relative_folder_is_below_the_jobs_own_or_below_ours(rig: Rig) -> None:
+async def test_a_relative_folder_is_below_the_working_directory(rig: Rig) -> None:
     async with rig.agent("n1") as checkpoints:
         below = await checkpoints.place(job(1, directory="out/ckpt", cwd=str(rig.folder)), "n1")
         assert below.dir == str(rig.folder / "out" / "ckpt")
         assert Path(below.dir).is_dir()
         ours = await checkpoints.place(job(1, directory="out/ckpt"), "n1")
-        assert ours.dir == str(rig.written("n1") / "out" / "ckpt")
+        assert ours.dir == str(rig.workdir("n1", 1) / "out" / "ckpt")
+        unnamed = await checkpoints.place(job(1, cwd=str(rig.folder)), "n1")
+        assert unnamed.dir == str(rig.written("n1")), "two jobs in one folder must not mix their checkpoints"
         for bad in ("../elsewhere", "/data/../etc"):
             with pytest.raises(RemoteFailure, match="not a folder for checkpoints"):
                 await checkpoints.place(job(1, directory=bad), "n1")
@@ -237,6 +239,38 @@ async def test_the_nodes_forget_a_job_but_not_while_it_runs(rig: Rig) -> None:
 
 
 @in_loop
+async def test_the_next_attempt_finds_what_runs_before_it_wrote_wherever_that_is(rig: Rig) -> None:
+    """Removed runs and runs that are still there; whatever a program does to its folder."""
+    node = rig.node("n1")
+    runs = Runs(node, Identity(AGENT, 1), 5, 10)
+
+    async def attempt(number: int, script: str) -> Path:
+        plan = NodePlan("n1", (RankPlan(0, 0, ("sh", "-c", script), ()),))
+        await runs.start([RunStart(7, number, plan, {"checkpoint_dir": "out/ckpt"})])
+        async for news in runs.watch():
+            if any(run.attempt == number and run.has_ended for run in news.runs):
+                break
+        return rig.workdir("n1", number) / "out" / "ckpt"
+
+    try:
+        folder = await attempt(1, "cd out/ckpt; mkdir step_1; echo 1 > step_1/part; echo last > last.pt")
+        assert contents(folder) == {"step_1/part": b"1\n", "last.pt": b"last\n"}
+        assert await runs.remove([(7, 1)]) == [None]
+        assert not folder.exists()
+        assert contents(rig.written("n1")) == {"step_1/part": b"1\n", "last.pt": b"last\n"}
+        folder = await attempt(2, "echo 2 > out/ckpt/step_2; echo newer > out/ckpt/last.pt; rm -r out/ckpt/step_1")
+        assert contents(folder) == {"step_2": b"2\n", "last.pt": b"newer\n"}
+        assert contents(rig.written("n1")) == {}, "each checkpoint is in one place"
+        folder = await attempt(3, "ls out/ckpt > seen; rm -r out; mkdir -p out/ckpt; echo 3 > out/ckpt/step_3")
+        assert (folder.parent.parent / "seen").read_text().split() == ["last.pt", "step_2"]
+        assert contents(folder) == {"step_3": b"3\n"}
+        assert await runs.remove([(7, 2), (7, 3)]) == [None, None]
+        assert contents(rig.written("n1")) == {"step_3": b"3\n"}
+    finally:
+        await node.close()
+
+
+@in_loop
 async def test_an_agent_that_was_replaced_has_no_say(rig: Rig) -> None:
     async with rig.agent("n1", generation=2) as checkpoints:
         await checkpoints.place(job(1), "n1")
@@ -252,7 +286,7 @@ async def test_one_that_does_not_fit_or_is_not_what_was_said_is_refused_by_the_n
     there = NodeFiles(node, Identity(AGENT, 1), 5)
     found = Found("step_1", "folder", 1 << 49, 1, 1, "a" * 32)
     try:
-        with pytest.raises(RemoteFailure, match="does not fit"):
+        with pytest.raises(RemoteFailure, match="is full"):
             await there.put(Where(7), found, rig.folder / "content")
         with pytest.raises(RemoteFailure, match="larger than announced"):
             await there.put(Where(7), replace(found, bytes=MIB), rig.folder / "content")

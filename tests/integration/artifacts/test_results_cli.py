@@ -154,7 +154,8 @@ def test_rm_frees_the_space_here_and_on_the_nodes_and_keeps_the_logs(ugro: Ugro,
     assert {file["name"] for node in made["nodes"] for file in node["left"]} == {
         "checkpoints/step_1", "checkpoints/step_2",
     }  # fmt: skip
-    assert "2 files, 4 B left on the node (results.checkpoints is last 1)" in ugro("results", "frees").stdout
+    shown = ugro("results", "frees").stdout
+    assert "2 files, 4 B left on the node:\n    results.checkpoints is last 1:\n" in shown
     kept = [path for node in farm.nodes for path in node.home.glob("grid_workspace/.ugro/agents/*/kept/*")]
     assert len(kept) == 1
     assert ugro("results", "frees", "--rm").returncode != 0, "it asks, and nobody answers"

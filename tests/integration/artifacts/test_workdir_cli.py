@@ -93,8 +93,8 @@ def test_what_a_script_made_or_changed_comes_and_its_code_does_not(ugro: Ugro, p
     assert {one["name"] for one in node["unsendable"]} == {"latest"}
 
 
-def test_what_did_not_come_is_listed_with_its_reason_and_fetched_when_asked_for(
-    ugro: Ugro, farm: SshdFarm, plain: dict[str, Any]
+def test_what_did_not_come_is_listed_with_its_reason_and_the_command_that_fetches_it(
+    ugro: Ugro, plain: dict[str, Any]
 ) -> None:
     [node] = plain["nodes"]
     reasons = {one["name"]: one["reason"] for one in node["left"]}
@@ -105,9 +105,12 @@ def test_what_did_not_come_is_listed_with_its_reason_and_fetched_when_asked_for(
     assert "new\\nline.txt" in shown, "a name stays on its line"
     assert "left: 2 files" in ugro("why", "plain").stdout
     assert "2 files, 2.9 MiB on n00" in ugro("status", "plain").stdout
+
+
+def test_what_was_left_is_fetched_when_somebody_asks_for_it(ugro: Ugro, farm: SshdFarm, plain: dict[str, Any]) -> None:
+    [node] = plain["nodes"]
     kept = [path for one in farm.nodes for path in one.home.glob("grid_workspace/.ugro/agents/*/kept/1.1")]
     assert sorted(path.name for path in kept[0].iterdir()) == ["big.bin", "cache.log"]
-
     nothing = ugro("results", "plain", "--fetch", "*.pt")
     assert nothing.returncode == 4
     assert "no file that was left on a node matches *.pt" in nothing.stderr
@@ -181,7 +184,8 @@ def resuming(ugro: Ugro, name: str) -> Path:
 
 def stored_on(farm: SshdFarm, job: int) -> list[Path]:
     inside = [f"checkpoints/{job}", f"resume/{job}", f"kept/{job}.*", f"runs/{job}.*"]
-    return [path for node in farm.nodes for one in inside for path in node.home.glob(f"grid_workspace/.ugro/agents/*/{one}")]
+    agents = [agent for node in farm.nodes for agent in node.home.glob("grid_workspace/.ugro/agents/*")]
+    return [path for agent in agents for one in inside for path in agent.glob(one)]
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "ckpt/run1"])
@@ -203,6 +207,7 @@ def test_a_retry_finds_the_checkpoints_of_earlier_attempts_in_its_own_folder(
     wait_until(lambda: not stored_on(farm, results["job"]), 20, "the nodes to forget the job")
 
 
+@pytest.mark.proof
 def test_checkpoints_outlive_a_node_that_dies_and_a_retry_elsewhere_has_the_newest(ugro: Ugro, farm: SshdFarm) -> None:
     folder = resuming(ugro, "moves")
     words = ("--workdir", str(folder), "--retries", "1", "--name", "moves", "--result-checkpoints", "last 3", "--json")

@@ -149,11 +149,11 @@ def test_what_belongs_to_another_program_is_not_read_as_ours(ugro: Ugro) -> None
 
 REPORT_KEYS = {
     *("name", "status", "score", "reasons", "checked_at", "since", "error", "hint", "cause", "drained", "role"),
-    *("labels", "target", "machine", "facts", "link"),
+    *("same_as", "labels", "target", "machine", "facts", "link"),
 }
 MACHINE_KEYS = {
     *("hostname", "os", "kernel", "arch", "boot_id", "user", "root", "python", "python_path", "cores", "cpu_model"),
-    "memory_total_bytes",
+    *("memory_total_bytes", "machine_id", "home", "home_id"),
 }
 FACTS_KEYS = {
     *("time_unix", "uptime_s", "load", "cpu_use_ratio", "memory_total_bytes", "memory_available_bytes", "disks"),
@@ -161,7 +161,7 @@ FACTS_KEYS = {
 }
 GPU_KEYS = {
     *("index", "uuid", "name", "memory_total_bytes", "memory_used_bytes", "use_ratio", "temperature_c", "power_w"),
-    *("power_limit_w", "throttle", "processes", "error"),
+    *("power_limit_w", "throttle", "processes", "error", "holder"),
 }
 AGENT_KEYS = {
     *("pid", "version", "generation", "started_at", "home", "cluster_file", "cluster_name", "nodes"),

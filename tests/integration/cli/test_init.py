@@ -76,6 +76,17 @@ def test_hosts_of_the_ssh_configuration_that_answer_become_nodes(ugro: Ugro, far
     assert table == [["n001", "healthy"], ["n002", "unreachable"], ["n003", "healthy"]]
 
 
+def test_a_second_name_for_a_machine_is_written_as_a_comment(ugro: Ugro, farm: SshdFarm) -> None:
+    config = farm.directory / "two_names"
+    one = farm.ssh_config.read_text().split("Host n002")[0]
+    config.write_text(one + one.replace("Host n001", "Host n001-lan"))
+    answer = ugro("init", "--here", "--no-local", "--ssh-config", str(config))
+    assert answer.returncode == 0, answer.stderr
+    assert nodes(written(ugro)) == {"n001": None}
+    assert "  # n001-lan: the same machine as n001\n" in written(ugro).read_text()
+    assert "not added: n001-lan is the same machine as n001" in answer.stderr
+
+
 def test_named_hosts_are_all_written_and_the_result_works_as_it_is(ugro: Ugro, farm: SshdFarm) -> None:
     one, two = farm["n001"], farm["n002"]
     words = [f"{farm.user}@{one.host}:{one.port}", "n003", f"{two.host}:{two.port}", "nobody@127.0.0.1:1"]
@@ -292,7 +303,8 @@ def test_without_a_terminal_no_key_is_accepted_and_it_says_how(
     assert list(nodes(written(ugro))) == [this_machine()]
     assert known(tmp_path, farm) == []
     assert f"n001 ([{farm['n001'].host}]:{farm['n001'].port}) sends the host key\n    SHA256:" in answer.stderr
-    assert "then accept them: ugro init --accept-new n001 n002" in answer.stderr
+    assert "add the hosts: ugro init --accept-new n001 n002 n003, or in a terminal: ugro init\n" in answer.stderr
+    assert answer.stderr.count("SHA256:") == 2, "that of n003 is seen once n002 is trusted"
 
 
 def test_accepted_hosts_are_added_to_what_is_there_and_nothing_else_changes(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.rig.browser import Dashboard, contexts
+from tests.rig.browser import Dashboard, accessibility_problems, contexts
 from tests.rig.showcase import Showcase, settled, showcases
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
@@ -47,6 +47,9 @@ def test_a_running_training_says_how_far_it_is_before_anything_else(shown: Showc
     expect(headline).to_contain_text(re.compile(r"GPU use, 4 GPUs\s*\d\d %\s*memory 75 %"))
     assert _is_above(page, "#headline", "#curves")
     assert _is_above(page, "#curves", "#log")
+    _open(shown, page, "jobs")
+    row = page.locator("[data-part=running] tr", has_text="gpt-small")
+    expect(row).to_contain_text(re.compile(r"step 600 of 2,000 \(30 %\) · 4\dm\w* left · loss 0\.\d+ · 4\d\d"))
 
 
 def test_one_loss_is_drawn_and_other_metrics_and_ranks_on_demand(shown: Showcase, page: Page) -> None:
@@ -126,13 +129,17 @@ def test_a_line_ends_where_nothing_was_recorded_and_ticks_read_alike(page: Page)
     }
 
 
-def test_no_page_is_wider_than_a_telephone(shown: Showcase, browser: Browser) -> None:
-    with contexts(browser, viewport={"width": 390, "height": 844}) as context:
+@pytest.mark.proof
+def test_no_page_is_wider_than_a_telephone_and_axe_finds_nothing(shown: Showcase, browser: Browser) -> None:
+    with contexts(browser, viewport={"width": 390, "height": 844}, color_scheme="dark") as context:
         page = shown.dashboard.sign_in(context)
-        too_wide = []
+        too_wide, problems = [], []
         for name, path in shown.pages.items():
             page.goto(shown.dashboard.url + path)
             settled(page)
             if page.evaluate("() => document.documentElement.scrollWidth > innerWidth"):
                 too_wide.append(name)
+            if name in ("job-running", "node"):
+                problems += accessibility_problems(page)
         assert too_wide == []
+        assert problems == []

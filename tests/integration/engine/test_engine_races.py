@@ -94,7 +94,9 @@ def has_ended_on_its_node(place: EngineRig, job: Job) -> bool:
 
 
 def checkpoints_on_nodes(place: EngineRig) -> list[Path]:
-    return list(place.folder.glob("n?/.ugro/agents/*/checkpoints/*"))
+    agents = list(place.folder.glob("n?/.ugro/agents/*"))
+    in_runs = [path for agent in agents for path in agent.glob("runs/*/*/checkpoints/*")]
+    return [*in_runs, *(path for agent in agents for path in agent.glob("checkpoints/*"))]
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -404,8 +406,8 @@ def test_the_last_checkpoint_comes_home_also_when_the_agent_ends_right_after_the
                     assert await engine.changed.wait(seen, 10)
         assert job.state is JobState.SUCCEEDED
         async with place.agent():
-            home = tmp_path / "jobs" / str(job.id) / "checkpoints"
-            await seen_soon(lambda: list(home.glob("*/content/*")), "the checkpoint to come home")
+            home = tmp_path / "jobs" / str(job.id) / "attempt_1" / "output" / "checkpoints"
+            await seen_soon(lambda: list(home.glob("*")), "the checkpoint to come home")
             await seen_soon(lambda: not checkpoints_on_nodes(place), "the node's copy to go")
 
     in_loop(work())

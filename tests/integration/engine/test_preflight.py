@@ -28,6 +28,7 @@ from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
@@ -64,7 +65,7 @@ async def preflight_of(file: Path) -> AsyncIterator[tuple[Preflight, Cluster]]:
     cluster = Cluster(file)
     await cluster.start()
     try:
-        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY)), cluster
+        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY), NodeModules()), cluster
     finally:
         await cluster.inventory.close()
 
@@ -407,7 +408,7 @@ class Rig:
         self.store = store
         self.asked = asked
         self.watch = RunTracker(cluster.inventory, IDENTITY)
-        self.planner = Planner(cluster, self.watch, self._extra, lambda node: None)
+        self.planner = Planner(cluster, self.watch, self._extra, lambda node: None, NodeModules())
         self.launch = Launch(store.jobs, self.watch, Leases(self.watch), self.planner, cast(Any, NoCode()))
 
     async def _extra(self, job: Job, node: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.job import ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
 from ugro.policy.scheduling.decision import Decision, Start
@@ -96,7 +96,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def starts(decisions: list[Decision]) -> list[Placement]:
-    return [one.placement for one in decisions if isinstance(one, Start)]
+    """Without the GPUs' own names, which the stub makes up."""
+    placements = [one.placement for one in decisions if isinstance(one, Start)]
+    return [Placement(tuple(replace(share, uuids=()) for share in one.shares)) for one in placements]
 
 
 def test_a_silent_node_delays_no_snapshot(tmp_path: Path) -> None:
@@ -111,6 +113,32 @@ def test_a_silent_node_delays_no_snapshot(tmp_path: Path) -> None:
             assert time.monotonic() - began < 1.0
             silent = await here.until("silent", lambda view: view.unusable == "is unreachable")
             assert (silent.is_known, silent.is_awaited) == (False, True), "it may answer when it is dialled again"
+
+    run(work())
+
+
+def test_a_launch_counts_the_gpus_that_are_there_now(tmp_path: Path, library: Path) -> None:
+    """An idle cluster is probed once a minute, and a GPU may vanish meanwhile."""
+
+    async def work() -> None:
+        nodes = local(tmp_path, "gpu", gpu_env(tmp_path, library, "gpu", SimulatedGpu(), SimulatedGpu()))
+        async with world(tmp_path, nodes) as here:
+            here.scheduler_input.reports.pace = lambda node: 3600.0
+            await here.until("gpu", lambda view: len(view.gpus) == 2)
+            write_gpus(tmp_path / "gpu.gpus", [SimulatedGpu()])
+            both = JobSpec("job", ("x",), Launcher.DDP, resources=Resources(gpus_per_node=2))
+            deadline = time.monotonic() + _LIMIT_S
+            while len((await here.view("gpu")).gpus) == 2:  # a report of this very moment is not asked for again
+                assert time.monotonic() < deadline
+                await here.scheduler_input.refresh_gpus([both])
+                await asyncio.sleep(0.05)
+            misfit = await here.scheduler_input.misfit(both)
+            assert misfit is not None
+            [event] = [one for one in await here.store.jobs.events() if one.kind == "gpu"]
+            assert (event.node, event.text.partition(" vanished; ")[2]) == ("gpu", "it has 1 GPU now")
+            await here.submit(Resources(gpus_per_node=ALL_GPUS))
+            [placement] = starts(schedule(await here.take()))
+            assert placement.shares[0].gpus == (0,)
 
     run(work())
 
@@ -159,7 +187,8 @@ def test_gpus_are_used_without_asking_and_foreign_use_counts_as_taken(tmp_path: 
             gpus = (await here.view("gpu")).gpus
             assert [gpu.is_foreign for gpu in gpus] == [False, True]
             await here.submit(Resources(gpus_per_node=ANY_GPUS))
-            assert starts(schedule(await here.take())) == [Placement((Share("gpu", (0,), cpus=1),))]
+            expected = Share("gpu", (0,), cpus=1, uuids=(gpus[0].uuid,))
+            assert starts(schedule(await here.take())) == [Placement((expected,))]
 
     try:
         run(work())
@@ -206,6 +235,7 @@ def test_a_launch_right_after_the_start_waits_for_nodes_that_may_have_gpus(tmp_p
                 while not given:
                     given = starts(schedule(await here.take()))
                     await asyncio.sleep(0.005)
-            assert given == [Placement((Share("gpu", (0,), cpus=1),))]
+            [gpu] = (await here.view("gpu")).gpus
+            assert given == [Placement((Share("gpu", (0,), cpus=1, uuids=(gpu.uuid,)),))]
 
     run(work())

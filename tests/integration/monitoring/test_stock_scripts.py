@@ -15,12 +15,13 @@ from tests.rig.metric_files import simple
 from tests.rig.waiting import wait_until
 
 LIMIT_S = 60.0
-# Writes one half of its event file, waits for a file, and writes the other; what ugro.train would record is beside it.
+# Writes one half of its event file, waits for a file, and writes the other; all in its working directory, where git
+# ignores it. What ugro.train would record is in the output folder.
 _SCRIPT = """
 import os, pathlib, sys, time
 out, go = pathlib.Path(os.environ["UGRO_OUTPUT"]), pathlib.Path({go!r})
-(out / "runs").mkdir()
-with (out / "runs" / "events.out.tfevents.1700000000.host.17.0").open("wb", buffering=0) as events:
+os.mkdir("runs")
+with open("runs/events.out.tfevents.1700000000.host.17.0", "wb", buffering=0) as events:
     events.write(bytes.fromhex("{first}"))
     (out / "metrics.jsonl").write_text('{{"kind": "advice", "step": 1, "best_s": 0.5}}\\n')
     print("{{'eval_loss': 0.75, 'epoch': 1.0}}", flush=True)
@@ -35,7 +36,9 @@ def ugro() -> Iterator[Ugro]:
     with ExitStack() as stack, commands(Farms(stack)(1).cluster_yaml()) as ugro:
         first = b"".join(simple("train/loss", step, 2.0 / step) for step in (1, 2))
         halves = {"first": first.hex(), "second": simple("train/loss", 4, 1.5).hex()}
-        (ugro.home / "train.py").write_text(_SCRIPT.format(go=str(ugro.home / "go"), **halves))
+        (ugro.home / "project").mkdir()
+        (ugro.home / "project/.gitignore").write_text("runs/\n")
+        (ugro.home / "project/train.py").write_text(_SCRIPT.format(go=str(ugro.home / "go"), **halves))
         yield ugro
 
 
@@ -45,7 +48,7 @@ def metrics_of(ugro: Ugro, job: str) -> dict[str, Any]:
 
 
 def launch(ugro: Ugro, *words: str) -> None:
-    done = ugro("launch", str(ugro.home / "train.py"), "--name", "stock", "--detach", *words)
+    done = ugro("launch", str(ugro.home / "project/train.py"), "--name", "stock", "--detach", *words)
     assert done.returncode == 0, done.stderr
 
 

@@ -151,6 +151,19 @@ def test_an_added_node_that_cannot_be_reached_is_in_the_file_and_the_exit_code_t
         assert json.loads(ugro("node", "rm", "n404", "--json").stdout) == {"removed": "n404"}
 
 
+def test_an_added_name_for_a_machine_that_is_a_node_is_said_to_be_one(ugro: Ugro) -> None:
+    try:
+        assert ugro("node", "add", "n003").returncode == 0
+        answer = ugro("node", "add", "n003-lan", "--host", "n003")
+        assert answer.returncode == 0
+        hint = "n003-lan: the same machine as n003: not used; remove the name: ugro node rm n003-lan"
+        assert hint in answer.stderr.splitlines()
+        assert "the same machine as n003: not used" in ugro("node", "show", "n003-lan").stdout
+    finally:
+        for name in ("n003", "n003-lan"):
+            ugro("node", "rm", name)
+
+
 def test_without_a_cluster_file_there_is_nothing_to_edit() -> None:
     with commands() as ugro:
         answer = ugro("node", "add", "gpu1")

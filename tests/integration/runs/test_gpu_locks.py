@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
 from ugro.core.errors import RemoteFailure
+from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.nodes.link import Link
 
 GPU = "GPU-11111111-aaaa"
@@ -112,6 +114,7 @@ def test_after_a_killed_supervisor_a_gpu_is_free_when_its_rank_is_dead(node: Loc
     assert start_as(node, link, "agent-2", training(ledger))["run"]["status"] == "running"
 
 
+@pytest.mark.proof
 def test_the_reaper_of_a_killed_supervisor_frees_its_gpu(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     start(node, link, training(ledger, "hostile", "plain"))
@@ -124,6 +127,7 @@ def test_the_reaper_of_a_killed_supervisor_frees_its_gpu(node: LocalNode, ledger
     wait_until(is_started, 20, "the GPU to be free")
 
 
+@pytest.mark.proof
 def test_a_killed_node_program_leaves_the_gpu_with_its_run(node: LocalNode, ledger: Ledger) -> None:
     start(node, node.link(), training(ledger))
     node.kill_programs()
@@ -153,6 +157,7 @@ def test_a_record_whose_run_is_gone_holds_no_gpu(node: LocalNode, ledger: Ledger
     assert start_as(node, link, "agent-2", training(ledger))["run"]["status"] == "running"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("point", ["supervisor.fenced", "supervisor.locked", "supervisor.claimed"])
 def test_a_supervisor_that_dies_on_its_way_keeps_no_gpu(node: LocalNode, ledger: Ledger, point: str) -> None:
     crashing = node.link(crash=f"{point}:pause")
@@ -167,6 +172,7 @@ def test_a_supervisor_that_dies_on_its_way_keeps_no_gpu(node: LocalNode, ledger:
     assert start_as(node, node.link(), "agent-2", training(ledger))["run"]["status"] == "running"
 
 
+@pytest.mark.proof
 def test_the_same_start_comes_again_after_its_supervisor_died(node: LocalNode, ledger: Ledger) -> None:
     """Its own record is no reason to refuse it."""
     crashing = node.link(crash="supervisor.locked:pause")
@@ -200,6 +206,28 @@ def test_a_run_without_gpus_locks_nothing(node: LocalNode, ledger: Ledger) -> No
     assert not (node.root / ".local").exists(), "a GPU without a UUID has no lock"
 
 
+def test_a_start_is_refused_when_the_indexes_of_the_gpus_have_moved(
+    node: LocalNode, ledger: Ledger, tmp_path: Path
+) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("simulated GPUs need a C compiler")
+    first, second = SimulatedGpu(uuid=GPU), SimulatedGpu(uuid=OTHER_GPU)
+    write_gpus(tmp_path / "gpus", [first, second])
+    variables = {"UGRO_NVML_LIBRARY": str(build_nvml_stub(tmp_path)), "UGRO_PRETEND_GPUS": str(tmp_path / "gpus")}
+    node.spec = replace(node.spec, env=(*node.spec.env, *variables.items()))
+    link = node.link()
+    running = start(node, link, training(ledger))["run"]
+    write_gpus(tmp_path / "gpus", [second])  # the first fell off the bus
+    assert start(node, link, training(ledger))["run"] == running, "what was started is answered as before"
+    node.call(link, "stop", job="train", attempt=1)
+    for gpus in ((GPU,), (GPU, OTHER_GPU)):
+        with pytest.raises(RemoteFailure, match=f"GPU 0 is not {GPU} any more") as caught:
+            start(node, link, training(ledger, gpus=gpus), job="next")
+        assert caught.value.cause == "gpu-changed"
+    assert start(node, link, training(ledger, gpus=(OTHER_GPU,)), job="next")["run"]["status"] == "running"
+
+
+@pytest.mark.proof
 def test_a_newer_attempt_waits_for_the_older_and_takes_its_gpu(node: LocalNode, ledger: Ledger) -> None:
     link = node.link()
     start(node, link, training(ledger, "hostile", "plain"))

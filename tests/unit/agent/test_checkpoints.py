@@ -18,10 +18,12 @@ from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
 from ugro.agent.artifacts.checkpoint_sync import Offer, choose
 from ugro.core.errors import NotFound, RemoteFailure, UgroError
 from ugro.nodes.files import Found, decode_found
-from ugro.remote.files import checkpoint_names, checkpoints, listing
+from ugro.remote.files import checkpoint_dir, checkpoint_names, listing
+from ugro.remote.files.checkpoint_dir import CheckpointDir
 from ugro.remote.files.listing import Unsendable
 from ugro.remote.files.received import Folder, Writer, receive_whole, send_whole
 from ugro.remote.files.resumable import CHUNK, Reader, StreamError
+from ugro.remote.state.rundir import AgentDir
 
 HEADER, TRAILER = struct.Struct(">IBQQQqQI"), struct.Struct(">BI")
 
@@ -72,9 +74,10 @@ def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(t
     os.mkfifo(tmp_path / "pipe_99")
     (tmp_path / "step_8").mkdir()
     os.utime(tmp_path / "step_8", (80, 80))
-    found = checkpoints.complete_in(str(tmp_path), 0)
+    agent = AgentDir("/nowhere", "agent", "n1@machine")
+    found = CheckpointDir(agent, {"job": "7", "dir": str(tmp_path)}).complete()
     assert [entry.name for entry in found] == ["step_10", "step_9", "step_8", "last.pt", "best.pt"]
-    found = checkpoints.complete_in(str(tmp_path), 45 * 10**9)
+    found = CheckpointDir(agent, {"job": "7", "dir": str(tmp_path), "since": 45}).complete()
     assert [entry.name for entry in found] == ["step_9", "step_8", "last.pt"]
 
 
@@ -82,7 +85,7 @@ def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(t
     st.lists(st.tuples(st.sampled_from(["step_1", "step_02", "a", "b.pt", "e-7.pt"]), st.integers(0, 9)), min_size=1)
 )
 def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[tuple[str, int]]) -> None:
-    entries = [checkpoints.Found(name, "file", time_ns) for name, time_ns in seen]
+    entries = [checkpoint_dir.Found("", name, "file", time_ns) for name, time_ns in seen]
     newest = max(entries, key=lambda entry: entry.order)
     assert newest.order == max(reversed(entries), key=lambda entry: entry.order).order
     numbers = [entry.number for entry in entries if entry.number is not None]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.code import CodeRig
+from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, scan
 
 PARTS = ("a", "b", "a.py", "b.log", "data", "x y", "#h", "!n", "ab", "[a]", "d.d")
@@ -88,3 +89,29 @@ def test_rules_that_were_edited_hold_at_once(rig: CodeRig) -> None:
     assert rig.take().files == 2
     (rig.source / ".gitignore").write_text("*.log\n")
     assert rig.take().files == 2, "b, and the rules themselves"
+
+
+def test_files_that_a_job_makes_are_named_by_the_ignore_files_of_its_code(tmp_path: Path) -> None:
+    rig = CodeRig(tmp_path)
+    rules_of_git = "*.log\n/checkpoints/\n!kept.log\n"
+    for name, text in {".gitignore": rules_of_git, "sub/.ugroignore": "raw\n", "sub/a.py": ""}.items():
+        (rig.source / name).parent.mkdir(exist_ok=True)
+        (rig.source / name).write_text(text)
+    code = rig.take()
+    rules = ResultRules(rig.home, code.id, ["*.pyc", ".env"])
+    (rig.source / ".gitignore").write_text("")  # an edit after the submission has no say
+    named = {
+        b"out.log": ".gitignore",
+        b"deep/er/out.log": ".gitignore",
+        b"kept.log": None,
+        b"checkpoints/step_1/part.pt": ".gitignore",
+        b"sub/checkpoints/step_1": None,
+        b"sub/raw/1": ".ugroignore",
+        b"raw/1": None,
+        b".env": "sync.exclude_patterns",
+        b"results.csv": None,
+    }
+    assert {name: rules.named_by(name) for name in named} == named
+    gone = ResultRules(rig.home, "0" * 64, ["*.pyc"])
+    assert (gone.named_by(b"out.log"), gone.named_by(b"a.pyc")) == (None, "sync.exclude_patterns")
+    assert ResultRules(rig.home, None, []).named_by(b"out.log") is None

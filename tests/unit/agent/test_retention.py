@@ -36,6 +36,13 @@ class Remover:
         self.removed.append(job.id)
         return self.problems
 
+    async def remove_left(self, job: Job) -> tuple[str, ...]:
+        self.removed.append(job.id)
+        if not self.problems:
+            for record in (self.folder / str(job.id)).glob("attempt_*/.mirror/*.json"):
+                record.unlink()
+        return self.problems
+
 
 @dataclass
 class World:
@@ -141,6 +148,29 @@ def test_jobs_that_have_not_ended_stay_and_so_does_what_they_run_after(tmp_path:
         await world.after(302)
         assert await world.there() == []
         assert second not in await world.there()
+
+    run(tmp_path, work)
+
+
+def test_what_a_job_left_on_its_nodes_is_announced_and_goes_and_its_results_stay(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        [job] = await world.ended(1)
+        result = world.results_of(job)
+        record = result.parent.parent / ".mirror" / "n1.json"
+        record.parent.mkdir()
+        record.write_text('{"files": 1, "bytes": 7, "left_count": 2}')
+        await world.after(31)
+        [text] = await world.announced()
+        assert text.startswith("the files left on nodes by 1 job (1) are removed after 20")
+        assert "(retention.kept)" in text
+        world.remover.problems = ("results on n1 could not be removed: away",)
+        await world.after(32.1)
+        assert record.exists(), "the node is away: tried again in an hour"
+        world.remover.problems = ()
+        await world.after(32.2)
+        assert not record.exists()
+        await world.after(200)
+        assert (world.remover.removed, result.read_text()) == ([job, job], "weights")
 
     run(tmp_path, work)
 

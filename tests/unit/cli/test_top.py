@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.cli.test_output import ESCAPES, Terminal, columns_of
+from ugro.cli.health import exit_code
 from ugro.cli.output import Output
 from ugro.cli.top.keys import HELP, Act, Controls, LogView, footer, pressed
 from ugro.cli.top.view import Item, Seen, headline, lines, spark
 from ugro.core.headline import Headline, LossLine
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, NodeReport, Status
+from ugro.core.node import Facts, Gpu, GpuHolder, NodeReport, Status
 
 
 def report(name: str, *gpus: Gpu, cpu: float | None = 0.1, error: str | None = None) -> NodeReport:
@@ -91,6 +92,17 @@ def test_a_node_that_is_away_says_why_and_comes_last_by_use() -> None:
     shown = drawn(report("a", error="connection refused"), report("b", cpu=0.0), sort="use")
     assert shown[2].startswith("?  a")
     assert shown[3] == "        connection refused"
+
+
+def test_a_second_name_and_another_agents_gpu_are_said_and_count_for_nothing() -> None:
+    ann = GpuHolder("other", "gpu1", "12", 1, "ann", 0.0)
+    first = report("gpu1", replace(gpu(0, 0.5), holder=ann))
+    second = replace(report("gpu1-lan", gpu(0, 0.5)), same_as="gpu1")
+    shown = drawn(first, second)
+    assert shown[2].strip() == "GPU 0 is used by job 12 of another agent (user ann, since 00:00 UTC)"
+    assert shown[4].strip() == "the same machine as gpu1: not used"
+    assert "1 of 1 nodes   GPU 50%   VRAM 2.0/8.0 GiB" in headline(Seen("home", (first, second), (), ()))
+    assert (exit_code([first, replace(second, status=Status.UNHEALTHY)]), exit_code([second])) == (0, 0)
 
 
 def test_text_of_a_node_cannot_reach_the_terminal_as_commands() -> None:

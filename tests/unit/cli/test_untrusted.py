@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.cli.untrusted import TerminalFilter, message, one_line
+from ugro.cli.untrusted import TerminalFilter, file_name, message, one_line
 
 HARMLESS = re.compile(r"(?:\x1b\[[0-9;:]*m|\x1b\[[0-?]*[ -/]*K|[^\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f])*", re.DOTALL)
 
@@ -58,3 +58,8 @@ def test_a_dumb_terminal_gets_no_colours_of_programs() -> None:
 def test_no_output_of_a_program_steers_the_terminal(pieces: list[bytes]) -> None:
     assert HARMLESS.fullmatch(filtered(*pieces).decode())
     assert b"\x1b" not in filtered(*pieces, is_dumb=True)
+
+
+def test_the_name_of_a_file_stays_on_its_line_and_shows_what_is_in_it() -> None:
+    assert file_name("a\nb\x1b[2J\t\u202e") == r"a\nb\x1b[2J\t\u202e"
+    assert file_name("plots/größe 1.png") == "plots/größe 1.png"

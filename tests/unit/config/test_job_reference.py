@@ -64,4 +64,4 @@ def test_a_spec_has_nothing_that_a_job_file_cannot_say() -> None:
     said = load(job_example())
     default = JobSpec(name="job", argv=())
     unsaid = {f.name for f in dataclasses.fields(JobSpec) if getattr(said, f.name) == getattr(default, f.name)}
-    assert unsaid == {"disconnect", "stop", "snapshot"}, "two have their defaults, and one comes with the submit"
+    assert unsaid == {"disconnect", "stop", "snapshot", "imports"}, "two have their defaults, two come with the submit"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.metric_files import event, field, fixed, record, simple, varint
-from ugro.core.support.tfevents import Damaged, Scalar, masked_checksum, parse
-from ugro.train.integrations.tensorboard import scalars
+from ugro.core.support.crc32c import masked, masked_all
+from ugro.core.support.tfevents import Damaged, Scalar, parse
 
 # The first records of a file that torch.utils.tensorboard wrote: a version, then a plain value, then two tensors.
 WRITTEN_BY_TORCH = bytes.fromhex(
@@ -27,7 +27,23 @@ WRITTEN_BY_TORCH = bytes.fromhex(
 
 def test_a_checksum_is_crc_32c_as_the_format_masks_it() -> None:
     crc = 0xE3069283  # of these digits, as every description of CRC-32C has it
-    assert masked_checksum(b"123456789") == (((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
+    assert masked(b"123456789") == (((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
+
+
+def test_checksums_of_many_are_those_of_each() -> None:
+    chance = random.Random(1)
+    contents = [chance.randbytes(length) for length in (0, 1, 7, 40, 41) for _ in range(50)] + [b"x" * 99]
+    chance.shuffle(contents)
+    assert masked_all(contents) == [masked(content) for content in contents]
+    assert masked_all([]) == []
+
+
+def test_one_damaged_record_among_many_ends_the_reading_there() -> None:
+    records = [simple("loss", step, step / 2) for step in range(100)]
+    records[60] = records[60][:-6] + b"\x17" + records[60][-5:]
+    found, size = parse(b"".join(records))
+    assert [one.step for one in found] == list(range(60))
+    assert size == sum(map(len, records[:60]))
 
 
 def test_what_torch_wrote_is_read() -> None:
@@ -110,23 +126,3 @@ def test_a_damaged_record_is_told_and_those_before_it_are_kept(place: int, chang
 def test_no_content_of_a_whole_record_is_too_strange(content: bytes) -> None:
     _, size = parse(record(content))
     assert size == len(record(content))
-
-
-def test_a_file_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    path.write_bytes(simple("a", 1, 1.0) + simple("a", 2, 2.0)[:-3])
-    found, offset = scalars(path)
-    assert [one.step for one in found] == [1]
-    path.write_bytes(simple("a", 1, 1.0) + simple("a", 2, 2.0))
-    found, offset = scalars(path, offset)
-    assert [one.step for one in found] == [2]
-    assert scalars(path, offset) == ([], path.stat().st_size)
-
-
-def test_a_record_larger_than_what_is_read_at_once_is_in_nobodys_way(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    picture = event("picture", 1, field(4, b"\x07" * (5 << 20)))
-    path.write_bytes(picture + simple("a", 2, 2.0))
-    found, offset = scalars(path)
-    found += scalars(path, offset)[0]
-    assert [(one.tag, one.step) for one in found] == [("a", 2)]

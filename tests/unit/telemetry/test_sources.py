@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -12,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rig.metric_files import config, history, hparams, mlflow_run, simple, tensor_scalar, wandb_file
+from tests.rig.metric_files import (
+    config,
+    event,
+    field,
+    history,
+    hparams,
+    mlflow_run,
+    simple,
+    tensor_scalar,
+    wandb_file,
+)
 from tests.rig.stores import in_metric_store
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Wanted
@@ -63,6 +74,19 @@ def test_event_files_become_curves_while_they_grow(tmp_path: Path) -> None:
         found = await curves(store)
         assert found["loss"] == [1.0, 0.5, 0.25]
         assert math.isnan(found["lr"][0])
+
+    collected(tmp_path, work)
+
+
+def test_a_record_larger_than_what_is_read_at_once_is_in_nobodys_way(tmp_path: Path) -> None:
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        file = folder / "output" / EVENTS
+        picture = event("picture", 1, field(4, b"\x07" * (5 << 20)))
+        put(file, simple("a", 1, 1.0) + picture[:-9])
+        assert await collector.collect(7) == 1
+        put(file, picture[-9:] + simple("a", 2, 2.0))
+        await collector.finish(7)
+        assert await curves(store) == {"a": [1.0, 2.0]}
 
     collected(tmp_path, work)
 
@@ -323,6 +347,40 @@ def test_names_and_steps_that_cannot_be_shown_are_skipped() -> None:
 @pytest.mark.parametrize("name", ["model.pt", "mlruns/0/a/tags/mlflow.user", "mlruns/0/a/meta.yaml", "x/events.txt"])
 def test_other_files_have_no_reader(name: str) -> None:
     assert writer_of(name) is None
+
+
+def test_a_look_that_is_cut_short_doubles_nothing(tmp_path: Path) -> None:
+    """Its transaction may be done although nobody waited for it."""
+
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        file = folder / "output" / EVENTS
+        for begin in range(0, 200, 20):
+            put(file, b"".join(simple("loss", step, 1.0) for step in range(begin, begin + 20)))
+            task = asyncio.create_task(collector.collect(7))
+            for _ in range(begin // 20):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await collector.finish(7)
+        [points] = (await store.points(Wanted(("job/7",)))).values()
+        assert points.steps == list(range(200))
+
+    collected(tmp_path, work)
+
+
+def test_only_jobs_whose_files_have_grown_are_looked_at(tmp_path: Path) -> None:
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        assert await collector.having_news([7], []) == []
+        put(folder / "logs/rank_0.log", "hello\n")
+        assert await collector.having_news([7, 8], []) == [7]
+        await collector.collect(7)
+        assert await collector.having_news([7], []) == []
+        assert await collector.having_news([], [7]) == [7]
+        put(folder / "logs/rank_0.log", "{'loss': 1.0, 'epoch': 1}\n")
+        assert await collector.having_news([7], []) == [7]
+        assert await collector.collect(7) == 1
+
+    collected(tmp_path, work)
 
 
 def test_a_log_without_metrics_costs_no_transaction_until_its_job_is_over(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 from ugro.config.schema import Alerts
 from ugro.core.event import Event
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, GpuProcess, NodeReport, Status
+from ugro.core.node import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
 from ugro.store.listing import Happened
 from ugro.web.views.activity import Burst, Line, activity
 from ugro.web.views.gpus import MANY, Grid, gpu_grid
-from ugro.web.views.overview import NodeRow
+from ugro.web.views.overview import NodeRow, totals
 
 LIMITS = Alerts()
 
@@ -52,6 +52,21 @@ def test_ranks_without_a_gpu_count_too() -> None:
     found = gpu_grid([_row("box"), _row("gpu1", _gpu(0), _gpu(1))], [job], LIMITS)
     assert _beside(found) == {"gpu1-0": (7, 1), "gpu1-1": (7, 2)}
     assert [row.name for row in found.plain] == ["box"], "a node without GPUs is shown by its CPU"
+
+
+def test_a_gpu_of_another_agents_job_is_not_free_and_a_second_name_shows_no_gpu_twice() -> None:
+    ann = GpuHolder("other", "gpu1", "12", 1, "ann", 0.0)
+    first = _row("gpu1", replace(_gpu(0), holder=ann), _gpu(1))
+    second = _row("gpu1-lan", _gpu(0), _gpu(1))
+    assert second.report is not None
+    second = replace(second, report=replace(second.report, same_as="gpu1"))
+    grid = gpu_grid([first, second], [], LIMITS)
+    assert [(tile.key, tile.sign.state) for tile in grid.tiles] == [("gpu1-0", "taken"), ("gpu1-1", "free")]
+    assert grid.free == 1
+    whole = totals([first, second])
+    assert (whole.nodes, whole.gpus) == (1, 2)
+    still = gpu_grid([first, replace(second, jobs=(7,))], [_job(7, Share("gpu1-lan", (0,)))], LIMITS)
+    assert "gpu1-lan-0" in _beside(still), "a job from before is shown where it runs"
 
 
 def test_gpus_are_in_the_order_of_their_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +21,11 @@ from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.watch import add_watch_routes
+from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
 from ugro.core.agent import AgentStatus
+from ugro.core.cluster_file import ClusterFacts, ClusterWish
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey
 from ugro.core.support.codec import dumps
@@ -43,6 +46,11 @@ Names = Annotated[list[str], Query(alias="node")]
 
 class ClusterBody(Body):
     path: str | None
+
+
+class ClusterFileBody(Body):
+    path: str
+    wish: ClusterWish
 
 
 class NodeBody(Body):
@@ -88,6 +96,7 @@ def create_app(agent: Agent) -> FastAPI:
     )
     answer_errors(app)
     _add_agent_routes(app, agent)
+    _add_cluster_routes(app, agent)
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
@@ -116,9 +125,19 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def dashboard() -> Response:
         return json_response(await agent.dashboard.link())
 
+
+def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
         await agent.use_cluster(Path(body.path) if body.path else None)
+
+    @app.get("/v1/cluster/file", response_model=ClusterFacts)
+    async def cluster_file(path: str) -> Response:
+        return json_response(await asyncio.to_thread(cluster_files.read, Path(path)))
+
+    @app.put("/v1/cluster/file", status_code=204)
+    async def write_cluster_file(body: ClusterFileBody) -> None:
+        await asyncio.to_thread(cluster_files.write, Path(body.path), body.wish)
 
     @app.post("/v1/cluster/reload", status_code=204)
     async def reload_cluster() -> None:

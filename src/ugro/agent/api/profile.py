@@ -45,4 +45,5 @@ def add_profile_routes(app: FastAPI, jobs: JobService, profiling: Profiling) -> 
         least: Annotated[int, Query(ge=1)] = 1,
         most: Annotated[int, Query(ge=1)] = 1,
     ) -> Response:
-        return json_response({"note": await profiling.advice(Launch(name, tuple(node), least, most, before))})
+        note = await jobs.import_note(before) if before is not None else None
+        return json_response({"note": note or await profiling.advice(Launch(name, tuple(node), least, most, before))})

@@ -124,6 +124,16 @@ class OutputStore(FileStore):
         return same
 
 
+def with_left(folder: Path) -> tuple[int, ...]:
+    """The attempts at a job that left files on a node. Blocks."""
+    found = set()
+    for record in folder.glob(f"attempt_*/{MIRROR}/*.json"):
+        with contextlib.suppress(OSError, ValueError, DecodeError):
+            if decode(Arrived, json.loads(record.read_bytes())).left_count:
+                found.add(int(record.parent.parent.name.removeprefix("attempt_")))
+    return tuple(sorted(found))
+
+
 def shown(name: bytes) -> str:
     """A name as text that can be written anywhere."""
     return name.decode("utf-8", "backslashreplace")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +33,7 @@ _CONNECT_S = 3.0
 _FIRST_LOOK_S = 1.0
 _LOOK_S = 2.0
 _LONGEST_PAUSE_S = 10.0  # while there is nothing
-# The node walks through the whole working directory for a look: that may take 2 % of the time.
+# The node walks through the whole working directory for a look: that may take 2 % of one core.
 _REST = 50
 _MOST_SCOUTED = 1000
 
@@ -175,26 +174,27 @@ class OutputSync:
     async def _scout(self, node: str) -> None:
         """One call for all runs on a node that have written nothing yet: most never do."""
         waiting = self._waiting[node]
-        took_s = 0.0
+        cpu_s = 0.0
         try:
             while waiting:
-                await asyncio.sleep(max(_FIRST_LOOK_S, _REST * took_s))
-                began = time.monotonic()
-                found = await self._written(node, list(waiting.values())[:_MOST_SCOUTED])
-                took_s = time.monotonic() - began
+                await asyncio.sleep(max(_FIRST_LOOK_S, _REST * cpu_s))
+                found, cpu_s = await self._written(node, list(waiting.values())[:_MOST_SCOUTED])
                 for run, describe in found:
                     del waiting[run.key]
                     self._poll(run, describe)
         finally:
             del self._scouts[node], self._waiting[node]
 
-    async def _written(self, node: str, waiting: Sequence[tuple[Run, Describe]]) -> list[tuple[Run, Describe]]:
+    async def _written(
+        self, node: str, waiting: Sequence[tuple[Run, Describe]]
+    ) -> tuple[list[tuple[Run, Describe]], float]:
         by_run = {(run.job, run.attempt): (run, describe) for run, describe in waiting}
         try:
-            found = await self._files(node).written(list(by_run))
+            found, cpu_s = await self._files(node).written(list(by_run))
         except (Unreachable, TimedOut, RemoteFailure):
-            return []
-        return [by_run[key] for key in found if by_run[key][0].key in self._waiting[node]]  # not forgotten meanwhile
+            return [], 0.0
+        known = self._waiting[node]  # those that were not forgotten meanwhile
+        return [by_run[key] for key in found if by_run[key][0].key in known], cpu_s
 
     def _poll(self, run: Run, describe: Describe) -> None:
         store = self._store(run)
@@ -202,28 +202,26 @@ class OutputSync:
 
         async def look() -> float:
             nonlocal pause_s
-            has_any, took_s = await self._look(run, store)
+            has_any, cpu_s = await self._look(run, store)
             pause_s = _LOOK_S if has_any else min(_LONGEST_PAUSE_S, pause_s * 1.5)
-            return max(pause_s, _REST * took_s)
+            return max(pause_s, _REST * cpu_s)
 
         name = f"outputs of job {run.job}, attempt {run.attempt} on {run.node}"
         self._polling.start(run.key, name, look, before=describe)
 
     async def _look(self, run: Run, store: OutputStore) -> tuple[bool, float]:
-        """Whether there are any, and how long it took to list them."""
-        began, took_s = time.monotonic(), 0.0
+        """Whether there are any, and what it cost the node to list them, in seconds."""
         try:
             transfer = self._transfer(run, store)
             listing = await transfer.list_files()
-            took_s = time.monotonic() - began
             if listing.files:
                 await self._fetch_some(run, transfer, listing)
         except (Unreachable, TimedOut):
-            return False, took_s
+            return False, 0.0
         except (UgroError, OSError) as error:
             self._report(run, str(error))
-            return False, took_s
-        return bool(listing.files), took_s
+            return False, 0.0
+        return bool(listing.files), listing.cpu_s
 
     async def _fetch_some(self, run: Run, transfer: FileTransfer, listing: Listing) -> None:
         def missing() -> list[Wanted]:

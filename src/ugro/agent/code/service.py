@@ -13,13 +13,14 @@ from pathlib import Path
 from ugro.agent.code.diff import CodeDiff, code_diff
 from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
+from ugro.agent.code.script_imports import ScriptImports
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import UgroError
-from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.job import FINAL_STATES, Imports, Job, JobState
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
@@ -42,6 +43,7 @@ class Code:
         self._cluster = cluster
         self._snapshots = SnapshotStore(state.contents)
         self._transfers = CodeTransfers(self._snapshots, store.code, cluster.inventory.get, identity)
+        self._imports = ScriptImports(self._snapshots)
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
@@ -123,6 +125,10 @@ class Code:
     def holds(self, snapshot: str, path: str) -> bool:
         """Whether a file is in it. Blocks."""
         return self._snapshots.holds(snapshot, path)
+
+    async def imports(self, snapshot: str, script: str) -> Imports:
+        """What the script in it imports as it begins."""
+        return await asyncio.to_thread(self._imports.of, snapshot, script)
 
     async def difference(self, old: str, new: str) -> CodeDiff:
         return await asyncio.to_thread(code_diff, self._snapshots.store, old, new)

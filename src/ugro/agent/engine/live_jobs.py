@@ -54,6 +54,9 @@ class LiveJobs:
     def holding(self) -> list[Job]:
         return list(self._holding.values())
 
+    def has_jobs_on(self, node: str) -> bool:
+        return any(job.placement is not None and node in job.placement.nodes for job in self._holding.values())
+
     def waiting(self) -> list[Job]:
         """The oldest first."""
         return sorted(self._waiting.values(), key=attrgetter("id"))

@@ -8,6 +8,7 @@ from ugro.agent.artifacts.environments import ExtraEnv
 from ugro.agent.engine.preflight import Preflight
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.job import Job, Placement, Share
 from ugro.core.node import Facts
@@ -22,11 +23,13 @@ KnownFacts = Callable[[Node], Facts | None]
 
 
 class Planner:
-    def __init__(self, cluster: Cluster, watch: RunTracker, extra_env: ExtraEnv, facts: KnownFacts) -> None:
+    def __init__(
+        self, cluster: Cluster, watch: RunTracker, extra_env: ExtraEnv, facts: KnownFacts, modules: NodeModules
+    ) -> None:
         self._cluster = cluster
         self._extra_env = extra_env
         self._facts = facts
-        self.preflight = Preflight(cluster, watch)
+        self.preflight = Preflight(cluster, watch, modules)
 
     def known(self, job: Job) -> Plan | None:
         """The plan of a job about whose nodes nothing has to be found out: there is no need to record it."""

@@ -19,6 +19,7 @@ from ugro.agent.engine.rendezvous import PortTaken, find_meeting
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.failure import Cause, Failure
@@ -26,9 +27,10 @@ from ugro.core.job import Job, Launcher, Placement
 from ugro.core.node import Role
 from ugro.core.plan import Rendezvous
 from ugro.nodes.link import Link
+from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
 from ugro.policy.nodes.examination import Unknown
-from ugro.policy.nodes.versions import Installed, Need, differences
+from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports
 from ugro.remote.messages import Packages
 
 log = logging.getLogger(__name__)
@@ -68,9 +70,10 @@ class _Known:
 
 
 class Preflight:
-    def __init__(self, cluster: Cluster, watch: RunTracker) -> None:
+    def __init__(self, cluster: Cluster, watch: RunTracker, modules: NodeModules) -> None:
         self._cluster = cluster
         self._watch = watch
+        self._modules = modules
         self._known: dict[str, _Known] = {}
 
     def forget(self, nodes: Iterable[str]) -> None:
@@ -98,6 +101,7 @@ class Preflight:
         answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
         if answer.get("is_new", True):
             self.forget([node])
+            self._modules.forget(self._cluster.inventory.get(node))
         if code := int(answer["code"]):
             lines = _lines(answer.get("tail"))
             reason = f"the setup on {node} ended with exit code {code}" + (f": {lines[-1]}" if lines else "")
@@ -110,6 +114,7 @@ class Preflight:
         need = Need(job.spec.launcher, any(share.gpus for share in placement.shares))
         if need.launcher is Launcher.COMMAND or len(placement.nodes) == 1:
             return ()
+        await self._expect_imports(job, placement)
         found = differences(await together(self._installed(node) for node in placement.nodes), need)
         if any(one.is_fatal for one in found):
             # It may have been repaired meanwhile: what we know may be minutes old.
@@ -121,6 +126,20 @@ class Preflight:
             reason = "; ".join(one.text for one in fatal)
             raise LaunchRefused(Failure(Cause.MISMATCH, reason, node=fatal[0].node, hint=fatal[0].hint))
         return tuple(one.text for one in found)
+
+    async def _expect_imports(self, job: Job, placement: Placement) -> None:
+        """Refuses a start on several nodes that would end with an ImportError on one of them."""
+        imports = job.spec.imports
+        if job.spec.setup is not None or not imports.is_certain:
+            return
+        nodes = [self._cluster.inventory.get(node) for node in placement.nodes]
+        suspects = [node for node in nodes if not self._modules.lacking(node).isdisjoint(imports.names)]
+        if suspects:
+            # It may have been installed meanwhile: what we know may be half a minute old.
+            await self._modules.refresh(suspects, max_age_s=0.0)
+        missing = {node.spec.name: sorted(self._modules.lacking(node).intersection(imports.names)) for node in suspects}
+        if (failure := lack_of_imports(missing, _pythons(suspects))) is not None:
+            raise LaunchRefused(failure)
 
     async def _installed(self, node: str) -> Installed:
         link = await self._link(node)
@@ -215,6 +234,10 @@ class Preflight:
 
     def _params(self, node: str, job: Job, **more: Any) -> dict[str, Any]:
         return self._watch.runs(node).identity.params(job=str(job.id), attempt=job.attempt, **more)
+
+
+def _pythons(nodes: Iterable[Node]) -> dict[str, str]:
+    return {node.spec.name: node.machine.python_path for node in nodes if node.machine is not None}
 
 
 def _lines(tail: object) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_results, earlier_checkpoints
-from ugro.agent.artifacts.output_store import Arrived, shown
+from ugro.agent.artifacts.output_store import Arrived, shown, with_left
 from ugro.agent.artifacts.output_sync import Progress
 from ugro.agent.artifacts.result_files import LOG_TIMES
 from ugro.agent.support.aio import to_the_end
@@ -67,8 +67,10 @@ class ResultService:
         job, number = await self._asked(asked, None)
         nodes = await self._on_nodes(job, number)
         files, size = sum(node.files for node in nodes), sum(node.bytes for node in nodes)
-        folder = str(self._folder / str(job.id))
-        return JobResults(job.id, number, folder, _together(job, nodes), files, size, (), nodes, ())
+        folder = self._folder / str(job.id)
+        before = await asyncio.to_thread(_left_before, folder, number)
+        state = _together(job, nodes)
+        return JobResults(job.id, number, str(folder), state, files, size, (), nodes, (), left_before=before)
 
     async def _asked(self, asked: Job, attempt: int | None) -> tuple[Job, int]:
         """The job whose files these are, and the attempt."""
@@ -260,6 +262,10 @@ def _with_progress(found: NodeResults, under_way: Sequence[Progress]) -> NodeRes
         missing_bytes=missing_bytes,
         problem=problem,
     )
+
+
+def _left_before(folder: Path, attempt: int) -> tuple[int, ...]:
+    return tuple(one for one in with_left(folder) if one < attempt)
 
 
 def _is_named(patterns: Sequence[str], name: bytes) -> bool:

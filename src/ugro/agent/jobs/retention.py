@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ugro.agent.artifacts.job_folder import has_results
+from ugro.agent.artifacts.output_store import with_left
 from ugro.agent.support.aio import to_the_end
 from ugro.config.schema import Retention as RetentionSettings
 from ugro.core.errors import UgroError
@@ -41,6 +42,10 @@ _AGAIN_S = 3600.0  # for results on a node that cannot be reached
 class ResultRemover(Protocol):
     async def remove(self, job: Job, reason: str) -> tuple[str, ...]:
         """Returns what could not be done, in sentences."""
+        ...
+
+    async def remove_left(self, job: Job) -> tuple[str, ...]:
+        """Only what is on the nodes."""
         ...
 
 
@@ -83,7 +88,7 @@ class Retention:
     @property
     def _rule(self) -> Rule:
         settings = self._settings()
-        return Rule(settings.jobs, settings.keep, settings.results)
+        return Rule(settings.jobs, settings.keep, settings.results, settings.kept)
 
     async def _remove_events(self, before: str) -> None:
         """Those that belong to no job, such as alerts."""
@@ -116,15 +121,16 @@ class Retention:
         self, found: Sequence[Ended], rule: Rule, first_kept: int, now_s: float
     ) -> list[tuple[int, Remove | Keep]]:
         followed = await self._store.retention.followed()
-        with_results = await asyncio.to_thread(self._with_results, found)
+        files = await asyncio.to_thread(self._files, found)
         return [
-            (one.id, decide(_view(one, first_kept, one.id in followed, one.id in with_results), rule, now_s))
+            (one.id, decide(_view(one, first_kept, one.id in followed, files.get(one.id)), rule, now_s))
             for one in found
         ]
 
-    def _with_results(self, found: Iterable[Ended]) -> set[int]:
-        some = (one.id for one in found if not one.are_results_removed)
-        return {number for number in some if has_results(self._folder / str(number))}
+    def _files(self, found: Iterable[Ended]) -> dict[int, bool]:
+        """The jobs with results, and whether some are still on the nodes."""
+        folders = {one.id: self._folder / str(one.id) for one in found if not one.are_results_removed}
+        return {number: bool(with_left(folder)) for number, folder in folders.items() if has_results(folder)}
 
     # --- removing ----------------------------------------------------------------------------------------------
 
@@ -140,21 +146,26 @@ class Retention:
                 if isinstance(decision, Remove) and decision.what == announced[job]
             }
             for job in sorted(begun | {job for job, what in going if what is What.RESULTS}):
-                await self._remove_results(job, now_s)
+                await self._remove_results(job, What.RESULTS, now_s)
+            for job in sorted(job for job, what in going if what is What.LEFT):
+                await self._remove_results(job, What.LEFT, now_s)
             await self._remove_jobs(sorted(job for job, what in going if what is What.JOB), now_s)
             await self._store.retention.withdraw(announced.keys() - begun - {job for job, _ in going})
             await asyncio.sleep(self.pause_s)
 
-    async def _remove_results(self, number: int, now_s: float) -> None:
+    async def _remove_results(self, number: int, what: What, now_s: float) -> None:
         job = await self._store.jobs.get(number)
-        problems = await self._results.remove(job, "removed as announced (retention.results)")
+        if what is What.LEFT:
+            problems = await self._results.remove_left(job)
+        else:
+            problems = await self._results.remove(job, "removed as announced (retention.results)")
         for problem in problems:
             log.warning("%s; tried again in an hour", problem, extra={"job": number})
         if problems:
             await self._store.retention.postpone(number, now_s + _AGAIN_S)
         else:
             await self._store.retention.withdraw([number])
-            log.info("its results are removed as announced", extra={"job": number})
+            log.info("%s: removed as announced", _named(what, [number]), extra={"job": number})
 
     async def _remove_jobs(self, jobs: Sequence[int], now_s: float) -> None:
         if not jobs:
@@ -173,10 +184,11 @@ class Retention:
         await self._store.retention.withdraw(jobs)
 
 
-def _view(one: Ended, first_kept: int, is_followed: bool, has_results: bool) -> EndedJob:
+def _view(one: Ended, first_kept: int, is_followed: bool, has_left: bool | None) -> EndedJob:
+    """``has_left``: None if it has no results."""
     return EndedJob(
-        one.id, one.state, unix_seconds(one.ended_at), one.id >= first_kept, has_results, one.has_note, is_followed,
-        one.is_source, one.is_pending,
+        one.id, one.state, unix_seconds(one.ended_at), one.id >= first_kept, has_left is not None, one.has_note,
+        is_followed, one.is_source, one.is_pending, bool(has_left),
     )  # fmt: skip
 
 
@@ -193,7 +205,7 @@ def _removed(jobs: Sequence[int]) -> str:
 def _named(what: What, jobs: Sequence[int]) -> str:
     """``3 jobs (1-2, 7)``."""
     count = count_of(len(jobs), "job")
-    words = f"the results of {count}" if what is What.RESULTS else count
+    words = {What.RESULTS: f"the results of {count}", What.LEFT: f"the files left on nodes by {count}"}.get(what, count)
     return f"{words} ({', '.join(_ranges(sorted(jobs)))})"
 
 

@@ -224,6 +224,11 @@ class JobService:
             job = await self._jobs.get(job.id)  # it may have ended meanwhile
         return why(replace(view, ended={job.id: job.state}), job.id, live.queue)
 
+    async def import_note(self, number: int) -> str | None:
+        """Who has what the job's script imports, if some nodes lack it."""
+        spec = (await self._jobs.get(number)).spec
+        return await self._scheduler_input.import_note(spec) if spec.imports.names else None
+
     async def _look(self, number: int) -> Job:
         job = await self._jobs.get(number)
         if job.state is JobState.STARTING and (text := self._submitting.progress(job)):

@@ -26,10 +26,11 @@ from ugro.config.problems import nearest
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
-from ugro.core.job import After, Job, JobSpec, Launcher
+from ugro.core.job import After, Imports, Job, JobSpec, Launcher
 from ugro.core.node import NodeSpec
 from ugro.store.jobs import About, JobStore
 
+_PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _LAB = "ugro.lab.enter"
 _OF_THE_CODE = ("workdir", "cwd", "sync", "inputs")  # keys that say which code and data of this machine a job uses
 Taken = dict[Path, Snapshot]  # by folder
@@ -87,9 +88,23 @@ class SubmissionReader:
             spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
+            spec = await self._with_imports(spec)
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
+
+    async def _with_imports(self, spec: JobSpec) -> JobSpec:
+        """With what its script imports; and who lacks that is known when this returns."""
+        script = spec.argv[0]
+        if self._code is None or spec.snapshot is None or spec.launcher is Launcher.COMMAND or script.startswith("-"):
+            return spec
+        found = await self._code.imports(spec.snapshot, script)
+        names = {*found.names, *(("torch",) if spec.launcher is Launcher.TORCHRUN else ())}
+        has_own_path = any(name in _PYTHONS_PATHS for name, _ in spec.env)
+        found = Imports(tuple(sorted(names)), found.is_certain and not has_own_path)
+        spec = replace(spec, imports=found)
+        await self._scheduler_input.learn_imports(spec)
+        return spec
 
     async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
         """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
@@ -101,7 +116,7 @@ class SubmissionReader:
         spec = await self._resolved(draft, dict(old.spec.env))
         self.expect_same_code(old)
         await asyncio.to_thread(self._expect_script_of, old, spec)
-        return replace(spec, snapshot=old.spec.snapshot)
+        return await self._with_imports(replace(spec, snapshot=old.spec.snapshot))
 
     def progress(self, job: Job) -> str | None:
         """The progress of sending its code to its nodes, in words."""
@@ -132,6 +147,7 @@ class SubmissionReader:
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:
         """Raises Unsatisfiable for jobs that could never run on this cluster, even if it were idle."""
+        await self._scheduler_input.refresh_gpus(specs)
         # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:

@@ -45,7 +45,7 @@ class MetricsIngest:
             self._later |= {end.job: [now + after_s for after_s in _AFTERWARDS_S] for end in ends}
         live = {job.id for job in self._holding()}
         over = {job for job, times in self._later.items() if times[0] <= now}
-        for job in await asyncio.to_thread(self._collector.having_some, live | over):
+        for job in await self._collector.having_news(live - over, over):
             await self._ingest(job, is_over=job not in live)
         for job in over:
             self._later[job].pop(0)

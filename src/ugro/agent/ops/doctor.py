@@ -127,8 +127,7 @@ class Doctor:
 
 def _installed(visit: _Visit) -> Installed:
     facts = visit.found.facts
-    driver = facts.gpu_driver if isinstance(facts, Facts) else None
-    return node_checks.installed(visit.link, visit.found.packages, driver)
+    return node_checks.installed(visit.link, visit.found.packages, facts if isinstance(facts, Facts) else None)
 
 
 async def _judge_connections(links: Sequence[Link]) -> list[Finding]:

@@ -38,6 +38,7 @@ class HealthCheck:
         self._gpus: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()  # the UUIDs seen last
         self._agent_id: str | None = None
         self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
+        self.has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
 
     async def reports(
         self, nodes: Iterable[Node], *, timeout_s: float | None = None
@@ -80,7 +81,7 @@ class HealthCheck:
 
     def second_names(self, has_jobs: Callable[[str], bool] | None = None) -> dict[str, str]:
         """For each node that is another name for the machine of a node: the name under which that is used."""
-        has_jobs = has_jobs or (lambda name: self.ranks(name).expected > 0)
+        has_jobs = has_jobs or self.has_jobs
         known = [(node, node.machine) for node in self._cluster.inventory if node.machine is not None]
         boots = Counter(machine.boot_id for _, machine in known)
         return second_names(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ugro.agent.support.aio import together
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError
+from ugro.core.node import Facts
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
@@ -45,9 +46,10 @@ async def packages(link: Link, *, timeout_s: float) -> Packages | Unknown:
     return await check(link, Packages, "packages", timeout_s=timeout_s)
 
 
-def installed(link: Link, found: Packages | Unknown, gpu_driver: str | None = None) -> Installed:
+def installed(link: Link, found: Packages | Unknown, facts: Facts | None = None) -> Installed:
     assert link.machine is not None  # the link is open
-    return Installed(link.spec.name, link.machine.python, link.machine.python_path, found, gpu_driver)
+    driver, has_gpus = (facts.gpu_driver, bool(facts.gpus)) if facts else (None, False)
+    return Installed(link.spec.name, link.machine.python, link.machine.python_path, found, driver, has_gpus)
 
 
 def endpoint(link: Link) -> Endpoint:

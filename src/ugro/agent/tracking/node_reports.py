@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.core.errors import UgroError
 from ugro.core.job import HOLDING_STATES
 from ugro.core.node import Facts, NodeReport, Status
 from ugro.nodes.node import Node
+from ugro.policy.nodes.gpu_changes import gpu_changes
 from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class NodeReports:
         self._cluster = cluster
         self._health = health
         self.on_news: Callable[[], None] | None = None
+        self.modules = NodeModules()
+        self.modules.on_news = self._tell
         self.on_reports: Callable[[list[NodeReport]], None] | None = None
         # After how many seconds a node is asked again; None: not until its link is back.
         self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
@@ -79,6 +83,21 @@ class NodeReports:
         """Something that was done there shows that its last report is no longer true."""
         self._wanted.add(name)
 
+    async def refresh(self, max_age_s: float, timeout_s: float) -> None:
+        """Asks the nodes whose reports are older, and returns when they have answered, or after ``timeout_s``."""
+        now = time.monotonic()
+        nodes = [node for node in self._cluster.inventory if node.link is not None]
+        old = [node for node in nodes if now - self.of(node).at > max_age_s]
+        idle = [node for node in old if node not in self._asking]
+        self._asking.update(idle)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if idle:
+                    await self._ask(idle)
+                while self._asking.intersection(old):  # by others, who began before us
+                    self._news.clear()
+                    await self._news.wait()
+
     def awaits(self, node: Node) -> bool:
         """Whether its first report may still arrive soon."""
         now = time.monotonic()
@@ -102,7 +121,7 @@ class NodeReports:
                     for node in due:
                         self._wanted.discard(node.spec.name)
                         self._first_asked.setdefault(node, time.monotonic())
-                    group.create_task(self._ask(due), name=f"ask {len(due)} nodes")
+                    group.create_task(self._look_at(due), name=f"ask {len(due)} nodes")
                 await asyncio.sleep(_LOOK_S)
 
     def _is_due(self, node: Node) -> bool:
@@ -119,17 +138,29 @@ class NodeReports:
             pause_s = min(pause_s, _HELD_S)
         return pause_s is not None and time.monotonic() - seen.at > pause_s
 
+    async def _look_at(self, nodes: list[Node]) -> None:
+        await self._ask(nodes)
+        await self.modules.refresh(nodes)
+
     async def _ask(self, nodes: list[Node]) -> None:
         try:
             holders = await self._holders()
             by_name = {node.spec.name: node for node in nodes}
             async with contextlib.aclosing(self._health.reports(nodes)) as batches:
                 async for reports in batches:
+                    changes = self._gpu_changes(reports, by_name)
                     self._note(reports, by_name, holders)
+                    for name, text in changes:
+                        await self._jobs.note("gpu", text, node=name)
         except UgroError as error:
             log.error("cannot probe nodes: %s", error)
         finally:
             self._asking.difference_update(nodes)
+
+    def _gpu_changes(self, reports: Iterable[NodeReport], by_name: dict[str, Node]) -> list[tuple[str, str]]:
+        seen = [(report, self.of(by_name[report.name]).facts) for report in reports]
+        known = [(report.name, before, report.facts) for report, before in seen if before and report.facts]
+        return [(name, text) for name, before, now in known for text in gpu_changes(before, now)]
 
     def _note(self, reports: Iterable[NodeReport], by_name: dict[str, Node], holders: _Holders) -> None:
         for report in reports:
@@ -141,6 +172,9 @@ class NodeReports:
         self._news.set()
         if self.on_reports is not None:
             self.on_reports(list(reports))
+        self._tell()
+
+    def _tell(self) -> None:
         if self.on_news is not None:
             self.on_news()
 

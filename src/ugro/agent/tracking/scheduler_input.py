@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, NodeSpec, Status
@@ -21,13 +22,19 @@ from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
+from ugro.policy.scheduling.demand import alternatives
 from ugro.policy.scheduling.fit import Misfit, check_fits
+from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
 from ugro.policy.scheduling.selection import Candidate, best_node
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.store.jobs import JobStore
 
 # How long a submission that fits no known node waits for nodes that have not reported yet.
 _FIRST_ANSWERS_S = 5.0
+
+_GPUS_AGE_S = 0.5
+_GPUS_S = 3.0  # how long a submission waits for nodes that do not answer
+_FIRST_MODULES_S = 2.0  # the same for a submission whose script imports something
 
 
 class Live(Protocol):
@@ -66,11 +73,18 @@ class SchedulerInput:
         if unknown := live.queue.unknown_jobs():
             for number, state in (await self._jobs.states_of(unknown)).items():
                 live.queue.learn(number, state)
+        for line in live.queue.lines:
+            self.modules.want(line.kind.imports)
         drained = await self._health.drained()
         # Nothing is awaited from here on, so that waiting and holding jobs are consistent.
         self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
         return ClusterView(now=time.time(), nodes=self._nodes(held, drained), holding=held)
+
+    async def refresh_gpus(self, specs: Iterable[JobSpec]) -> None:
+        """Before jobs that use GPUs are placed: idle nodes are asked rarely, and a GPU may have vanished since."""
+        if any(way.gpus_per_node for spec in specs for way in alternatives(spec.resources)):
+            await self.reports.refresh(_GPUS_AGE_S, _GPUS_S)
 
     async def misfit(self, spec: JobSpec) -> Misfit | None:
         """Why the job can never run here; None if it can. May wait for nodes that have not reported yet."""
@@ -85,6 +99,24 @@ class SchedulerInput:
         await self.first_answers()
         nodes = self._distinct(await self._health.drained())
         return check_fits(spec.resources, nodes, on_one_node=is_single)
+
+    @property
+    def modules(self) -> NodeModules:
+        return self.reports.modules
+
+    async def learn_imports(self, spec: JobSpec) -> None:
+        """Finds out which nodes lack what its script imports. Takes no time if that is known."""
+        if not spec.imports.names:
+            return
+        await self.first_answers(_FIRST_MODULES_S)
+        await self.modules.learn(spec.imports.names, self._cluster.inventory)
+
+    async def import_note(self, spec: JobSpec) -> str | None:
+        """Who has what its script imports, if some lack it."""
+        nodes = self._nodes((), await self._health.drained())
+        wanted = Wanted(spec.imports.names, spec.imports.is_certain and spec.setup is None)
+        needs = needs_of(spec.resources, spec.launcher is Launcher.COMMAND, Makes(nodes), wanted)
+        return next((need.import_note for need in needs if need.import_note), None)
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Waits until every node has answered or failed to, at most ``timeout_s``."""
@@ -120,12 +152,13 @@ class SchedulerInput:
     def _node_view(self, node: Node, standing: _Standing, held_by_all: dict[str, dict[int, int]]) -> NodeView:
         seen = self.reports.of(node)
         is_awaited = self.reports.awaits(node)
+        lacks = self.modules.lacking(node)
         held = held_by_all.get(node.spec.name, {})
-        key = (seen, node.spec, node.link is None, standing, is_awaited, tuple(held.items()))
+        key = (seen, node.spec, node.link is None, standing, is_awaited, tuple(held.items()), lacks)
         known = self._views.get(node)
         if known is not None and known[0] == key:
             return known[1]
-        view = replace(self._view(node, seen, standing, held), is_awaited=is_awaited)
+        view = replace(self._view(node, seen, standing, held), is_awaited=is_awaited, lacks=lacks)
         self._views[node] = (key, view)
         return view
 

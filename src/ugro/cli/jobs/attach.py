@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ugro.cli.jobs.describe import exit_code, failure_lines, next_commands, sentence
 from ugro.cli.jobs.log_printer import dropped
+from ugro.cli.jobs.result_summary import show_results
 from ugro.cli.output import Output
-from ugro.cli.results.summary import show_results
 from ugro.client.client import Client
 from ugro.client.jobs import LogPiece
 from ugro.core.job import Job, JobState

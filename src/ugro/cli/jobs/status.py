@@ -10,8 +10,8 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.result_summary import result_facts
 from ugro.cli.output import Cell, Output
-from ugro.cli.results.summary import result_facts
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
 from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, places

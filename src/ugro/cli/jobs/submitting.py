@@ -34,6 +34,5 @@ class Submitting:
     def _withdraw(self) -> Job | None:
         if self.client is None:
             return None
-        self.client.close()  # the agent sees that nobody waits for its answer
         self.output.note("withdrawing the job")
         return self.client.jobs.withdraw(self.key)

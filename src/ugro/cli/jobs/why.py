@@ -9,7 +9,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
-from ugro.cli.results.summary import result_lines
+from ugro.cli.jobs.result_summary import result_lines
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
 from ugro.core.job import WAITING_STATES, JobState, places

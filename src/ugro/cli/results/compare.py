@@ -20,11 +20,13 @@ from ugro.core.errors import UsageError
 def compare(session: Session, jobs: tuple[str, ...], is_all: bool) -> int:
     """Show what differs between jobs.
 
-    Compares command, environment, code, packages, nodes and results of two or more jobs.
+    Compares parameters, command, environment, code, packages, nodes, settings and metrics of two or more jobs. A name
+    means the newest job of that name that is not among the others.
 
     \b
-    Example:
+    Examples:
       ugro compare 12 13
+      ugro compare train last
     """
     if len(jobs) < 2:
         raise UsageError("give at least two jobs", hint="ugro compare 12 13")

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.result_summary import amount
 from ugro.cli.output import Output
-from ugro.cli.results.summary import amount
 from ugro.client.client import Client
 from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Job

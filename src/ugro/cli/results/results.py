@@ -12,10 +12,10 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.result_summary import amount, fetch_hint
 from ugro.cli.output import Cell, Output
 from ugro.cli.results.fetch import fetch
 from ugro.cli.results.pull import Conflict, Pulled, pull
-from ugro.cli.results.summary import amount, fetch_hint
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.cli.untrusted import file_name
 from ugro.client.client import Client
@@ -157,17 +157,22 @@ def _show(output: Output, job: Job, made: JobResults) -> None:
     for name, text in _facts(job, made):
         if text:
             output.text(f"  {name:<11}{text}")
-    for node in made.nodes:
-        for line in _node_lines(node):
-            output.text(f"  {line}")
-    if made.left_count:
-        output.text(f"  {fetch_hint(job)}")
+    for line in (*(line for node in made.nodes for line in _node_lines(node)), *_hints(job, made)):
+        output.text(f"  {line}")
     if made.files:
         sizes = [Cell(_size(output, file.bytes), is_number=True) for file in _few(output, made)]
         rows = [[Cell(file_name(file.name)), size] for file, size in zip(_few(output, made), sizes, strict=True)]
         output.table(("FILE", "SIZE" if output.is_terminal else "BYTES"), rows)
     if output.is_terminal and made.files > _MOST_SHOWN:
         output.text(f"  … {made.files - _MOST_SHOWN} more: ls {made.folder}")
+
+
+def _hints(job: Job, made: JobResults) -> Iterator[str]:
+    if made.left_count:
+        words = f" --attempt {made.attempt}" if made.attempt < job.attempt else ""
+        yield f"{fetch_hint(job)}{words}"
+    for attempt in made.left_before:
+        yield f"attempt {attempt} left files, too: ugro results {job.id} --attempt {attempt}"
 
 
 def _few(output: Output, made: JobResults) -> Any:

@@ -115,7 +115,8 @@ def _node_groups(output: Output, seen: Seen, sort: str) -> list[Group]:
 
 def _trouble(report: NodeReport) -> str:
     """Nothing for a healthy node: what little there is to say, ``ugro health`` says."""
-    return note(report) if report.status is not Status.HEALTHY or report.drained is not None else ""
+    is_plain = report.status is Status.HEALTHY and report.drained is None
+    return "" if is_plain and not report.second_name and not report.taken_gpus else note(report)
 
 
 def _most(report: NodeReport, sort: str) -> float:

@@ -11,16 +11,18 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
+from ugro.core.support import crc32c
 from ugro.core.support.protobuf import FIXED32, FIXED_SIZES, Damaged, Field, fields, messages, signed, text, varint
 
-__all__ = ["Damaged", "HParams", "Scalar", "masked_checksum", "parse", "parse_all", "record_end"]
+__all__ = ["Damaged", "HParams", "Scalar", "parse", "parse_all", "record_end"]
 
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _MAX_RECORD = 64 << 20  # these files also contain images and graphs
+_LARGEST_CHECKED = 64 << 10  # larger records are images: their checksums would take seconds, and they have no scalars
 
 # Field numbers of the messages (event.proto, summary.proto, tensor.proto, types.proto).
 _EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
@@ -61,11 +63,12 @@ def parse(content: bytes) -> tuple[list[Scalar], int]:
 
 def parse_all(content: bytes) -> tuple[list[Scalar | HParams], int]:
     """The same, with hyperparameters."""
+    records, checksums = _frames(content)
     found: list[Scalar | HParams] = []
     place = 0
-    while (end := _end(content, place)) <= len(content):
-        record = content[place + _HEADER_BYTES : end - _CHECKSUM.size]
-        if masked_checksum(record) != _CHECKSUM.unpack_from(content, end - _CHECKSUM.size)[0]:
+    checked = [record if len(record) <= _LARGEST_CHECKED else b"" for record in records]
+    for record, checksum, computed in zip(records, checksums, crc32c.masked_all(checked), strict=True):
+        if checksum != computed and len(record) <= _LARGEST_CHECKED:
             if place:
                 break  # the next read begins here and raises
             raise Damaged("a record does not match its checksum")
@@ -74,17 +77,27 @@ def parse_all(content: bytes) -> tuple[list[Scalar | HParams], int]:
         else:
             with contextlib.suppress(Damaged):  # complete, but of an unknown kind
                 found += _of_event(record)
-        place = end
+        place += _HEADER_BYTES + len(record) + _CHECKSUM.size
     return found, place
 
 
-def _end(content: bytes, place: int) -> int:
-    try:
-        return record_end(content, place)
-    except Damaged:
-        if place:
-            return len(content) + 1  # the next read begins here and raises
-        raise
+def _frames(content: bytes) -> tuple[list[bytes], list[int]]:
+    """The complete records, and their checksums."""
+    records, checksums = [], []
+    place, size, read = 0, len(content), _CHECKSUM.unpack_from
+    while place + _HEADER_BYTES <= size:
+        length = _length(content[place : place + _HEADER_BYTES])
+        if length is None:
+            if place:
+                break  # the next read begins here and raises
+            raise _bad_length()
+        begin = place + _HEADER_BYTES
+        place = begin + length + _CHECKSUM.size
+        if place > size:
+            break
+        records.append(content[begin : begin + length])
+        checksums.append(read(content, begin + length)[0])
+    return records, checksums
 
 
 def record_end(content: bytes, place: int = 0) -> int:
@@ -93,45 +106,19 @@ def record_end(content: bytes, place: int = 0) -> int:
         return place + _HEADER_BYTES + _CHECKSUM.size
     length = _length(content[place : place + _HEADER_BYTES])
     if length is None:
-        raise Damaged("the length of a record does not match its checksum, or is too large")
+        raise _bad_length()
     return place + _HEADER_BYTES + length + _CHECKSUM.size
 
 
 @lru_cache(maxsize=4096)  # there are few different lengths
 def _length(header: bytes) -> int | None:
     length = int(_LENGTH.unpack_from(header)[0])
-    is_valid = masked_checksum(header[: _LENGTH.size]) == _CHECKSUM.unpack_from(header, _LENGTH.size)[0]
+    is_valid = crc32c.masked(header[: _LENGTH.size]) == _CHECKSUM.unpack_from(header, _LENGTH.size)[0]
     return length if is_valid and length <= _MAX_RECORD else None
 
 
-def masked_checksum(content: bytes) -> int:
-    """CRC-32C, rotated and shifted so that a checksum of checksums does not cancel out."""
-    bytewise, one, two, three, four = _tables()
-    crc, words = 0xFFFFFFFF, len(content) >> 3
-    for word in struct.unpack_from(f"<{words}Q", content):
-        word ^= crc
-        crc = four[word & 0xFFFF] ^ three[word >> 16 & 0xFFFF] ^ two[word >> 32 & 0xFFFF] ^ one[word >> 48]
-    for byte in content[words << 3 :]:
-        crc = bytewise[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@cache
-def _tables() -> tuple[tuple[int, ...], ...]:
-    """For a byte; then for two bytes that are followed by 0, 2, 4 and 6 more of their word."""
-    first = [_table_entry(byte) for byte in range(256)]
-    tables = [first]
-    for _ in range(7):
-        tables.append([(crc >> 8) ^ first[crc & 0xFF] for crc in tables[-1]])
-    pairs = zip(tables[::2], tables[1::2], strict=True)
-    return tuple(first), *(tuple(low[x & 0xFF] ^ high[x >> 8] for x in range(1 << 16)) for high, low in pairs)
-
-
-def _table_entry(byte: int) -> int:
-    for _ in range(8):
-        byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-    return byte
+def _bad_length() -> Damaged:
+    return Damaged("the length of a record does not match its checksum, or is too large")
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
@@ -145,8 +132,16 @@ def _usual(record: bytes) -> Scalar | None:
     moment, step, summary, value, size, tag, number = found.groups()
     if not summary[0] - 2 == value[0] == size[0] + 7 == len(tag) + 7:
         return None
-    whole = step[0] if step and len(step) == 1 else signed(varint(step, 0)[0]) if step else 0
-    return Scalar(text(tag), whole, _DOUBLE.unpack(moment)[0], _SINGLE.unpack(number)[0])
+    return Scalar(_tag(tag), _step(step or b"\0"), _DOUBLE.unpack(moment)[0], _SINGLE.unpack(number)[0])
+
+
+# The same few tags, and several tags at each step.
+_tag = lru_cache(maxsize=4096)(text)
+
+
+@lru_cache(maxsize=64)
+def _step(content: bytes) -> int:
+    return signed(varint(content, 0)[0])
 
 
 def _of_event(record: bytes) -> Iterator[Scalar | HParams]:

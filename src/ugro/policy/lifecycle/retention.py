@@ -1,7 +1,8 @@
 """Which ended jobs are removed, or only their results, and why. Everything else is kept, with its reason.
 
 A job goes when it ended long enough ago, is not among the newest, and left no results. Results go by their own rule,
-which is off unless it is set: UGRO does not delete what a job made unless it was asked to.
+which is off unless it is set: UGRO does not delete what was collected unless it was asked to. Files that were left on
+the nodes go earlier: they take up space that other jobs need.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Rule:
     jobs_s: float | None  # None: jobs are kept forever
     keep: int  # the newest ended jobs stay, however old they are
     results_s: float | None  # None: results are kept forever, and the jobs that made them
+    kept_s: float | None = None  # None: what was left on the nodes is kept as long as the results
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class EndedJob:
     is_followed: bool = False  # a job that has not ended runs after it
     is_source: bool = False  # the result cache made another job point to its results
     is_pending: bool = False  # a checkpoint of it is still being collected
+    has_left: bool = False  # files on the nodes
 
 
 class What(StrEnum):
     JOB = "job"  # its record, events, logs and metrics
     RESULTS = "results"
+    LEFT = "kept"  # files that were left on the nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,10 @@ def decide(job: EndedJob, rule: Rule, now_s: float) -> Remove | Keep:
     if (reason := _needed(job)) is not None:
         return Keep(reason)
     if job.has_results:
-        return _by_age(What.RESULTS, job, rule.results_s, now_s)
+        decision = _by_age(What.RESULTS, job, rule.results_s, now_s)
+        if isinstance(decision, Keep) and job.has_left:
+            return _by_age(What.LEFT, job, rule.kept_s, now_s)
+        return decision
     if job.is_newest:
         return Keep(f"it is among the newest {rule.keep}")
     return _by_age(What.JOB, job, rule.jobs_s, now_s)
@@ -61,7 +68,8 @@ def decide(job: EndedJob, rule: Rule, now_s: float) -> Remove | Keep:
 
 def least_age_s(rule: Rule) -> float | None:
     """No job that ended more recently is ever removed; None if none is at all."""
-    return min((age_s for age_s in (rule.jobs_s, rule.results_s) if age_s is not None), default=None)
+    ages = (rule.jobs_s, rule.results_s, rule.kept_s)
+    return min((age_s for age_s in ages if age_s is not None), default=None)
 
 
 def _needed(job: EndedJob) -> str | None:
@@ -77,7 +85,7 @@ def _needed(job: EndedJob) -> str | None:
 
 
 def _by_age(what: What, job: EndedJob, limit_s: float | None, now_s: float) -> Remove | Keep:
-    name = "results" if what is What.RESULTS else "jobs"
+    name = "jobs" if what is What.JOB else what.value
     if limit_s is None:
         return Keep(f"retention.{name} is not set")
     if now_s - job.ended_s <= limit_s:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ugro.core.failure import Cause, Failure
 from ugro.core.finding import Finding, Grade
 from ugro.core.job import Launcher
 from ugro.policy.nodes.examination import Unknown
-from ugro.policy.wording import names
+from ugro.policy.wording import in_words, names
 from ugro.remote.messages import Packages
 
 
@@ -24,6 +25,7 @@ class Installed:
     python_path: str
     packages: Packages | Unknown
     gpu_driver: str | None = None
+    has_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Difference:
     node: str | None = None  # the node that differs from the others, if there is only one
 
 
+_VENV = "~/ugro-env"
 _ANY_JOB = Need(Launcher.DDP, uses_gpus=True)
 _Version = Callable[[Installed], str | None]
 _Groups = Mapping[str, Sequence[Installed]]  # nodes by version, the most common version first
@@ -81,6 +84,21 @@ def differences(installed: Sequence[Installed], need: Need) -> list[Difference]:
     return sorted([*unknown, *_differences(installed, need)], key=lambda difference: not difference.is_fatal)
 
 
+def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, str]) -> Failure | None:
+    """Why the ranks of a job would end as they begin. ``missing``: by node, what the script imports and it lacks."""
+    lacking = {node: modules for node, modules in missing.items() if modules}
+    if not lacking:
+        return None
+    reason = "; ".join(f"{node} lacks {in_words(modules)}" for node, modules in lacking.items())
+    node = next(iter(lacking))
+    where = f"{pythons[node]} on {node}" if node in pythons else node
+    hint = (
+        f"install what is missing for {where}, or name a Python that has it, "
+        f"under {node} in cluster.yaml: python: ~/venv/bin/python"
+    )
+    return Failure(Cause.IMPORT_ERROR, f"not started: {reason}, which the script imports", node=node, hint=hint)
+
+
 def _differences(installed: Sequence[Installed], need: Need) -> Iterator[Difference]:
     yield from _missing_torch(installed, need)
     for kind in _KINDS:
@@ -104,6 +122,9 @@ def _missing_torch(installed: Sequence[Installed], need: Need) -> Iterator[Diffe
         yield Difference(f"{text}; others have {version}", _install(without, f"torch=={version}"), True, node)
     elif need.launcher is Launcher.TORCHRUN:
         yield Difference(f"{text}, and torchrun is a part of it", _install(without, "torch"), True, node)
+    elif with_gpus := [one for one in without if one.has_gpus]:
+        where = names([one.node for one in with_gpus])
+        yield Difference(f"{text}: trainings cannot use the GPUs of {where}", _install(without, "torch"), False, node)
     else:
         yield Difference(text)
 
@@ -146,7 +167,12 @@ def _remedy(kind: _Kind, groups: _Groups, others: Sequence[Installed]) -> str:
 def _install(nodes: Sequence[Installed], what: str) -> str:
     paths = {one.python_path for one in nodes}
     python = paths.pop() if len(paths) == 1 else "python3"
-    return f"ugro exec {' '.join(one.node for one in nodes)} -- {python} -m pip install {what}"
+    where = " ".join(one.node for one in nodes)
+    if not any(isinstance(one.packages, Packages) and one.packages.is_managed for one in nodes):
+        return f"ugro exec {where} -- {python} -m pip install {what}"
+    # pip refuses to install into a Python of the system's package manager.
+    make = f"{python} -m venv {_VENV} && {_VENV}/bin/pip install {what}"
+    return f"ugro exec {where} -- sh -c '{make}', then under {where} in cluster.yaml: python: {_VENV}/bin/python"
 
 
 def _grouped(installed: Sequence[Installed], version_of: _Version) -> _Groups:

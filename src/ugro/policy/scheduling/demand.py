@@ -24,7 +24,8 @@ class Need:
     is_one_process: bool
     cpus: int | None  # None: one for each process, as far as the node has them
     memory_bytes: int
-    note: str = ""  # why it asks for no GPUs, if the job left that open; and who lacks what its script imports
+    note: str = ""  # why it asks for no GPUs, if the job left that open
+    import_note: str = ""  # who has what the script imports, and who lacks it
     wants_room: bool = False  # nodes whose disk is full do not count
     imports: frozenset[str] = frozenset()  # nodes that lack one of them do not count
     wishes: frozenset[str] = frozenset()  # nodes that lack one of them are used last
@@ -103,7 +104,11 @@ class Need:
         parts = [*_gpu_words(self.resources), *_node_words(self.resources)]
         if parts:
             words += f" {'each with' if self.max_nodes > 1 else 'with'} {in_words(parts)}"
-        return f"{words} ({self.note})" if self.note else words
+        return f"{words} ({self.notes})" if self.notes else words
+
+    @property
+    def notes(self) -> str:
+        return "; ".join(note for note in (self.note, self.import_note) if note)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

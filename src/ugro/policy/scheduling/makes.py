@@ -95,10 +95,10 @@ class Makes:
         missing = frozenset(name for node in lackers for name in wanted.imports if name in node.lacks)
         strict = replace(need, imports=missing, _fitting={})
         if wanted.is_firm and self.has_enough(strict):
-            return replace(strict, note=_joined(need.note, has_and_lacks(holders, lackers, missing)), _fitting={})
+            return replace(strict, import_note=has_and_lacks(holders, lackers, missing), _fitting={})
         tail = " and is used last" if len(lackers) == 1 else " and are used last"
         words = has_and_lacks(holders, lackers, missing) + (tail if holders else "")
-        return replace(need, wishes=missing, note=_joined(need.note, words), _fitting={})
+        return replace(need, wishes=missing, import_note=words, _fitting={})
 
     def holders(self, need: Need, wanted: Wanted) -> tuple[list[NodeView], list[NodeView]]:
         """Of the nodes that can give a share, those that have what the script imports, and those that do not."""
@@ -157,7 +157,3 @@ def has_and_lacks(holders: Sequence[NodeView], lackers: Sequence[NodeView], miss
     ]
     have = f"{names([node.name for node in holders])} {'has' if len(holders) == 1 else 'have'} {modules}"
     return f"{have}; {', '.join(parts)}"
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)

@@ -31,7 +31,7 @@ def start_reason(need: Need, placed: Placed, ledger: Ledger, allowed: int, end: 
     placement = placed.placement
     where = f"free now: {names([given(share) for share in placement.shares])}"
     full = [f"{name} {no_room}" for name in placement.nodes if (no_room := ledger.rooms[name].node.no_room) is not None]
-    reason = "; ".join(part for part in (where, placed.preference, need.note, *full) if part)
+    reason = "; ".join(part for part in (where, placed.preference, need.notes, *full) if part)
     if not ledger.reservations:
         return reason
     borrowed = [one.job for one in ledger.reservations if one.bit & allowed and one.overlaps(placement)]

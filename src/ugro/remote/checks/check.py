@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Callable, Dict, NoReturn
 
 from ugro.remote import wire
-from ugro.remote.checks import connectivity, ports, system
+from ugro.remote.checks import connectivity, modules, ports, system
 from ugro.remote.process import process_tree
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.program import Call
@@ -28,6 +28,7 @@ WORK: Dict[str, Work] = {
     "root": lambda params, say: system.root(str(params["root"])),
     "packages": lambda params, say: system.packages(),
     "environment": lambda params, say: system.environment(),
+    "modules": lambda params, say: modules.modules(params["names"], params.get("folders") or []),
     "survival": lambda params, say: system.survival(),
     "ports": lambda params, say: ports.ports([int(port) for port in params["ports"]]),
     "listen": connectivity.listen,

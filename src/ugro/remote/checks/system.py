@@ -20,7 +20,7 @@ _BLOCK = b"\0" * 4096
 # Runs in the user's Python as a job would see it, in a process of its own: the node program's Python sees no packages.
 # Reads torch's files instead of importing it, which takes seconds and may touch the GPUs.
 _LIST_PACKAGES = r"""
-import json, re, sys
+import json, os, re, sys, sysconfig
 from importlib import metadata
 
 def version(*names):
@@ -39,7 +39,12 @@ def built_with(key):
         return None
     return found.group(1) if found else None
 
+# PEP 668. A virtual environment is the user's own, whatever the Python below it.
+is_managed = sys.prefix == sys.base_prefix and os.path.exists(
+    os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+)
 sys.stdout.write("\n" + json.dumps({
+    "is_managed": is_managed,
     "python": "%d.%d.%d" % sys.version_info[:3],
     "torch": built_with("__version__") or version("torch"),
     "torch_cuda": built_with("cuda"),
@@ -70,24 +75,25 @@ def environment() -> Environment:
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
         number = re.search(r"\b([0-9]+\.[0-9.]+)\b", file.readline())
         driver = number.group(1) if number else None
-    found = _listed("all")
+    found = asked_python(_LIST_PACKAGES, "all")
     installed = tuple((str(name), str(version)) for name, version in found["packages"])
     return Environment(found["python"], installed, found["torch_cuda"], driver)
 
 
 def packages() -> Packages:
-    found = _listed()
-    return Packages(*(found[name] for name in ("python", "torch", "torch_cuda", "cuda_runtime", "nccl")))
+    found = asked_python(_LIST_PACKAGES)
+    return Packages(*(found[name] for name in ("python", "torch", "torch_cuda", "cuda_runtime", "nccl", "is_managed")))
 
 
 def survival(prefix: str = "/") -> Survival:
     return Survival(**linger.survival(prefix))
 
 
-def _listed(*words: str) -> Dict[str, Any]:
+def asked_python(code: str, *words: str) -> Dict[str, Any]:
+    """What ``code`` prints as its last line, run by the Python that runs the ranks."""
     # Dies with us if it hangs until our time is over.
     found = subprocess.run(
-        [sys.executable or "python3", "-c", _LIST_PACKAGES, *words],
+        [sys.executable or "python3", "-c", code, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,7 +105,7 @@ def _listed(*words: str) -> Dict[str, Any]:
     last = found.stdout.decode("utf-8", "replace").rpartition("\n")[2]
     if found.returncode != 0 or not last.startswith("{"):
         complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise OSError("%s cannot list its packages: %s" % (sys.executable, complaint[:200]))
+        raise OSError("%s cannot say what it has: %s" % (sys.executable, complaint[:200]))
     answer: Dict[str, Any] = json.loads(last)
     return answer
 

@@ -9,15 +9,13 @@ wherever a process is killed. With ``cwd`` or an absolute path, the folder is th
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
 import os
-import shutil
 import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing
+from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, names_in, remove_all
 from ugro.remote.files.checkpoint_names import is_complete, number
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
@@ -28,10 +26,8 @@ from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import inner_folder
 
 DEFAULT = "checkpoints"
-REMOVING = ".removing."
-_ARRIVING = ".arriving."
-_RESUMED = ".name"
 _MOST_LOOKED_AT = 20
+_LOCK_S = 60.0
 
 Answer = Dict[str, Any]
 
@@ -97,6 +93,11 @@ class CheckpointDir:
         return self._users or (self._in_run(self._run) if self._inner else self._own)
 
     @property
+    def _resumed(self) -> str:
+        """Says under which name the attempt finds what it resumes from."""
+        return self.resume + ".json"
+
+    @property
     def _run(self) -> RunDir:
         return self.agent.run(self.job, self._attempt)
 
@@ -121,7 +122,7 @@ class CheckpointDir:
 
     def has_any(self) -> bool:
         """Or may have: files of the code count here."""
-        return any(_names(place.path) for place in self._places())
+        return any(names_in(place.path) for place in self._places())
 
     def place_of(self, name: str) -> str:
         """The folder that has an entry of that name; of several the newest attempt's."""
@@ -131,14 +132,44 @@ class CheckpointDir:
     def newest(self) -> List[Answer]:
         """The newest that can be sent, preceded by newer ones that cannot, with the reason."""
         described: List[Answer] = []
-        for found in sorted(self._complete(), key=lambda one: one.order, reverse=True)[:_MOST_LOOKED_AT]:
+        for found in self.complete()[:_MOST_LOOKED_AT]:
             with contextlib.suppress(FileNotFoundError):
                 described.append(_describe(found))
                 if described[-1]["problem"] is None:
                     break
         return described
 
-    def entries(self) -> Iterator[Tuple[str, str]]:
+    def complete(self) -> List[Found]:
+        """Newest first."""
+        with self._alone():
+            return self._complete()
+
+    def _complete(self) -> List[Found]:
+        found = []
+        for folder, name in self._entries():
+            if is_complete(name):
+                with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
+                    status = os.lstat(os.path.join(folder, name))
+                    kind = _kind(status.st_mode)
+                    if kind and status.st_mtime_ns >= self._since_ns:
+                        found.append(Found(folder, name, kind, status.st_mtime_ns))
+        return sorted(found, key=lambda one: one.order, reverse=True)
+
+    def files(self) -> List[RunFile]:
+        """All of them, under the names by which the job wrote them."""
+        with self._alone():
+            return [file for folder, name in self._entries() for file in self._files_of(folder, name)]
+
+    def _files_of(self, folder: str, name: str) -> Iterator[RunFile]:
+        path, named = os.fsencode(os.path.join(folder, name)), self.prefix + os.fsencode(name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                yield from (file for file in listing.below(path, named + b"/", 1) if not file.is_folder)
+            else:
+                yield listing.described(named, status)
+
+    def _entries(self) -> Iterator[Tuple[str, str]]:
         """Each folder and name of what the job wrote, complete or not; of several with one name the newest."""
         seen: Set[str] = set()
         for place in self._places():
@@ -156,37 +187,39 @@ class CheckpointDir:
 
     def _runs(self) -> List[RunDir]:
         start = self.job + "."
-        names = [name for name in _names(self.agent.runs_path) if name.startswith(start)]
+        names = [name for name in names_in(self.agent.runs_path) if name.startswith(start)]
         runs = [run for run in map(self.agent.named, names) if run is not None and run.job == self.job]
         return sorted(runs, key=lambda run: run.attempt, reverse=True)
 
-    def _complete(self) -> Iterator[Found]:
-        for folder, name in self.entries():
-            if is_complete(name):
-                with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
-                    status = os.lstat(os.path.join(folder, name))
-                    kind = _kind(status.st_mode)
-                    if kind and status.st_mtime_ns >= self._since_ns:
-                        yield Found(folder, name, kind, status.st_mtime_ns)
-
     # --- moving -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing moves meanwhile: what is on its way would be in neither place."""
+        if self._inner is None:
+            yield
+            return
+        with durable.locked(os.path.join(self.agent.path, "checkpoints.lock"), _LOCK_S):
+            yield
 
     def gather(self) -> None:
         """Before the ranks start: all that is here of earlier attempts, and what this one resumes from."""
-        os.makedirs(self.path, exist_ok=True)
-        for place in reversed(self._places()):
-            if place.path != self.path:
-                self._move_all(place, self.path)
-        self._place_resumed()
+        with self._alone():
+            os.makedirs(self.path, exist_ok=True)
+            for place in reversed(self._places()):
+                if place.path != self.path:
+                    self._move_all(place, self.path)
+            self._place_resumed()
         self._clean_up()
 
     def save(self, run: RunDir) -> None:
         """Before the folder of the run is removed."""
         place = _Place(self._in_run(run), run)
-        if any(True for _ in _made(place, self._inner)):
-            durable.make_folder(self._own)
-            self._move_all(place, self._own)
-            self._clean_up()
+        with self._alone():
+            if any(True for _ in _made(place, self._inner)):
+                durable.make_folder(self._own)
+                self._move_all(place, self._own)
+        self._clean_up()
 
     def _move_all(self, place: _Place, folder: str) -> None:
         for name in list(_made(place, self._inner)):
@@ -200,22 +233,22 @@ class CheckpointDir:
 
     def note_resumed(self, name: str, kind: str, fingerprint: str) -> None:
         record = {"name": name, "kind": kind, "fingerprint": fingerprint}
-        durable.write_json(os.path.join(self.resume, _RESUMED), record, is_lasting=False)
+        durable.write_json(self._resumed, record, is_lasting=False)
 
     def forget_resumed(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.resume, _RESUMED))
+            os.unlink(self._resumed)
 
     def _place_resumed(self) -> None:
         """Links to the files of the checkpoint that the attempt resumes from, under its name."""
-        record = durable.read_json(os.path.join(self.resume, _RESUMED))
+        record = durable.read_json(self._resumed)
         if not record or not is_complete(str(record.get("name"))):
             return
         name, source = str(record["name"]), os.path.join(self.resume, str(record["fingerprint"]))
         if not os.path.isdir(source) or _fingerprint(os.path.join(self.path, name)) == record["fingerprint"]:
             return
         durable.make_folder(self._own)
-        fresh = beside(os.path.join(self._own, name), _ARRIVING)
+        fresh = beside(os.path.join(self._own, name), ARRIVING)
         if record["kind"] == "file":
             link_or_copy(os.fsencode(os.path.join(source, name)), os.fsencode(fresh))
         else:
@@ -226,11 +259,12 @@ class CheckpointDir:
 
     def keep(self, names: List[bytes], *, with_unlisted: bool) -> Answer:
         """Moves these files to where what is left of the attempt is kept, and those that are too many to be listed."""
-        found = itertools.islice(Checkpoints(self).files(), MOST_FILES, None) if with_unlisted else ()
-        for name in [*names, *(file.name for file in found)]:
-            parts = self.parts_inside(name)
-            place = os.path.join(self.place_of(parts[0]), *parts)
-            keep(self._run, name, [os.fsencode(place)])
+        found = self.files()[MOST_FILES:] if with_unlisted else []
+        with self._alone():
+            for name in [*names, *(file.name for file in found)]:
+                parts = self.parts_inside(name)
+                place = os.path.join(self.place_of(parts[0]), *parts)
+                keep(self._run, name, [os.fsencode(place)])
         return {}
 
     def drop(self) -> Answer:
@@ -240,9 +274,11 @@ class CheckpointDir:
             raise Refused("busy", "job %s is running here: its checkpoints stay" % self.job)
         written = [self._in_run(run) for run in runs] if self._inner else []
         durable.make_folder(os.path.dirname(self._own))
-        for folder in (*written, self._own, self.resume):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.rename(folder, beside(self._own, REMOVING))
+        with self._alone():
+            for folder in (*written, self._own, self.resume):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.rename(folder, beside(self._own, REMOVING))
+            self.forget_resumed()
         self._clean_up()
         return {}
 
@@ -263,7 +299,7 @@ class CheckpointDir:
 
 
 class Checkpoints:
-    """All files of a job's checkpoints, under the names by which the job wrote them. None of a folder of the user."""
+    """All files of a job's checkpoints, to be sent. None of a folder of the user."""
 
     def __init__(self, folder: CheckpointDir) -> None:
         self._folder = folder
@@ -272,22 +308,16 @@ class Checkpoints:
         return self._folder.is_ours and self._folder.has_any()
 
     def files(self) -> Iterator[RunFile]:
-        prefix = self._folder.prefix
-        for folder, name in self._folder.entries() if self._folder.is_ours else ():
-            path = os.fsencode(os.path.join(folder, name))
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISDIR(status.st_mode):
-                    inside = listing.below(path, prefix + os.fsencode(name) + b"/", 1)
-                    yield from (file for file in inside if not file.is_folder)
-                else:
-                    yield listing.described(prefix + os.fsencode(name), status)
+        return iter(self._folder.files() if self._folder.is_ours else ())
 
     def open(self, name: bytes) -> Optional[int]:
         """None when it is no longer there."""
         parts = self._folder.parts_inside(name)
-        with contextlib.suppress(FileNotFoundError):
-            return open_below(self._folder.place_of(parts[0]), parts)
+        for _ in range(2):  # it may move while it is looked for
+            with contextlib.suppress(FileNotFoundError):
+                fd = open_below(self._folder.place_of(parts[0]), parts)
+                if fd is not None:
+                    return fd
         return None
 
 
@@ -301,7 +331,7 @@ def of_run(run: RunDir) -> Optional[CheckpointDir]:
 
 def _made(place: _Place, inner: Optional[str]) -> Iterator[str]:
     """The entries of a folder that the job made or changed."""
-    names = [name for name in _names(place.path) if not name.startswith((REMOVING, _ARRIVING))]
+    names = [name for name in names_in(place.path) if not name.startswith((REMOVING, ARRIVING))]
     if place.run is None or inner is None or not names:
         return iter(names)
     work = workdir_of(place.run)
@@ -333,57 +363,3 @@ def _kind(mode: int) -> Optional[str]:
     if stat.S_ISDIR(mode):
         return "folder"
     return "file" if stat.S_ISREG(mode) else None
-
-
-def _names(folder: str) -> List[str]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(os.listdir(folder))
-    return []
-
-
-# --- files ------------------------------------------------------------------------------------------------------
-
-
-def link_all(path: str, root: str) -> None:
-    """A new folder with hard links to the files of a folder, or to the one file."""
-    os.mkdir(root, 0o700)
-    base = path if os.path.isdir(path) else os.path.dirname(path)
-    for file in listing.files_of(path):
-        target = os.path.join(os.fsencode(root), file.name)
-        if file.is_folder:
-            os.mkdir(target, 0o700)
-        else:
-            os.link(os.path.join(os.fsencode(base), file.name), target, follow_symlinks=False)
-
-
-def link_or_copy(path: bytes, target: bytes) -> None:
-    try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(path, target, follow_symlinks=False)
-
-
-def beside(path: str, mark: str) -> str:
-    return os.path.join(os.path.dirname(path), mark + os.urandom(8).hex())
-
-
-def remove_all(folder: str, *marks: str) -> None:
-    """Those of these names that no process has locked."""
-    for path in [os.path.join(folder, name) for name in _names(folder) if name.startswith(marks)]:
-        if os.path.isdir(path) and not os.path.islink(path):
-            if not _is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
-def _is_held(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not durable.lock_within(fd, fcntl.LOCK_EX, 0)
-    finally:
-        os.close(fd)

@@ -28,14 +28,13 @@ from typing import Any, Callable, Dict, Iterator, Optional
 
 from ugro.remote import disk, durable
 from ugro.remote.files import listing, received
-from ugro.remote.files.checkpoint_dir import REMOVING, CheckpointDir, beside, link_all, remove_all
+from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, remove_all
+from ugro.remote.files.checkpoint_dir import CheckpointDir
 from ugro.remote.files.checkpoint_names import is_complete
 from ugro.remote.files.listing import RunFile, Unsendable
 from ugro.remote.files.resumable import CHUNK, StreamError
 from ugro.remote.files.tail import open_below
 from ugro.remote.program import Refused
-
-_ARRIVING = ".arriving."
 
 
 class Checkpoint:
@@ -108,8 +107,8 @@ class Resume:
     def _arriving(self) -> Iterator[str]:
         """A locked folder for one transfer. Those whose process is gone, and with it the lock, are deleted."""
         durable.make_folder(self._folder)
-        remove_all(self._folder, _ARRIVING, REMOVING)
-        folder = os.path.join(self._folder, _ARRIVING + os.urandom(8).hex())
+        remove_all(self._folder, ARRIVING, REMOVING)
+        folder = os.path.join(self._folder, ARRIVING + os.urandom(8).hex())
         os.mkdir(folder, 0o700)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

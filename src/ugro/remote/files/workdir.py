@@ -25,8 +25,8 @@ from ugro.remote.trees import TreeEntry
 # What programs make again by themselves: neither fetched nor kept.
 CACHES = frozenset(
     (
-        b".git", b"__pycache__", b"node_modules", b".next", b".pytest_cache", b".mypy_cache", b".ruff_cache",
-        b".ipynb_checkpoints",
+        b".git", b"__pycache__", b"node_modules", b".next", b".venv", b".pytest_cache", b".mypy_cache",
+        b".ruff_cache", b".ipynb_checkpoints",
     )
 )  # fmt: skip
 _CACHE_ENDING = b".pyc"

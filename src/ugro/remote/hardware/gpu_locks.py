@@ -24,7 +24,7 @@ from ugro.remote.process import terminate
 from ugro.remote.program import Refused
 
 BUSY = "gpu-busy"
-_LOCK_S = 2.0  # those who only look hold a lock for a moment
+_LOCK_S = 0.5  # those who only look hold a lock for a moment
 _MOST_BYTES = 16 * 1024
 _HOME = "~/.local/state/ugro"
 # The home folder is none that we could ever write to; any other error may pass, and must not make us look elsewhere.

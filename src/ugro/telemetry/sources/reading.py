@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from ugro.core.support.tfevents import Scalar
 from ugro.telemetry.series import Points
 
 AT_ONCE = 4 << 20  # bytes of one file per step; about as much of many files is one transaction
@@ -62,6 +63,15 @@ class Reading:
         points.steps.append(step)
         points.times_ms.append(milliseconds(time_s))
         points.values.append(value)
+
+    def add_all(self, origin: Origin, name: str, scalars: Iterable[Scalar]) -> None:
+        if is_name(name):
+            known = [one for one in scalars if -LARGEST < one.step < LARGEST]
+            steps, values = [one.step for one in known], [one.value for one in known]
+            if known:
+                self.points[Key(origin, None, name)] = Points(
+                    steps, [milliseconds(one.time_unix) for one in known], values
+                )
 
     def add_parameters(self, given: Iterable[tuple[str, str]]) -> None:
         for name, value in given:

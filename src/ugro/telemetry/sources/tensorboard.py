@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ugro.core.support.tfevents import Damaged, HParams, parse_all, record_end
+from ugro.core.support.tfevents import Damaged, HParams, Scalar, parse_all, record_end
 from ugro.telemetry.sources.reading import Origin, Piece, Reading
 
 _DAMAGED = "damaged"
@@ -18,11 +18,14 @@ def read(piece: Piece) -> Reading:
             reading.end = _after_large_record(piece)
     except Damaged:  # nothing tells where the next record begins
         return Reading(end=len(piece.content), state=_DAMAGED)
+    scalars: dict[str, list[Scalar]] = {}
     for one in found:
         if isinstance(one, HParams):
             reading.add_parameters(one.values.items())
         else:
-            reading.add(Origin.TENSORBOARD, one.tag, one.step, one.time_unix, one.value)
+            scalars.setdefault(one.tag, []).append(one)
+    for tag, some in scalars.items():
+        reading.add_all(Origin.TENSORBOARD, tag, some)
     return reading
 
 

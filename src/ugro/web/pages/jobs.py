@@ -87,6 +87,7 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
         "counts": {state: counts.get(state, 0) for state in JobState},
         "waiting": waiting,
         "running": running,
+        "headlines": {job.id: (await site.agent.monitoring.headlines.of(job)).words for job in running},
         "found": await site.agent.jobs.with_reasons(some),
         "older": wanted.link(before=some[-1].id) if some and (is_more or wanted.after is not None) else None,
         "newer": wanted.link(after=some[0].id) if some and not wanted.is_first and (is_more or wanted.before) else None,

@@ -4,6 +4,7 @@
 import { logTicks, placeTicks, placeWritten, ticks, tickTexts } from "/static/chart-scale.js";
 
 export const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 4], [1, 4], [10, 2, 2, 2, 2, 2]];
+const MOST_TICKS = 7;
 const MANY = 20; // with more series, lines are thin and pale and have no band
 
 /**
@@ -36,7 +37,7 @@ export function boxOf(pen, width, height, axis) {
 
 /** The ticks of the y axis and their texts. */
 function marksOf({ y, isLog, unit }, height) {
-  const most = Math.max(2, Math.floor(height / 42));
+  const most = Math.min(MOST_TICKS, Math.max(2, Math.floor(height / 36)));
   const marks = isLog ? logTicks(y[0], y[1], most) : ticks(y[0], y[1], most);
   return { marks, texts: tickTexts(marks, unit) };
 }

@@ -64,7 +64,8 @@ Held = Mapping[tuple[str, int], Holder]  # by node and GPU
 
 
 def gpu_grid(rows: Sequence[NodeRow], jobs: Iterable[Job], limits: Alerts) -> Grid:
-    """``rows`` are in the order of the page; ``jobs`` are those that hold devices."""
+    """``rows`` are in the order of the page; ``jobs`` are those that hold devices. Each machine counts once."""
+    rows = [row for row in rows if not row.second_name or row.jobs]
     held = holders(jobs)
     tiles = tuple(tile for row in rows for tile in _tiles(row, held, limits))
     return Grid(
@@ -79,7 +80,7 @@ def holders(jobs: Iterable[Job]) -> dict[tuple[str, int], Holder]:
     found = {}
     for job in jobs:
         first = 0
-        for share in job.placement.shares if job.placement else ():
+        for share in job.held.shares if job.held else ():
             for local, gpu in enumerate(share.gpus):
                 rank = None if job.spec.launcher is Launcher.COMMAND else first + local
                 found[share.node, gpu] = Holder(job, rank)
@@ -101,7 +102,8 @@ def _tiles(row: NodeRow, held: Held, limits: Alerts) -> Iterator[Tile]:
 def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limits: Alerts) -> Tile:
     own = str(holder.job.id) if holder else None
     others = tuple(one for one in (gpu.processes if gpu else ()) if not (one.is_ours and one.job and one.job == own))
-    sign = _problem(row, gpu, limits) or _use(row, holder, is_used=bool(others) or (gpu is not None and _works(gpu)))
+    is_used = bool(others) or (gpu is not None and (gpu.holder is not None or _works(gpu)))
+    sign = _problem(row, gpu, limits) or _use(row, holder, is_used=is_used)
     return Tile(row, index, gpu, holder, sign, others)
 
 

@@ -76,3 +76,14 @@ def test_without_a_rule_nothing_is_removed() -> None:
     assert least_age_s(never) is None
     assert least_age_s(Rule(90.0, 0, None)) == 90.0
     assert least_age_s(Rule(90.0, 0, 30.0)) == 30.0
+
+
+def test_files_that_were_left_on_nodes_go_before_the_results() -> None:
+    rule = Rule(jobs_s=None, keep=0, results_s=60 * DAY_S, kept_s=30 * DAY_S)
+    made = replace(OLD, has_results=True, has_left=True)
+    assert reason(made, rule, 30 * DAY_S) == "it ended less than 30d ago"
+    assert decide(made, rule, 31 * DAY_S) == Remove(What.LEFT, "ended more than 30d ago (retention.kept)")
+    assert isinstance(decide(replace(made, has_left=False), rule, 31 * DAY_S), Keep)
+    assert decide(made, rule, 61 * DAY_S) == Remove(What.RESULTS, "ended more than 60d ago (retention.results)")
+    assert reason(made, replace(rule, kept_s=None), 31 * DAY_S) == "retention.kept is not set"
+    assert least_age_s(rule) == 30 * DAY_S

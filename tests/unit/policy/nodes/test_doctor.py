@@ -52,7 +52,7 @@ def only(examined: Examination, check: str) -> Finding:
     return finding
 
 
-def installed(name: str, packages: Packages | Unknown | None = None, **more: str) -> Installed:
+def installed(name: str, packages: Packages | Unknown | None = None, **more: Any) -> Installed:
     fields = {"python": "3.11.4", "python_path": "/usr/bin/python3", **more}
     return Installed(name, packages=packages or Packages("3.11.4"), **fields)
 

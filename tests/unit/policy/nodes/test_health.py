@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Reason, Status
+from ugro.policy.nodes.gpu_changes import gpu_changes
 from ugro.policy.nodes.health import Verdict, assess, status_of
 
 GB = 1000**3
@@ -252,3 +253,14 @@ def test_a_hundred_nodes_are_judged_in_milliseconds() -> None:
     for _ in range(100):
         assess(troubled, GOOD_LINK, ranks_expected=1)
     assert time.process_time() - begun < 0.05
+
+
+def test_gpus_that_vanish_or_appear_are_named_once() -> None:
+    two, first = with_gpus(gpu(0), gpu(1)), with_gpus(gpu(0))
+    assert gpu_changes(two, two) == []
+    assert gpu_changes(two, first) == ["GPU 1 RTX 3070 Ti vanished; it has 1 GPU now"]
+    assert gpu_changes(first, two) == ["GPU 1 RTX 3070 Ti appeared; it has 2 GPUs now"]
+    assert gpu_changes(two, FINE) == ["GPU 0 RTX 3070 Ti and GPU 1 RTX 3070 Ti vanished; it has no GPU now"]
+    moved = with_gpus(replace(gpu(1), index=0))
+    assert gpu_changes(two, moved) == ["GPU 0 RTX 3070 Ti vanished; it has 1 GPU now"], "the other has its index now"
+    assert gpu_changes(two, replace(FINE, gpu_error="the driver hangs")) == []

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from ugro.core.failure import Cause
+from ugro.core.finding import Grade
 from ugro.core.job import Launcher
 from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, addresses_to_try, meet, pairs
 from ugro.policy.nodes.examination import Unknown
-from ugro.policy.nodes.versions import Difference, Installed, Need, differences
+from ugro.policy.nodes.versions import Difference, Installed, Need, differences, judge_versions, lack_of_imports
 from ugro.remote.messages import Connections, Missed, Packages, Reached
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 ON_CPUS = Need(Launcher.DDP)
 
 
-def installed(node: str, torch: str | None = "2.6.0", python: str = "3.11.7", **more: str) -> Installed:
+def installed(node: str, torch: str | None = "2.6.0", python: str = "3.11.7", **more: Any) -> Installed:
     return Installed(node, python, "/usr/bin/python3", Packages(python, torch, **more))
 
 
@@ -69,6 +74,36 @@ def test_torch_on_no_node_is_only_noted_unless_torchrun_needs_it() -> None:
     nodes = [installed("gpu1", None), installed("gpu2", None)]
     assert not only(differences(nodes, ON_CPUS)).is_fatal
     assert only(differences(nodes, Need(Launcher.TORCHRUN))).is_fatal
+
+
+def test_missing_torch_is_a_warning_of_doctor_where_nodes_have_gpus() -> None:
+    gpus = [replace(installed(name, None), has_gpus=True) for name in ("gpu1", "gpu2")]
+    found = next(one for one in judge_versions(gpus) if "torch" in one.text)
+    assert found.grade is Grade.WARNING
+    assert found.text == "torch is not installed on gpu1 and gpu2: trainings cannot use the GPUs of gpu1 and gpu2"
+    assert found.remedy == "ugro exec gpu1 gpu2 -- /usr/bin/python3 -m pip install torch"
+    assert judge_versions(gpus[:1])[0].grade is Grade.WARNING, "also with one node"
+    without = judge_versions([installed("cpu1", None), installed("cpu2", None)])
+    assert {one.grade for one in without} == {Grade.OK}
+
+
+def test_a_python_of_the_system_gets_a_virtual_environment_instead_of_pip() -> None:
+    managed = installed("gpu2", None, is_managed=True)
+    found = only(differences([installed("gpu1"), managed], ON_CPUS))
+    assert found.hint == (
+        "ugro exec gpu2 -- sh -c '/usr/bin/python3 -m venv ~/ugro-env && ~/ugro-env/bin/pip install torch==2.6.0', "
+        "then under gpu2 in cluster.yaml: python: ~/ugro-env/bin/python"
+    )
+
+
+def test_who_lacks_what_the_script_imports_is_named_with_a_way_out() -> None:
+    assert lack_of_imports({"gpu1": []}, {}) is None
+    found = lack_of_imports({"gpu1": [], "gpu3": ["timm", "torch"]}, {"gpu3": "/usr/bin/python3"})
+    assert found is not None
+    assert (found.cause, found.node) == (Cause.IMPORT_ERROR, "gpu3")
+    assert found.reason == "not started: gpu3 lacks timm and torch, which the script imports"
+    assert found.hint is not None
+    assert found.hint.startswith("install what is missing for /usr/bin/python3 on gpu3, or name a Python")
 
 
 def test_a_node_that_cannot_tell_is_noted_and_not_blamed() -> None:

@@ -8,6 +8,8 @@ from tests.unit.policy.scheduling.test_scheduler import holds, job, node, nodes,
 from ugro.core.errors import NotFound
 from ugro.core.job import ANY_GPUS, JobState, Placement, Share
 from ugro.policy.scheduling.cluster_view import Holding
+from ugro.policy.scheduling.decision import Start
+from ugro.policy.scheduling.scheduler import schedule
 from ugro.policy.scheduling.why import why
 
 
@@ -43,6 +45,20 @@ def test_why_names_who_has_the_cores() -> None:
         "job 9 of bob holds n0 and ends within 10m",
         "it can start within 10m, unless a more urgent job is submitted",
     )
+
+
+def test_why_names_who_has_a_gpu_of_a_machine_that_others_use_too() -> None:
+    ann = "job 12 of another agent (user ann, since 14:02 UTC)"
+    shared = replace(node("n0"), gpus=(replace(node("n0").gpus[0], is_foreign=True, holder=ann),))
+    told = why(snapshot([shared], [job(1)]), 1)
+    assert told.text == f"needs a node with 1 GPU; no usable node has that; GPU 0 of n0 is used by {ann}"
+
+
+def test_a_share_names_its_gpus_by_uuid_as_the_report_did() -> None:
+    gpus = tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in node("n0", gpus=2).gpus)
+    [start] = schedule(snapshot([replace(node("n0", gpus=2), gpus=gpus)], [job(1, gpus=2)]))
+    assert isinstance(start, Start)
+    assert start.placement.shares[0].uuids == ("GPU-0", "GPU-1")
 
 
 def test_why_says_that_a_job_would_start_without_the_gpus_it_waits_for() -> None:

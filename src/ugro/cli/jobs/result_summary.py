@@ -49,6 +49,8 @@ def result_facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
         yield "files", f"{amount(made.files, made.bytes)} in {_short(made.folder)}"
     if made.left_count:
         yield "left", f"{amount(made.left_count, made.left_bytes)} on {_nodes(made)}; {fetch_hint(job)}"
+    for attempt in made.left_before:
+        yield "left", f"attempt {attempt} left files, too: ugro results {job.id} --attempt {attempt}"
 
 
 def fetch_hint(job: Job) -> str:

@@ -1,0 +1,98 @@
+"""Reads what the script of a job imports from the snapshot of its code. The rules are in ``policy.nodes.imports``."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import PurePosixPath
+
+from ugro.agent.code.snapshot_store import SnapshotStore
+from ugro.core.job import Imports
+from ugro.policy.nodes.imports import imports_of
+from ugro.remote import trees
+from ugro.remote.cas.packs import ContentStore, Lacking
+
+_MOST_KNOWN = 256
+_MOST_SOURCE_BYTES = 512 * 1024
+_MOST_FOLDERS = 2000
+_MODULES = (".py", ".pyc", ".pyd", ".so", ".zip", ".egg", ".whl", ".pth")
+
+
+class ScriptImports:
+    def __init__(self, snapshots: SnapshotStore) -> None:
+        self._snapshots = snapshots
+        self._known: OrderedDict[tuple[str, str], Imports] = OrderedDict()  # by snapshot and script
+
+    def of(self, snapshot: str, script: str) -> Imports:
+        """Blocks."""
+        key = (snapshot, str(PurePosixPath(script)))
+        known = self._known.get(key)
+        if known is None:
+            store = self._snapshots.store
+            try:
+                with store.using():
+                    known = imports_of(key[1], StoredTree(store, trees.parse_id(snapshot)))
+            except Lacking:  # deleted meanwhile; that is reported when it is sent
+                return Imports()
+            self._known[key] = known
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        return known
+
+
+class StoredTree:
+    """A snapshot as ``policy.nodes.imports`` looks at it. Links are not followed."""
+
+    def __init__(self, store: ContentStore, root: bytes) -> None:
+        self._store = store
+        self._root = root
+        self._folders: dict[str, dict[str, trees.TreeEntry]] = {}
+
+    def source(self, path: str) -> str | None:
+        entry = self._entry(path)
+        if entry is None or entry.kind != trees.FILE or entry.size > _MOST_SOURCE_BYTES:
+            return None
+        try:
+            return b"".join(self._store.read(key) for key in entry.chunks).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def is_folder(self, path: str) -> bool:
+        entry = self._entry(path)
+        return entry is not None and entry.kind == trees.FOLDER
+
+    def module_names(self) -> frozenset[str] | None:
+        found: set[str] = set()
+        todo, count = [self._root], 0
+        while todo:
+            count += 1
+            if count > _MOST_FOLDERS:
+                return None
+            for entry in self._store.entries(todo.pop()):
+                name = os.fsdecode(entry.name)
+                if entry.kind == trees.FOLDER:
+                    todo.append(entry.body)
+                if entry.kind != trees.FILE or name.endswith(_MODULES):
+                    found.add(name.partition(".")[0])
+        return frozenset(found)
+
+    def _entry(self, path: str) -> trees.TreeEntry | None:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+            return None
+        folder = self._folder(pure.parent)
+        return folder.get(pure.name) if folder is not None else None
+
+    def _folder(self, path: PurePosixPath) -> dict[str, trees.TreeEntry] | None:
+        known = self._folders.get(str(path))
+        if known is not None:
+            return known
+        tree = self._root
+        if path.parts:
+            entry = self._entry(str(path))
+            if entry is None or entry.kind != trees.FOLDER:
+                return None
+            tree = entry.body
+        entries = {os.fsdecode(one.name): one for one in self._store.entries(tree)}
+        self._folders[str(path)] = entries
+        return entries

@@ -1,0 +1,162 @@
+"""What a script imports as it begins, read from its source: the modules that a node's Python must have.
+
+An import counts only if the script cannot run without it: at the top level, of a module that neither Python nor the
+code itself has. What is optional, conditional or inside a function does not count. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from ugro.core.job import Imports
+
+_MOST_FILES = 300
+_CATCH_ALL = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+# A script that changes where Python looks, or that installs packages, may find what we do not see.
+_DOUBTFUL_OF_SYS = frozenset({"path", "modules", "meta_path", "path_hooks"})
+_DOUBTFUL_MODULES = frozenset({"importlib", "pip", "pkgutil", "runpy", "site", "zipimport"})
+_INSTALLS = re.compile(r"\b(pip|conda|uv)\b|PYTHONPATH")
+
+
+class CodeTree(Protocol):
+    """The code that a job runs with, by paths below its folder."""
+
+    def source(self, path: str) -> str | None:
+        """The text of a file; None if there is no such file, or it is too large or no text."""
+
+    def is_folder(self, path: str) -> bool: ...
+
+    def module_names(self) -> frozenset[str] | None:
+        """Whatever may be imported from some folder of it; None if there are too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    module: str  # empty in ``from . import x``
+    level: int = 0  # how many dots before it
+    names: tuple[str, ...] = ()  # what is imported from it
+
+
+def imports_of(script: str, tree: CodeTree) -> Imports:
+    found = _Search(tree, PurePosixPath(script).parent)
+    found.follow(script, is_script=True)
+    foreign = {name for name in found.foreign if name not in sys.stdlib_module_names}
+    local = tree.module_names() if foreign else frozenset()
+    names = sorted(foreign - (local or frozenset()))
+    return Imports(tuple(names), found.is_certain and local is not None)
+
+
+class _Search:
+    def __init__(self, tree: CodeTree, folder: PurePosixPath) -> None:
+        self.foreign: set[str] = set()
+        self.is_certain = True
+        self._tree = tree
+        self._folder = folder  # where Python looks first
+        self._seen: set[str] = set()
+
+    def follow(self, path: str, *, is_script: bool = False) -> None:
+        """Reads a file and, after it, those of the code that it imports."""
+        todo = [path]
+        while todo:
+            path = todo.pop()
+            if path in self._seen or (source := self._tree.source(path)) is None:
+                continue
+            if len(self._seen) == _MOST_FILES:
+                self.is_certain = False
+                return
+            self._seen.add(path)
+            for one in self._statements(source, is_script and len(self._seen) == 1):
+                todo += self._resolved(one, PurePosixPath(path))
+
+    def _statements(self, source: str, is_script: bool) -> Iterator[_Import]:
+        try:
+            module = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self.is_certain = False  # for another version of Python, perhaps
+            return
+        self.is_certain &= not _is_doubtful(module)
+        yield from _imports(module.body, is_script)
+
+    def _resolved(self, one: _Import, importer: PurePosixPath) -> list[str]:
+        """The files of the code that it runs; what is from elsewhere is noted."""
+        parts = one.module.split(".") if one.module else []
+        if one.level:
+            if one.level > len(importer.parts):
+                return []
+            return self._files(importer.parents[one.level - 1], parts, one.names)
+        for folder in dict.fromkeys((self._folder, PurePosixPath("."))):
+            if self._is_here(folder / parts[0]):
+                return self._files(folder, parts, one.names)
+        self.foreign.add(parts[0])
+        return []
+
+    def _is_here(self, module: PurePosixPath) -> bool:
+        return self._tree.source(f"{module}.py") is not None or self._tree.is_folder(str(module))
+
+    def _files(self, folder: PurePosixPath, parts: list[str], names: Iterable[str]) -> list[str]:
+        modules = [folder.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
+        inside = modules[-1] if modules else folder
+        modules += [inside / name for name in names if name != "*"]
+        return [file for module in modules for file in (f"{module}.py", f"{module}/__init__.py")]
+
+
+def _is_doubtful(module: ast.Module) -> bool:
+    prose = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    return any(_raises_doubt(node) for node in ast.walk(module) if id(node) not in prose)
+
+
+def _raises_doubt(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="sys"), attr=attr):
+            return attr in _DOUBTFUL_OF_SYS
+        case ast.Name(id=name):
+            return name == "__import__"
+        case ast.Import(names=names):
+            return any(alias.name.partition(".")[0] in _DOUBTFUL_MODULES for alias in names)
+        case ast.ImportFrom(module=str(module), names=names):
+            is_of_sys = module == "sys" and any(alias.name in _DOUBTFUL_OF_SYS for alias in names)
+            return is_of_sys or module.partition(".")[0] in _DOUBTFUL_MODULES
+        case ast.Constant(value=str(text)):
+            return _INSTALLS.search(text) is not None
+    return False
+
+
+def _imports(body: Iterable[ast.stmt], is_script: bool) -> Iterator[_Import]:
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from (_Import(alias.name) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            names = tuple(alias.name for alias in statement.names)
+            yield _Import(statement.module or "", statement.level, names)
+        else:
+            yield from _imports(_surely_run(statement, is_script), is_script)
+
+
+def _surely_run(statement: ast.stmt, is_script: bool) -> list[ast.stmt]:
+    """The statements inside it that run whenever it does, and whose errors end the script."""
+    if isinstance(statement, ast.ClassDef):
+        return statement.body
+    if isinstance(statement, ast.If) and is_script and _is_main(statement.test):
+        return statement.body
+    if isinstance(statement, ast.Try):
+        is_guarded = any(map(_catches_imports, statement.handlers))
+        return statement.finalbody if is_guarded else [*statement.body, *statement.finalbody]
+    return []
+
+
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    # A name that is not a known other error may stand for several.
+    return any(not isinstance(one, ast.Name) or one.id in _CATCH_ALL or not one.id.endswith("Error") for one in types)
+
+
+def _is_main(test: ast.expr) -> bool:
+    return ast.unparse(test).replace('"', "'") in ("__name__ == '__main__'", "'__main__' == __name__")
