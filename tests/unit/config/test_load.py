@@ -93,7 +93,7 @@ def test_every_default_is_the_promised_one() -> None:
             "unhealthy_nodes": 0.5,
         },
         "metrics": {"node_hours": 24, "job_days": 365, "max_gb": 10},
-        "retention": {"jobs": 90 * 86400, "keep": 10_000, "results": None, "notice": 86400},
+        "retention": {"jobs": 90 * 86400, "keep": 10_000, "results": None, "kept": 30 * 86400, "notice": 86400},
         "dashboard": {
             "enabled": True,
             "host": "127.0.0.1",
