@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tests.rig.browser import Dashboard, browsers, contexts, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.core.job import JobState
+from ugro.core.job import JobState, Share
 from ugro.core.support.state_dir import StateDir
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.policy.balance.mode import Mode
@@ -158,11 +158,7 @@ _CLUSTER += f"  {AWAY}: {{transport: [/bin/false], labels: [a-long-label-without
 def _prepare(home: Path) -> None:
     build_nvml_stub(home)
     for name, count in GPUS.items():
-        busy = [
-            SimulatedGpu(memory_used_bytes=6 * _GIB, use_percent=60 + 3 * at, temperature_c=60 + at, power_w=120.0 + at)
-            for at in range(count)
-        ]
-        write_gpus(home / f"{name}.gpus", busy)
+        write_gpus(home / f"{name}.gpus", [SimulatedGpu()] * count)
     asyncio.run(_make_history(home))
 
 
@@ -184,6 +180,14 @@ async def _make_history(home: Path) -> None:
         curves[SeriesKey(node_owner("gpu1"), 0, 0, key)] = Points(times, [1000 * at for at in times], values)
     await store.append(curves)
     await store.close()
+
+
+def _make_busy(home: Path, share: Share) -> None:
+    """The GPUs that a job was given are in use."""
+    gpus = [SimulatedGpu()] * GPUS[share.node]
+    for at in share.gpus:
+        gpus[at] = SimulatedGpu(memory_used_bytes=6 * _GIB, use_percent=85 + at, temperature_c=60 + at, power_w=170.0)
+    write_gpus(home / f"{share.node}.gpus", gpus)
 
 
 def _submit(dashboard: Dashboard, gate: Path) -> dict[str, int]:
@@ -218,7 +222,17 @@ def _submit(dashboard: Dashboard, gate: Path) -> dict[str, int]:
     jobs["queued"] = submit("too-large-for-now", **training, gpus_per_node="12")
     client.jobs.set_note(jobs["paused"], "Paused while the node was away; the loss is fine.", tags=["base", "paper"])
     wait_until(lambda: _is_shown(dashboard, jobs), _SOON_S, "the running training's steps and the ended ones' curves")
+    placement = client.jobs.get(jobs["running"]).placement
+    assert placement is not None
+    _make_busy(home, placement.shares[0])
+    wait_until(lambda: _is_busy(dashboard, jobs), _SOON_S, "the use of the running training's GPUs")
     return jobs
+
+
+def _is_busy(dashboard: Dashboard, jobs: dict[str, int]) -> bool:
+    dashboard.client.health()
+    devices = dashboard.client.jobs.headline(jobs["running"]).devices
+    return devices is not None and (devices.use or 0) > 0.5
 
 
 def _is_shown(dashboard: Dashboard, jobs: dict[str, int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -51,6 +52,8 @@ from ugro.nodes.node import Dialling, Node
 from ugro.nodes.runs import Identity
 from ugro.policy.scheduling.selection import Choice
 from ugro.store.database import Store
+
+log = logging.getLogger(__name__)
 
 
 class Agent:
@@ -283,11 +286,13 @@ class Agent:
 
     def _remember_cluster(self) -> None:
         """For the next agent, which a command in another folder may start."""
-        file = self.home.served_cluster
-        if self.cluster.path is None:
-            file.unlink(missing_ok=True)
-        else:
-            write_atomically(file, str(self.cluster.path))
+        link = self.home.served_cluster
+        try:
+            link.unlink(missing_ok=True)
+            if self.cluster.path is not None:
+                link.symlink_to(self.cluster.path)
+        except OSError as error:
+            log.warning("the next agent will not know the cluster file: %s", error)
 
     def _cluster_file(self) -> Path:
         path = self.cluster.path

@@ -89,13 +89,8 @@ def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: Ser
 
 def _cluster_file(home: StateDir, arguments: argparse.Namespace) -> Path | None:
     """After a crash or a reboot, a command in any folder continues with the cluster on which jobs may run."""
-    if arguments.continues:
-        try:
-            served = Path(home.served_cluster.read_text())
-        except (OSError, ValueError):
-            served = None
-        if served is not None and served.is_file():
-            return served
+    if arguments.continues and home.served_cluster.is_file():
+        return Path(os.readlink(home.served_cluster))
     return Path(arguments.cluster).absolute() if arguments.cluster else None
 
 

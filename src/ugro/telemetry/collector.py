@@ -90,7 +90,7 @@ class Collector:
         files = await asyncio.to_thread(self._files, job)
         if not files:
             return 0
-        known = self._jobs[job]
+        known = self._jobs.setdefault(job, _Job())
         if known.places is None:
             known.places = await self._store.places(job_owner(job))
         if spoilt := [file.source for file in files if _is_spoilt(file, known.places.get(file.source))]:
@@ -118,11 +118,11 @@ class Collector:
         return count
 
     def _has_news(self, job: int) -> bool:
-        files = self._files(job)
-        places = self._jobs[job].places if files else None
-        return bool(files) and (
-            places is None or any(file.size != places.get(file.source, _START).offset for file in files)
-        )
+        files, known = self._files(job), self._jobs.get(job)
+        if known is None or known.places is None:
+            return bool(files)
+        places = known.places
+        return any(file.size != places.get(file.source, _START).offset for file in files)
 
     def _files(self, job: int) -> list[_File]:
         found = []

@@ -192,7 +192,7 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(node: LocalNode, ledge
     start(node, link, training(ledger))
     node.call(link, "stop", job="train", attempt=1)
     lock_file(node).parent.chmod(0o777)
-    with pytest.raises(RemoteFailure, match="others can write to"):
+    with pytest.raises(RemoteFailure, match="others can write to it: chmod 700"):
         start(node, link, training(ledger), job="next")
 
 

@@ -95,7 +95,7 @@ def test_wandb_runs_become_curves_and_parameters(tmp_path: Path) -> None:
     async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
         file = folder / "output/wandb/offline-run-20240101_000000-ab12/run-ab12.wandb"
         records = [history(step, {"loss": 1 / (step + 1), "val.acc": 0.5, "note": "x" * 300}) for step in range(400)]
-        given = {"lr": 0.01, "model": {"depth": 3}, "_wandb": {"v": 1}, "api_key": "secret"}
+        given = {"lr": 0.01, "epochs": 3, "model": {"depth": 3}, "_wandb": {"v": 1}, "api_key": "secret"}
         put(file, wandb_file(config(given), *records))
         await collector.finish(7)
         found = await store.points(Wanted(("job/7",), ("loss",)))
@@ -103,7 +103,7 @@ def test_wandb_runs_become_curves_and_parameters(tmp_path: Path) -> None:
         assert points.steps == list(range(400))
         assert points.values == [1 / (step + 1) for step in range(400)]
         assert (await curves(store))["val.acc"] == [0.5] * 400
-        assert await store.parameters([7]) == {7: {"lr": "0.01", "model.depth": "3"}}
+        assert await store.parameters([7]) == {7: {"epochs": "3", "lr": "0.01", "model.depth": "3"}}
 
     collected(tmp_path, work)
 

@@ -6,6 +6,7 @@ The rest of the agent uses this class only, and none of its parts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +124,8 @@ class Collector:
 
     async def drop_kept(self, job: Job, node: str, attempts: Mapping[int, Sequence[str]]) -> None:
         """Deletes the files of all attempts that were left on the node."""
-        await self._outputs.drop_kept(job.id, node)
+        with contextlib.suppress(NotFound):  # the node was removed from the cluster
+            await self._outputs.drop_kept(job.id, node)
         for attempt, nodes in attempts.items():
             for run in _parts(job, attempt, node, is_first=node == nodes[0]) if node in nodes else ():
                 await self._outputs.forget_left(run)

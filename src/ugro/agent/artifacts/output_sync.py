@@ -41,7 +41,7 @@ Key = tuple[int, int, str, bool]  # job, attempt, node, whether it is about chec
 Describe = Callable[[], Awaitable[None]]
 # By the hash of a job's code: what its ignore files say.
 IgnoreRules = Callable[[str | None], NamedBy]
-Keeps = Callable[[bytes], bool]
+IsWanted = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class OutputSync:
 
     # --- what was left ------------------------------------------------------------------------------------------
 
-    async def fetch_left(self, run: Run, is_wanted: Keeps) -> bool:
+    async def fetch_left(self, run: Run, is_wanted: IsWanted) -> bool:
         """Starts to fetch what was left on the node, in the background; False if it is at it. Raises if it cannot."""
         if run.key in self._fetches:
             return False
@@ -282,7 +282,7 @@ class OutputSync:
         """How far fetching what was left is, or why the last try failed."""
         return self._progress.get(run.key)
 
-    async def _fetch_left(self, run: Run, transfer: FileTransfer, is_wanted: Keeps) -> None:
+    async def _fetch_left(self, run: Run, transfer: FileTransfer, is_wanted: IsWanted) -> None:
         store = transfer.store
         assert isinstance(store, OutputStore)
 
@@ -305,9 +305,10 @@ class OutputSync:
         ours = [file for file in listing.files if self._is_part(run, file)]
         missing = {one.file.name for one in await to_the_end(partial(store.missing, ours))}
         await to_the_end(store.sync)
-        here = [file.name for file in ours if file.name not in missing and file.name not in store.problems]
+        not_here = missing | store.problems.keys()
+        here = [file.name for file in ours if file.name not in not_here]
         await transfer.files.drop_kept(transfer.source, here)
-        left = [file for file in ours if file.name not in set(here)]
+        left = [file for file in ours if file.name in not_here]
         await to_the_end(partial(store.note_left, left, listing.unlisted if run.where is None else 0))
         await to_the_end(partial(link_view, self._folder / str(run.job), run.attempt))
         log.info("fetched %d files that were left", len(here), extra={"job": run.job, "node": run.node})

@@ -297,7 +297,7 @@ class Changed(Exception):
 
 
 class Unusable(Exception):
-    """A path that cannot be sent. Whoever knows how the folder was named makes an error of it."""
+    """A path that cannot be sent. The caller knows how the folder was named, and makes an error of it."""
 
     def __init__(self, path: bytes, text: str, kind: type[UgroError] = UgroError) -> None:
         super().__init__(text)

@@ -147,8 +147,6 @@ class ResultService:
     async def _drop(self, job: Job, node: str, attempts: Mapping[int, Sequence[str]]) -> str | None:
         try:
             await self._collector.drop_kept(job, node, attempts)
-        except NotFound:
-            return None
         except UgroError as error:
             return f"results on {node} could not be removed: {error}"
         return None

@@ -137,13 +137,15 @@ class JobService:
         spec = await self._submitting.derived(old, change.text, change.fields)
         await self._submitting.check_fit([spec])
         about = await self._submitting.about(spec, Submit(user, key, origin=old.origin))
-        submission = await self._jobs.submit(spec, user, key, about)
-        point("submit.recorded")
+        try:
+            submission = await self._jobs.submit(spec, user, key, about)
+            point("submit.recorded")
+        finally:
+            self._engine.wake()  # also if the browser left
         if submission.is_new:
             new = submission.job
             await self._jobs.note("launched", f"launched again with changes as job {new.id} by {user}", job=old)
             await self._jobs.note("launched", f"from job {old.id}, with changes", job=new)
-            self._engine.wake()
         return submission.job
 
     async def _still_known(self, after: After) -> After:

@@ -21,6 +21,7 @@ from ugro.core.node import Facts, Gpu, NodeSpec, Status
 from ugro.core.support.moment import unix_seconds
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
+from ugro.policy.nodes.machines import drained_machines
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
 from ugro.policy.scheduling.demand import alternatives
 from ugro.policy.scheduling.fit import Misfit, check_fits
@@ -144,6 +145,7 @@ class SchedulerInput:
             for share in holder.placement.shares:
                 held.setdefault(share.node, {})[holder.id] = share.cpus
         seconds = self._health.second_names(held.__contains__)
+        drained = drained_machines(drained, seconds)
         return tuple(
             self._node_view(node, _Standing(drained.get(node.spec.name), seconds.get(node.spec.name)), held)
             for node in self._cluster.inventory

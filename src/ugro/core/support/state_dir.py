@@ -39,7 +39,7 @@ class StateDir:
 
     @property
     def served_cluster(self) -> Path:
-        """Names the cluster file that the agent served last, until it is stopped by ``ugro agent stop``."""
+        """A link to the cluster file that the agent serves or served last, until ``ugro agent stop``."""
         return self.path / "agent.cluster"
 
     @property

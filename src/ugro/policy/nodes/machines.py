@@ -40,6 +40,12 @@ def second_names(seen: Sequence[Sighting]) -> dict[str, str]:
     return found
 
 
+def drained_machines(drained: Mapping[str, str], seconds: Mapping[str, str]) -> dict[str, str]:
+    """By name, the reasons given. A drain is meant for the machine, under whichever of its names it is used."""
+    of_others = {first: drained[name] for name, first in seconds.items() if name in drained}
+    return {**of_others, **drained}
+
+
 def is_same_machine(one: Sighting, other: Sighting) -> bool:
     if not one.machine.boot_id or one.machine.boot_id != other.machine.boot_id:
         return False

@@ -1,4 +1,4 @@
-"""How far a training is and how long it still takes, from what it has told. Pure.
+"""How far a training is and how long it still takes, from what it has reported. Pure.
 
 The total comes from the first of these that fits: what ``ugro.train`` records, a metric such as ``max_steps``, an
 argument of the command, the ``epoch`` metric with a number of epochs, a progress bar at the end of the log.
@@ -70,7 +70,7 @@ class Known:
 
 
 def progress(known: Known) -> JobProgress | None:
-    """None if the job has told of no step."""
+    """None if the job has reported no step."""
     done = _done(known)
     bar = None if known.is_final else newest_bar(known.log_tail)
     found = _by_totals(known, done)

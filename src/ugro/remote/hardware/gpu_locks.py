@@ -172,7 +172,8 @@ def _open_folder(path: str) -> int:
     found = os.fstat(folder)
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
         os.close(folder)
-        raise Refused("unsafe", "others can write to %s, where the locks of GPUs are: chmod 700 it" % path)
+        text = "%s, where the locks of GPUs are, belongs to somebody else, or others can write to it: chmod 700 it"
+        raise Refused("unsafe", text % path)
     return folder
 
 

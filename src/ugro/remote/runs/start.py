@@ -78,7 +78,14 @@ def start(call: Call, agent: AgentDir, wanted: Any) -> None:
     if read_gpus is None or not any(_names_gpus(one) for one in wanted):
         _start_all(call, answers, agent, wanted, None)
         return
-    read_gpus(lambda reading: _start_all(call, answers, agent, wanted, _by_index(reading)), _READ_GPUS_S)
+
+    def go_on(reading: Dict[str, Any]) -> None:
+        try:
+            _start_all(call, answers, agent, wanted, _by_index(reading))
+        except OSError as error:
+            call.fail("os", str(error))
+
+    read_gpus(go_on, _READ_GPUS_S)
 
 
 def _start_all(call: Call, answers: Answers, agent: AgentDir, wanted: Any, uuids: Optional[Dict[int, str]]) -> None:

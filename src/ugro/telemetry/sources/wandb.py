@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ugro.core.support.protobuf import Damaged, fields, messages, signed, text
-from ugro.telemetry.sources.reading import AT_ONCE, LARGEST, Origin, Piece, Reading, number, real
+from ugro.telemetry.sources.reading import AT_ONCE, LARGEST, Origin, Piece, Reading, real
 
 _MAGIC = b":W&B\xe1\xbe\x00"
 _BLOCK = 32 << 10
@@ -145,8 +145,6 @@ def _items(message: bytes) -> Iterator[tuple[str, Any]]:
 def _parsed(value: bytes) -> Any:
     if len(value) > _LARGEST_VALUE:
         return None
-    if (found := number(value)) is not None:
-        return found
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from ugro.core.node import Facts, Gpu, GpuHolder, Machine
-from ugro.policy.nodes.machines import Sighting, is_same_machine, judge_names, second_names, with_other_holders
+from ugro.policy.nodes.machines import (
+    Sighting,
+    drained_machines,
+    is_same_machine,
+    judge_names,
+    second_names,
+    with_other_holders,
+)
 
 MACHINE = Machine(
     hostname="gpu1",
@@ -86,6 +93,13 @@ def test_of_many_names_one_is_used_in_whatever_order_they_stand() -> None:
         seconds = second_names(names)
         first = next(one.name for one in names if one is not gpu2)
         assert seconds == {one.name: first for one in names if one is not gpu2 and one.name != first}
+
+
+def test_a_drain_holds_for_the_machine_under_whichever_name_it_is_used() -> None:
+    seconds = {"gpu1": "gpu1-lan"}  # the first name cannot be reached
+    assert drained_machines({"gpu1": "new fans"}, seconds) == {"gpu1": "new fans", "gpu1-lan": "new fans"}
+    assert drained_machines({"gpu1": "a", "gpu1-lan": "b"}, seconds)["gpu1-lan"] == "b"
+    assert drained_machines({"gpu2": ""}, seconds) == {"gpu2": ""}
 
 
 def test_doctor_has_one_finding_for_each_second_name() -> None:
