@@ -284,6 +284,7 @@ class CurvesElement extends HTMLElement {
 
   #fail(error) {
     this.#say(`Cannot load curves: ${error.message}. The next change retries.`);
+    this.dispatchEvent(new CustomEvent("ugro-none", { bubbles: true, detail: null }));
   }
 }
 
