@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ugro.agent.artifacts.job_folder import rank_log
 from ugro.core.headline import DeviceUse, Headline, LossLine, Speed
-from ugro.core.job import Job, JobState
+from ugro.core.job import HOLDING_STATES, Job, JobState
 from ugro.core.metrics import main_loss
 from ugro.core.node import Gpu, NodeReport
 from ugro.policy.experiments.parameters import parameters
@@ -61,7 +61,8 @@ class Headlines:
         return {curve.key: curve for curve in found}  # of several attempts, the newest
 
     async def _known(self, job: Job, seen: _Seen, curves: Mapping[str, Curve]) -> Known:
-        tail = "" if job.is_final else await asyncio.to_thread(self._log_tail, job)
+        is_over = job.state not in HOLDING_STATES  # or waits for its next attempt
+        tail = "" if is_over else await asyncio.to_thread(self._log_tail, job)
         return Known(
             time.time(),
             _steps(seen, curves),
@@ -70,7 +71,7 @@ class Headlines:
             {name: value for name in TOLD if (value := seen.last_value(name)) is not None},
             parameters(job.spec),
             tail,
-            job.is_final,
+            is_over,
         )
 
     def _log_tail(self, job: Job) -> str:
@@ -141,9 +142,8 @@ def _loss(seen: _Seen, curves: Mapping[str, Curve]) -> LossLine | None:
     curve = curves.get(seen.loss or "")
     if curve is None:
         return None
-    values = [*curve.means[:-1], seen.last_value(curve.key)]  # the last one as it was recorded
-    least = min((low for low in curve.lows if low is not None), default=None)
-    return words.loss_line(curve.key, curve.steps, values, least)
+    best = min((low for low in curve.lows if low is not None), default=None)
+    return replace(words.loss_line(curve.key, curve.steps, curve.means, seen.last_value(curve.key)), best=best)
 
 
 def _speed(seen: _Seen, curves: Mapping[str, Curve], *, is_final: bool) -> Speed | None:

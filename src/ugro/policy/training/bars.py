@@ -26,17 +26,24 @@ class Bar:
     left_s: float | None  # None: not known yet
 
     @property
+    def is_complete(self) -> bool:
+        return self.done >= self.total
+
+    @property
     def is_part(self) -> bool:
         return _PART.search(self.what) is not None
 
 
 def newest_bar(log_tail: str) -> Bar | None:
-    """The last state of the bar that has been shown for the longest time: an inner one starts again and again."""
+    """The last state of the bar that has been shown for the longest time, since inner ones start again and again.
+
+    One that is complete counts only if there is no other.
+    """
     latest: dict[tuple[str, float], Bar] = {}
     for line in re.split(r"[\r\n]", _ESCAPE.sub("", log_tail)):
         if (bar := _bar(line)) is not None:
             latest[bar.what, bar.total] = bar
-    return max(latest.values(), key=lambda bar: bar.passed_s, default=None)
+    return max(latest.values(), key=lambda bar: (not bar.is_complete, bar.passed_s), default=None)
 
 
 def _bar(line: str) -> Bar | None:

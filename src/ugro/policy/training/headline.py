@@ -30,10 +30,10 @@ def step_name(counts: Sequence[tuple[str, int]]) -> str | None:
     return max(own)[1] if own else None
 
 
-def loss_line(name: str, steps: Sequence[int], values: Sequence[float | None], least: float | None) -> LossLine:
-    """``values`` at ``steps``, for the small curve; ``least`` of all."""
-    last = values[-1] if values else None
-    return LossLine(name, last, least, _with_gaps(steps, values))
+def loss_line(name: str, steps: Sequence[int], values: Sequence[float | None], last: float | None) -> LossLine:
+    """``values`` at ``steps`` are the small curve; ``last`` is the last finite one, which is old if others followed."""
+    now = last if values and values[-1] is not None else None
+    return LossLine(name, now, None, _with_gaps(steps, [*values[:-1], now]))
 
 
 def _with_gaps(steps: Sequence[int], values: Sequence[float | None]) -> tuple[float | None, ...]:

@@ -66,13 +66,15 @@ class Known:
     told: Mapping[str, float] = field(default_factory=dict)  # last values of the metrics in TOLD
     parameters: Mapping[str, str] = field(default_factory=dict)  # of the command
     log_tail: str = ""
-    is_final: bool = False
+    is_final: bool = False  # it does not run, or not any more
 
 
 def progress(known: Known) -> JobProgress | None:
     """None if the job has reported no step."""
     done = _done(known)
     bar = None if known.is_final else newest_bar(known.log_tail)
+    if bar is not None and bar.is_complete and (bar.is_part or done is not None):
+        bar = None  # of what came before the training, such as a download
     found = _by_totals(known, done)
     if bar is not None and (found is None or _knows_more(bar, found)):
         return _by_bar(bar)

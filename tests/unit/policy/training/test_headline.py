@@ -16,9 +16,12 @@ def test_the_metric_with_the_most_records_tells_of_steps() -> None:
 
 
 def test_the_small_curve_has_a_gap_where_steps_are_missing() -> None:
-    found = headline.loss_line("loss", [0, 1, 2, 3, 90, 91], [5.0, 4.0, None, 3.0, 2.0, 1.0], 0.5)
-    assert found == LossLine("loss", 1.0, 0.5, (5.0, 4.0, None, 3.0, None, 2.0, 1.0))
-    assert headline.loss_line("loss", [7], [None], None) == LossLine("loss", None, None, (None,))
+    found = headline.loss_line("loss", [0, 1, 2, 3, 90, 91], [5.0, 4.0, None, 3.0, 2.0, 1.0], 0.9)
+    assert found == LossLine("loss", 0.9, None, (5.0, 4.0, None, 3.0, None, 2.0, 0.9))
+
+
+def test_a_loss_that_is_no_number_any_more_is_not_shown_as_the_last_good_one() -> None:
+    assert headline.loss_line("loss", [7, 8], [0.5, None], 0.5) == LossLine("loss", None, None, (0.5, None))
 
 
 def test_the_speed_is_of_now_while_it_runs_and_of_all_afterwards() -> None:

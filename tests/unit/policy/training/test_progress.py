@@ -179,6 +179,17 @@ def test_what_is_no_bar_is_none(log: str) -> None:
     assert progress(Known(_NOW, log_tail=log)) is None
 
 
+def test_a_bar_that_is_over_is_not_the_training_s() -> None:
+    over = "Downloading: 100%|█| 10/10 [09:00<00:00, 2it/s]\n"
+    assert progress(Known(_NOW, log_tail=over)) is None
+    stepping = progress(Known(_NOW, _steps(3), log_tail=f"100%|█| 10/10 [09:00<00:00, 2it/s]\n{over}"))
+    assert stepping is not None
+    assert stepping.words == "step 3"
+    both = progress(Known(_NOW, log_tail=f"{over}{_BAR}"))
+    assert both is not None
+    assert both.words == "Train: 450 of 1,000"
+
+
 def test_an_ended_job_has_no_time_left() -> None:
     found = progress(Known(_NOW + 10**6, _steps(50), told={"max_steps": 200}, log_tail=_BAR, is_final=True))
     assert found is not None
