@@ -47,7 +47,7 @@ _FILES_S = 60.0  # a node that could not be asked is asked again after a while
 _AGAIN_S = 0.1
 _LOOK_S = 0.25
 _YOUNG = 4
-_DISK_BYTES = 24 << 20
+_DISK_BYTES = 128 << 20  # a node with less than 100 MiB left gets no jobs
 _EVERY_NTH_HAS_A_SMALL_DISK = 3
 
 

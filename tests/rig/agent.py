@@ -21,9 +21,9 @@ _END_S = 20
 
 
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Nothing of the user's own UGRO, and none of his ssh agent."""
+    """Nothing of the user's own UGRO, none of his ssh agent, and another home: nodes of this machine use it, too."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("UGRO_", "SSH_"))}
-    return {**kept, "UGRO_HOME": str(home), **(extra or {})}
+    return {**kept, "UGRO_HOME": str(home), "HOME": str(home), **(extra or {})}
 
 
 class AgentProcess:

@@ -271,7 +271,7 @@ def test_a_full_disk_does_not_lose_how_a_kept_run_ended(tmp_path: Path, ledger: 
         small.fill()
         assert node.call(link, "stop", job="9", attempt=1)["run"]["exit"]["outcome"] == "stopped"
         [refused] = start(node, link, {"10": saying("x")})
-        assert refused["error"]["kind"] == "os"
+        assert refused["error"]["kind"] == "no-space"
     finally:
         node.close()
         small.unmount()

@@ -204,6 +204,9 @@ def test_a_run_without_gpus_locks_nothing(node: LocalNode, ledger: Ledger) -> No
     nameless["ranks"] = [ledger.rank(1, "sleep")]
     start(node, link, nameless)
     assert not (node.root / ".local").exists(), "a GPU without a UUID has no lock"
+    twice = training(ledger, gpus=(GPU, GPU))
+    twice["ranks"] = [ledger.rank(2, "sleep")]
+    assert start(node, link, twice, job="twice")["run"]["status"] == "running", "nobody keeps itself waiting"
 
 
 def test_a_start_is_refused_when_the_indexes_of_the_gpus_have_moved(

@@ -306,7 +306,7 @@ def test_a_full_disk_does_not_lose_how_a_run_ended(folder: Path, ledger: Ledger)
             assert [line.split()[2] for line in ledger.lines("full")] == ["0"]
             assert (record["outcome"], record["failure"]["code"]) == ("failed", 7)
             subprocess.run(["dd", "if=/dev/zero", f"of={big}.2", "bs=4k"], check=False, capture_output=True, timeout=10)
-            with pytest.raises(RemoteFailure, match="No space left"):
+            with pytest.raises(RemoteFailure, match=r"the disk of .* is full: 0 B free"):
                 node.call(link, "start", job="next", attempt=1, spec={"ranks": [ledger.rank(0, "sleep")]})
             big.unlink()  # the second stays: there is space now, and not much
             node.call(link, "start", job="next", attempt=1, spec={"ranks": [ledger.rank(0, "sleep")]})

@@ -88,7 +88,7 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
         pause_s = GPU_PAUSE_S if failure.cause is Cause.GPU_UNAVAILABLE else 0.0
         reason = f"{failure.reason}; it is tried again{_from(view)} when there is room"
         return Retry(now + pause_s, charged, free, reason)
-    if failure.cause is Cause.DISK_FULL and failure.exit_code is None and view.has_other_nodes and not free:
+    if _found_no_room(failure) and view.has_other_nodes and not free:
         # It did not start: another node may have room for code that is large, or that was placed by an older report.
         reason = f"{failure.reason}; it is tried on another node, if one has room"
         return Retry(now, charged, 1, reason, _avoid(failure))
@@ -98,7 +98,7 @@ def after_failure(view: JobView, failure: Failure, now: float) -> Retry | GiveUp
 
 
 def _free_retry(view: JobView, failure: Failure, charged: int, free: int, now: float) -> Retry:
-    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (free - 1))
+    pause_s = _pause_s(free - 1)
     reason = (
         f"{failure.reason}; that is not the job's fault: it is tried again in {format_duration(pause_s)}{_from(view)}, "
         f"free of charge ({free} of {FREE_RETRIES})"
@@ -115,8 +115,21 @@ def _charged_retry(view: JobView, failure: Failure, counts: tuple[int, int], now
         used = f"all {most} retries are used" if most else "it has no retries"
         spent = f" and the {FREE_RETRIES} free ones are used" if failure.cause in INFRASTRUCTURE else ""
         return GiveUp(f"{failure.reason}; {used}{spent}", failure.hint)
-    reason = f"{failure.reason}; it is tried again{_from(view)} (retry {charged + 1} of {most})"
-    return Retry(now, charged + 1, free, reason, _avoid(failure))
+    # A disk without room for a start does not get any by asking again at once.
+    pause_s = _pause_s(charged) if _found_no_room(failure) else 0.0
+    when = f" in {format_duration(pause_s)}" if pause_s else ""
+    reason = f"{failure.reason}; it is tried again{when}{_from(view)} (retry {charged + 1} of {most})"
+    return Retry(now + pause_s, charged + 1, free, reason, _avoid(failure))
+
+
+def _pause_s(before: int) -> float:
+    """``before``: how many such pauses there were."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**before))
+
+
+def _found_no_room(failure: Failure) -> bool:
+    """It could not be started for want of space; a program that ran has an exit code."""
+    return failure.cause is Cause.DISK_FULL and failure.exit_code is None
 
 
 def _is_retried(retry: job.Retry, failure: Failure) -> bool:

@@ -56,7 +56,9 @@ class Makes:
         self._nodes = nodes
         self._counts: Counter[tuple[Shape, Free]] | None = None
         self._awaited: list[NodeView] = []
-        self._is_any_full = any(node.no_room is not None for node in nodes)
+        self._with_room: Makes | None = None  # those that take jobs and have room; None: all have
+        if any(node.no_room is not None for node in nodes):
+            self._with_room = Makes([node for node in nodes if node.unusable is None and node.no_room is None])
 
     def count(self, need: Need) -> int:
         """How many nodes can give a share. Nodes that have not reported yet count."""
@@ -73,11 +75,10 @@ class Makes:
         return self.count(need) >= need.min_nodes
 
     def with_room(self, need: Need) -> Need:
-        """A node whose disk is full is not used as long as there are enough others, also if those are busy."""
-        if not self._is_any_full:
+        """A node whose disk is full is not used as long as enough others take jobs, also if those are busy."""
+        if self._with_room is None or not self._with_room.has_enough(need):
             return need
-        careful = replace(need, wants_room=True, _fitting={})
-        return careful if self.has_enough(careful) else need
+        return replace(need, wants_room=True, _fitting={})
 
     def must_leave(self, better: Need, other: Need, wanted: Wanted) -> bool:
         """Whether the script surely fails on what is better, and need not on the other."""

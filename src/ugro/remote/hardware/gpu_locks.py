@@ -47,13 +47,13 @@ class GpuLocks:
 
     def take(self, devices: List[Device], root: str, record: Record) -> None:
         """All or none; ``gpu-busy`` when somebody has one of them. A GPU without a UUID has no lock."""
-        known = sorted((device for device in devices if device.uuid), key=lambda device: device.uuid)
+        known = {device.uuid: device for device in devices if device.uuid}
         if not known:
             return
         own = {"boot_id": boot_id(), "cgroup": terminate.own_cgroup(), "since": time.time(), **record}
         folder = _make_folder(root)
         try:
-            for device in known:
+            for _, device in sorted(known.items()):
                 self._take(folder, device, own)
         except (OSError, Refused):
             self.release(is_over=True)

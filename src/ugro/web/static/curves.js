@@ -24,7 +24,7 @@ class CurvesElement extends HTMLElement {
   /** @type {Map<string, number[]>} of each metric, the ranks that logged it */
   #ranks = new Map();
   #look = null;
-  /** @type {Map<string, {curves: Curves, chart: any, isLoaded: boolean, isVisible: boolean}>} */
+  /** @type {Map<string, {curves: Curves, chart: any, isLoaded: boolean, isVisible: boolean, loads: number}>} */
   #charts = new Map();
   #grid = document.createElement("div");
   #note = document.createElement("p");
@@ -120,7 +120,7 @@ class CurvesElement extends HTMLElement {
     chart.setAttribute("empty", "Loading…");
     this.#seen.observe(chart);
     const curves = new Curves({ jobs: this.#jobs, key, rank: this.#rankOf(key), columns: this.#columns() });
-    return { curves, chart, isLoaded: false, isVisible: false };
+    return { curves, chart, isLoaded: false, isVisible: false, loads: 0 };
   }
 
   /** The rank whose curve is shown; null: all. Of several jobs it is the first, which nearly always logs. */
@@ -182,14 +182,16 @@ class CurvesElement extends HTMLElement {
   async #load(key) {
     const entry = this.#charts.get(key);
     entry.isLoaded = true;
+    entry.loads += 1;
     try {
       await entry.curves.load(this.#bins(entry));
-      this.#show(key);
       entry.chart.setAttribute("empty", "No values yet.");
     } catch (error) {
       entry.isLoaded = false;
       entry.chart.setAttribute("empty", `Cannot load: ${error.message}`);
     }
+    entry.loads -= 1;
+    if (entry.isLoaded) this.#show(key);
   }
 
   #bins(entry) {
@@ -199,7 +201,8 @@ class CurvesElement extends HTMLElement {
 
   #show(key) {
     const entry = this.#charts.get(key);
-    if (entry) entry.chart.data = { x: this.#look.state.x, series: this.#series(entry.curves.shown) };
+    // What is here while other columns are on their way may lack those that the axis needs.
+    if (entry && !entry.loads) entry.chart.data = { x: this.#look.state.x, series: this.#series(entry.curves.shown) };
   }
 
   #series(curves) {

@@ -81,7 +81,7 @@ def test_without_retries_nothing_else_is_tried_again(cause: Cause) -> None:
 
 @pytest.mark.parametrize("cause", sorted(set(Cause) - INFRASTRUCTURE - UNCOUNTED - LASTING))
 def test_retries_are_for_what_may_go_well_the_next_time(cause: Cause) -> None:
-    decision = retried(after_failure(view(2), failure(cause), NOW))
+    decision = retried(after_failure(view(2), failure(cause, exit_code=1), NOW))
     assert (decision.charged, decision.not_before) == (1, NOW)
     assert decision.reason.endswith("it is tried again (retry 1 of 2)")
 
@@ -163,5 +163,7 @@ def test_a_job_that_found_no_room_is_tried_elsewhere_once_and_at_once() -> None:
     assert (elsewhere.not_before, elsewhere.charged, elsewhere.free, elsewhere.avoid) == (NOW, 0, 1, ("gpu1",))
     assert given_up(after_failure(view(has_other_nodes=True, free=1), full, NOW)).reason.endswith("it has no retries")
     assert given_up(after_failure(view(), full, NOW)), "there is no other node"
+    patient = retried(after_failure(view(3, charged=1, free=1, has_other_nodes=True), full, NOW))
+    assert (patient.not_before, patient.charged) == (NOW + 10.0, 2), "asking again at once would only use its retries"
     ran = failure(Cause.DISK_FULL, exit_code=1)
     assert given_up(after_failure(view(has_other_nodes=True), ran, NOW)), "its own program filled it"

@@ -32,6 +32,8 @@ def test_a_node_without_room_is_not_chosen_while_another_has_some() -> None:
     last = start_of(job(1), full)
     assert last.placement.nodes == ("a",)
     assert last.reason == f"free now: a (GPU 0); a {NO_ROOM}"
+    away = node("b", unusable="is unreachable")
+    assert start_of(job(1), full, away).placement.nodes == ("a",), "nobody knows when the other is back"
     gang = start_of(job(1, on=2), full, node("b"))
     assert gang.placement.nodes == ("b", "a"), "the other comes first, and the job says what is wrong"
 
