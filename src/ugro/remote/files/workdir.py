@@ -91,12 +91,12 @@ class WorkDir:
     def _walk(self, store: Optional[ContentStore], prefix: bytes, entries: Entries, depth: int) -> Iterator[RunFile]:
         for entry in _sorted(os.path.join(self.path, prefix)):
             name = prefix + entry.name
-            if entry.name in CACHES or entry.name.endswith(_CACHE_ENDING) or name == self._apart:
+            if entry.name in CACHES or entry.name.endswith(_CACHE_ENDING):
                 continue
             with contextlib.suppress(OSError):  # programs delete their files at any time
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    if depth < MOST_DEPTH:
+                    if depth < MOST_DEPTH and name != self._apart:
                         yield from self._walk(store, name + b"/", _inside(store, entries, entry.name), depth + 1)
                 elif self._is_changed(entry.path, status, entries, entry.name):
                     yield listing.described(name, status)
