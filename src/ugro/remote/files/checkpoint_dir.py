@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 from ugro.remote import durable
 from ugro.remote.files import listing
 from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, names_in, remove_all
-from ugro.remote.files.checkpoint_names import is_complete, number
+from ugro.remote.files.checkpoint_names import PART, is_complete, number
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
 from ugro.remote.files.tail import open_below
@@ -280,7 +280,7 @@ class CheckpointDir:
             for name in [*names, *(file.name for file in found)]:
                 parts = self.parts_inside(name)
                 place = os.path.join(self.own_place_of(parts[0]), *parts)
-                keep(self._run, name, [os.fsencode(place)])
+                keep(self._run, name, [os.fsencode(place)], PART)
         return {}
 
     def drop(self) -> Answer:

@@ -61,6 +61,10 @@ class WorkDir:
         except Refused:
             return True
 
+    def is_apart(self, name: bytes) -> bool:
+        """Whether it is below the folder of the checkpoints."""
+        return self._apart is not None and name.startswith(self._apart + b"/")
+
     def files(self, wait_s: float = LOCK_S) -> Iterator[RunFile]:
         """Sorted by folder. Raises ``Refused`` while the code on this node is being cleaned up."""
         if self.is_collected:
