@@ -119,15 +119,16 @@ def _by_rule(files: Iterable[RunFile], by: Selection) -> dict[bytes | None, str]
     for file in files:
         if (entry := _entry(file.name, by.checkpoints)) is not None:
             changed[entry] = max(changed.get(entry, 0), file.changed_ns)
-    order = sorted(changed, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
+    if by.rule.checkpoints == "all":
+        return {}
+    complete = [entry for entry in changed if checkpoint_names.is_complete(text(entry))]
+    order = sorted(complete, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
     keep = _kept(order, by.rule.checkpoints)
-    return {entry: f"results.checkpoints is {by.rule.checkpoints}" for entry in order if entry not in keep}
+    return {entry: f"results.checkpoints is {by.rule.checkpoints}" for entry in changed if entry not in keep}
 
 
 def _kept(order: Sequence[bytes], rule: str) -> set[bytes]:
     """``order``: the newest first."""
-    if rule == "all":
-        return set(order)
     if rule == "none":
         return set()
     if rule == "best":

@@ -110,3 +110,11 @@ def test_a_file_that_would_replace_another_here_is_left_whether_that_is_a_file_o
     choice = choose(found, Selection(), taken={b"checkpoints/best", b"checkpoints/step_1", b"plots/a.png"})
     assert names(choice.wanted) == ["other"]
     assert {one.reason for one in choice.left} == {"another file of this name is here"}
+
+
+@pytest.mark.parametrize("rule", ["last 1", "best"])
+def test_one_that_was_never_completed_does_not_take_the_place_of_one_that_was(rule: str) -> None:
+    found = [file("checkpoints/step_2.pt"), file("checkpoints/step_3.pt.tmp")]
+    choice = choose(found, Selection(ResultRule(rule)))
+    assert names(choice.wanted) == ["checkpoints/step_2.pt"]
+    assert names(choose(found, Selection(ResultRule("all"))).wanted) == names(tuple(found))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ugro.remote.files import checkpoint_dir
 from ugro.remote.files.checkpoint_dir import CheckpointDir
+from ugro.remote.files.checkpoints import Resume
+from ugro.remote.files.outputs import Outputs
 from ugro.remote.state.rundir import AgentDir, RunDir
 
 
@@ -106,3 +110,45 @@ def test_each_attempt_finds_what_the_ones_before_it_wrote(machine: Machine) -> N
 
     assert names(machine.folder(3)) == ["checkpoints/step_1.pt"]
     assert (work(machine.agent.run("7", 3)) / "checkpoints" / "step_1.pt").read_text() == "again"
+
+
+def test_what_was_kept_is_not_replaced_by_a_file_that_it_hid(machine: Machine) -> None:
+    """As after a crash between the move and its record: the name is asked for again."""
+    run = machine.run(1)
+    for place, text in (("output", "used"), ("work", "hidden")):
+        os.makedirs(run.file(place), exist_ok=True)
+        Path(run.file(place), "a.txt").write_text(text)
+
+    for _ in range(2):
+        Outputs(run).keep([b"a.txt"], with_unlisted=False)
+
+    assert Path(machine.agent.path, "kept", "7.1", "a.txt").read_text() == "used"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_without_hard_links_an_attempt_still_resumes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def refuse(*names: object, **options: object) -> None:
+        raise PermissionError(errno.EPERM, "no links on this file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = machine.run(1)
+    machine.folder(1).gather()
+    written = work(first) / "checkpoints" / "step_1"
+    if kind == "folder":
+        written.mkdir()
+    (written / "weights" if kind == "folder" else written).write_text("1")
+    mark = machine.folder(1).newest()[0]["fingerprint"]
+    machine.run(2)
+    folder = machine.folder(2)
+
+    assert Resume(folder, "step_1", kind, mark).find() is None, "where it is now, it does not stay"
+    sent = Path(folder.resume, mark)
+    sent.mkdir(parents=True)
+    shutil.copytree(written, sent, dirs_exist_ok=True) if kind == "folder" else shutil.copy2(written, sent)
+    assert Resume(folder, "step_1", kind, mark).find() == str(sent)
+    shutil.rmtree(first.path)
+    folder.gather()
+
+    assert names(folder) == ["checkpoints/step_1" + ("/weights" if kind == "folder" else "")]

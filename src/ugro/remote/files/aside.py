@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from typing import List
+from typing import Callable, List
 
 from ugro.remote import durable
 from ugro.remote.files import listing
@@ -15,8 +15,18 @@ ARRIVING = ".arriving."
 REMOVING = ".removing."
 
 
+def link(path: bytes, target: bytes) -> None:
+    os.link(path, target, follow_symlinks=False)
 
-def link_all(path: str, root: str) -> None:
+
+def link_or_copy(path: bytes, target: bytes) -> None:
+    try:
+        link(path, target)
+    except OSError:
+        shutil.copy2(path, target, follow_symlinks=False)
+
+
+def link_all(path: str, root: str, place: Callable[[bytes, bytes], None] = link) -> None:
     """A new folder with hard links to the files of a folder, or to the one file."""
     os.mkdir(root, 0o700)
     base = path if os.path.isdir(path) else os.path.dirname(path)
@@ -25,14 +35,7 @@ def link_all(path: str, root: str) -> None:
         if file.is_folder:
             os.mkdir(target, 0o700)
         else:
-            os.link(os.path.join(os.fsencode(base), file.name), target, follow_symlinks=False)
-
-
-def link_or_copy(path: bytes, target: bytes) -> None:
-    try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(path, target, follow_symlinks=False)
+            place(os.path.join(os.fsencode(base), file.name), target)
 
 
 def beside(path: str, mark: str) -> str:

@@ -256,7 +256,7 @@ class CheckpointDir:
             os.unlink(self._resumed)
 
     def _place_resumed(self) -> None:
-        """Links to the files of the checkpoint that the attempt resumes from, under its name."""
+        """The checkpoint that the attempt resumes from, under its name: links to its files, or copies."""
         record = durable.read_json(self._resumed)
         if not record or not is_complete(str(record.get("name"))):
             return
@@ -268,7 +268,7 @@ class CheckpointDir:
         if record["kind"] == "file":
             link_or_copy(os.fsencode(os.path.join(source, name)), os.fsencode(fresh))
         else:
-            link_all(source, fresh)
+            link_all(source, fresh, link_or_copy)
         self._put(fresh, os.path.join(self.path, name))
 
     # --- the end ------------------------------------------------------------------------------------------------

@@ -128,8 +128,10 @@ class Kept:
 
 
 def keep(run: RunDir, name: bytes, paths: Iterable[bytes], part: str = "") -> None:
-    """Moves the first of these that is a file to where it outlives the run, under that name."""
+    """Moves the first of these that is a file to where it outlives the run, under that name, unless that was done."""
     target = os.path.join(os.fsencode(_kept_folder(run, part)), name)
+    if os.path.lexists(target):  # what has the name now was hidden by it
+        return
     for path in paths:
         if stat.S_ISREG(_mode(path)):
             os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
