@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ugro.remote.files import checkpoint_dir
-from ugro.remote.files.checkpoint_dir import CheckpointDir
+from ugro.remote.files.checkpoint_dir import CheckpointDir, Checkpoints
 from ugro.remote.files.checkpoints import Resume
 from ugro.remote.files.outputs import Outputs
+from ugro.remote.program import Refused
 from ugro.remote.state.rundir import AgentDir, RunDir
 
 
@@ -152,3 +153,15 @@ def test_without_hard_links_an_attempt_still_resumes(
     folder.gather()
 
     assert names(folder) == ["checkpoints/step_1" + ("/weights" if kind == "folder" else "")]
+
+
+def test_all_of_them_are_listed_only_when_no_attempt_writes_any_more(machine: Machine) -> None:
+    run = machine.run(1)
+    lock = run.take_lock(timeout_s=0)
+    assert lock is not None
+    try:
+        with pytest.raises(Refused, match="job 7 is running here"):
+            Checkpoints(machine.folder(1)).has_any()
+    finally:
+        os.close(lock)
+    assert not Checkpoints(machine.folder(1)).has_any()

@@ -283,11 +283,14 @@ class CheckpointDir:
                 keep(self._run, name, [os.fsencode(place)], PART)
         return {}
 
-    def drop(self) -> Answer:
-        """Deletes the folders that are ours. A supervisor may outlive the exit record for a moment; ranks do not."""
-        runs = self._runs()
-        if any(run.exit() is None and run.is_alive() for run in runs):
+    def expect_over(self) -> None:
+        """A supervisor may outlive the exit record for a moment; ranks do not."""
+        if any(run.exit() is None and run.is_alive() for run in self._runs()):
             raise Refused("busy", "job %s is running here: its checkpoints stay" % self.job)
+
+    def drop(self) -> Answer:
+        """Deletes the folders that are ours."""
+        self.expect_over()
         durable.make_folder(os.path.dirname(self._own))
         with self._alone():
             written = [place.path for place in self._own_places() if place.path != self._own]
@@ -315,12 +318,13 @@ class CheckpointDir:
 
 
 class Checkpoints:
-    """All files of a job's checkpoints, to be sent. None of a folder of the user."""
+    """All files of a job's checkpoints, to be sent when it is over. None of a folder of the user."""
 
     def __init__(self, folder: CheckpointDir) -> None:
         self._folder = folder
 
     def has_any(self) -> bool:
+        self._folder.expect_over()  # they are deleted after this transfer, with those that would still be written
         return self._folder.is_ours and self._folder.has_any()
 
     def files(self) -> Iterator[RunFile]:
