@@ -165,3 +165,22 @@ def test_all_of_them_are_listed_only_when_no_attempt_writes_any_more(machine: Ma
     finally:
         os.close(lock)
     assert not Checkpoints(machine.folder(1)).has_any()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_checkpoints_that_the_program_made_read_only_move_and_go_like_others(machine: Machine) -> None:
+    first = machine.run(1)
+    machine.folder(1).gather()
+    made = work(first) / "checkpoints" / "step_1"
+    made.mkdir()
+    (made / "weights").write_text("1")
+    made.chmod(0o555)
+    made.parent.chmod(0o555)
+    machine.folder(1).save(first)
+    machine.run(2)
+
+    machine.folder(2).gather()
+
+    assert names(machine.folder(2)) == ["checkpoints/step_1/weights"]
+    machine.folder(2).drop()
+    assert not list(Path(machine.agent.path, "checkpoints").iterdir())

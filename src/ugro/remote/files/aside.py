@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import os
 import shutil
-from typing import Callable, List
+import stat
+from typing import AnyStr, Callable, List
 
 from ugro.remote import durable
 from ugro.remote.files import listing
@@ -38,6 +39,16 @@ def link_all(path: str, root: str, place: Callable[[bytes, bytes], None] = link)
             place(os.path.join(os.fsencode(base), file.name), target)
 
 
+def move(path: AnyStr, target: AnyStr) -> None:
+    """A folder that forbids it is opened: its user made it, and we are that user."""
+    try:
+        os.rename(path, target)
+    except PermissionError:
+        _open_up(os.path.dirname(path))
+        _open_up(path)
+        os.rename(path, target)
+
+
 def beside(path: str, mark: str) -> str:
     return os.path.join(os.path.dirname(path), mark + os.urandom(8).hex())
 
@@ -54,10 +65,25 @@ def remove_all(folder: str, *marks: str) -> None:
     for path in [os.path.join(folder, name) for name in names_in(folder) if name.startswith(marks)]:
         if os.path.isdir(path) and not os.path.islink(path):
             if not _is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         else:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        for folder, _, _ in os.walk(path):
+            _open_up(folder)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _open_up(path: AnyStr) -> None:
+    with contextlib.suppress(OSError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
 def _is_held(path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing
-from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, names_in, remove_all
+from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, move, names_in, remove_all
 from ugro.remote.files.checkpoint_names import PART, is_complete, number
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
@@ -244,8 +244,8 @@ class CheckpointDir:
     def _put(self, path: str, target: str) -> None:
         if os.path.lexists(target):
             durable.make_folder(os.path.dirname(self._own))
-            os.rename(target, beside(self._own, REMOVING))
-        os.rename(path, target)
+            move(target, beside(self._own, REMOVING))
+        move(path, target)
 
     def note_resumed(self, name: str, kind: str, fingerprint: str) -> None:
         record = {"name": name, "kind": kind, "fingerprint": fingerprint}
@@ -296,7 +296,7 @@ class CheckpointDir:
             written = [place.path for place in self._own_places() if place.path != self._own]
             for folder in (*written, self._own, self.resume):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    os.rename(folder, beside(self._own, REMOVING))
+                    move(folder, beside(self._own, REMOVING))
             self.forget_resumed()
         self._clean_up()
         return {}

@@ -15,7 +15,7 @@ import shutil
 import stat
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
-from ugro.remote.files import listing
+from ugro.remote.files import aside, listing
 from ugro.remote.files.listing import MOST_DEPTH, MOST_FILES, RunFile
 from ugro.remote.files.tail import open_below
 from ugro.remote.files.workdir import WorkDir
@@ -135,11 +135,7 @@ def keep(run: RunDir, name: bytes, paths: Iterable[bytes], part: str = "") -> No
     for path in paths:
         if stat.S_ISREG(_mode(path)):
             os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
-            try:
-                os.rename(path, target)
-            except PermissionError:  # the program closed its own folder
-                os.chmod(os.path.dirname(path), stat.S_IRWXU)
-                os.rename(path, target)
+            aside.move(path, target)
             return
 
 
