@@ -18,6 +18,7 @@ from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.streaming import NodeCalls, Thread, Upload, in_time
 from ugro.remote import wire
 from ugro.remote.files import checkpoint_names, listing, received, resumable
+from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.listing import RunFile, Unsendable
 from ugro.remote.files.received import Writer
 from ugro.remote.files.resumable import StreamError
@@ -95,14 +96,14 @@ def outputs_of(job: int, attempt: int) -> Source:
     return {"job": str(job), "attempt": attempt}
 
 
-def kept_of(job: int, attempt: int) -> Source:
-    """What the attempt left on the node."""
-    return {**outputs_of(job, attempt), "part": "kept"}
+def kept_of(job: int, attempt: int, *, are_checkpoints: bool) -> Source:
+    """What the attempt left on the node, of its own files or of its job's checkpoints."""
+    return {**outputs_of(job, attempt), "part": "kept", "of": PART if are_checkpoints else ""}
 
 
 def checkpoints_of(where: Where) -> Source:
     """All that the job wrote, under the names by which it did."""
-    return {**where.params(), "part": "checkpoints"}
+    return {**where.params(), "part": PART}
 
 
 def checkpoint_of(where: Where, found: Found) -> Source:

@@ -7,18 +7,19 @@ their last change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ugro.core.job import ResultRule
 from ugro.core.metric_files import is_metric_file
 from ugro.core.support.quantity import format_size
 from ugro.remote.files import checkpoint_names
-from ugro.remote.files.listing import RunFile, text
+from ugro.remote.files.listing import RunFile, folders_above, text
 
 # While a run lives, a large file that changed just now is probably being written, and would be fetched again.
 _LARGE_BYTES = 16 << 20
 _FRESH_NS = 5_000_000_000
+_TAKEN = "another file of this name is here"
 
 # Who names a file of the working directory that is not to be sent: .gitignore, for example. None: nobody does.
 NamedBy = Callable[[bytes], str | None]
@@ -51,11 +52,16 @@ class Choice:
     outdated: tuple[bytes, ...] = ()  # of those that are only here: by the rule for checkpoints, they go
 
 
-def choose(files: Sequence[RunFile], by: Selection, only_here: Sequence[RunFile] = ()) -> Choice:
-    """``only_here``: files that were fetched before and are gone from the node. No limit applies to them."""
+def choose(
+    files: Sequence[RunFile], by: Selection, only_here: Sequence[RunFile] = (), taken: Set[bytes] = frozenset()
+) -> Choice:
+    """``only_here``: files that were fetched before and are gone from the node. No limit applies to them.
+
+    ``taken``: names of files here that are others, and are not to be replaced.
+    """
     sound = [file for file in files if file.problem is None]
     dropped = _by_rule([*sound, *only_here], by)
-    left: dict[bytes, Left] = {}
+    left = {file.name: Left(file, _TAKEN) for file in clashing(sound, taken)}
     for file in sound:
         reason = dropped.get(_entry(file.name, by.checkpoints)) or _named(file, by)
         if reason is not None:
@@ -70,6 +76,12 @@ def choose(files: Sequence[RunFile], by: Selection, only_here: Sequence[RunFile]
         tuple(file for file in files if file.problem is not None),
         tuple(file.name for file in only_here if _entry(file.name, by.checkpoints) in dropped),
     )
+
+
+def clashing(files: Iterable[RunFile], taken: Set[bytes]) -> list[RunFile]:
+    """Those that cannot be where files of these names are."""
+    names = taken | {folder for name in taken for folder in folders_above(name)}
+    return [file for file in files if file.name in names or not taken.isdisjoint(folders_above(file.name))]
 
 
 def is_being_written(file: RunFile, checkpoints: str, now_ns: int) -> bool:
@@ -107,15 +119,16 @@ def _by_rule(files: Iterable[RunFile], by: Selection) -> dict[bytes | None, str]
     for file in files:
         if (entry := _entry(file.name, by.checkpoints)) is not None:
             changed[entry] = max(changed.get(entry, 0), file.changed_ns)
-    order = sorted(changed, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
+    if by.rule.checkpoints == "all":
+        return {}
+    complete = [entry for entry in changed if checkpoint_names.is_complete(text(entry))]
+    order = sorted(complete, key=lambda entry: (_number(entry), changed[entry], entry), reverse=True)
     keep = _kept(order, by.rule.checkpoints)
-    return {entry: f"results.checkpoints is {by.rule.checkpoints}" for entry in order if entry not in keep}
+    return {entry: f"results.checkpoints is {by.rule.checkpoints}" for entry in changed if entry not in keep}
 
 
 def _kept(order: Sequence[bytes], rule: str) -> set[bytes]:
     """``order``: the newest first."""
-    if rule == "all":
-        return set(order)
     if rule == "none":
         return set()
     if rule == "best":

@@ -31,8 +31,7 @@ def has_nothing_left(path: str) -> bool:
         usage = os.statvfs(path)
     except OSError:
         return False
-    has_files = usage.f_favail > 0 or usage.f_files == 0  # some file systems do not count files
-    return usage.f_bavail * usage.f_frsize < _NOTHING_BYTES or not has_files
+    return usage.f_bavail * usage.f_frsize < _NOTHING_BYTES or not _has_files(usage)
 
 
 def shortage(path: str, size: int, what: str, spare: int = SPARE_BYTES) -> str | None:
@@ -48,11 +47,23 @@ def refusal(error: OSError, path: str, prefix: str = "") -> Tuple[str, str]:
     """The kind and the words of a call that failed by it; ``path`` is on the disk that it wrote to."""
     if not is_full(error):
         return "os", prefix + str(error)
+    if error.errno == errno.EDQUOT:  # the disk itself may be almost empty
+        return NO_SPACE, "%sthe disk quota is used up in %s" % (prefix, _shown(path))
+    return NO_SPACE, "%sthe disk of %s is full%s" % (prefix, _shown(path), _left(path))
+
+
+def _left(path: str) -> str:
     try:
-        left = ": %s free" % in_words(free_bytes(path))
+        usage = os.statvfs(path)
     except OSError:
-        left = ""
-    return NO_SPACE, "%sthe disk of %s is full%s" % (prefix, _shown(path), left)
+        return ""
+    if not _has_files(usage):
+        return ": it has no inodes left for more files"
+    return ": %s free" % in_words(usage.f_bavail * usage.f_frsize)
+
+
+def _has_files(usage: os.statvfs_result) -> bool:
+    return usage.f_favail > 0 or usage.f_files == 0  # some file systems do not count files
 
 
 def _shown(path: str) -> str:

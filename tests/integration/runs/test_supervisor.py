@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.conftest import Farms, in_loop, link_to
 from tests.rig.ledger import Ledger
-from tests.rig.nodeprogram import AGENT, LocalNode
+from tests.rig.nodeprogram import AGENT, LocalNode, agent_folder
 from tests.rig.waiting import name_of, wait_until
 from ugro.core.errors import RemoteFailure
 from ugro.nodes.link import Link
@@ -133,6 +133,19 @@ def test_what_is_wrong_with_a_program_is_said_plainly_and_is_its_own_fault(
     assert (record["outcome"], record["reason"]) == ("start-failed", reason.format(folder=tmp_path))
     assert (record["failure"]["kind"], record["failure"]["code"]) == ("program", code)
     assert record["ranks"][0]["code"] == code
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_filled_is_not_the_programs_fault(
+    node: LocalNode, ledger: Ledger
+) -> None:
+    link = node.link()
+    (agent_folder(node.root, node.spec.name) / "checkpoints.lock").mkdir(parents=True)
+    spec = {"ranks": [ledger.rank(0, "exit_with", 0)], "checkpoint_dir": "checkpoints"}
+    node.call(link, "start", job="train", attempt=1, spec=spec)
+    record = ended(node, link)
+    assert (record["outcome"], record["failure"]["kind"]) == ("start-failed", "node")
+    assert record["reason"] == "rank 0: its folder for checkpoints: is a directory"
+    assert not ledger.starts(ONE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user without any processes left")

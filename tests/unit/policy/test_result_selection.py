@@ -103,3 +103,18 @@ def test_a_large_file_that_changed_just_now_is_left_alone_while_the_run_lives() 
     assert not is_being_written(file("metrics.jsonl", 100, now), "checkpoints", now)
     assert is_being_written(file("checkpoints/step_3.tmp/part"), "checkpoints", now)
     assert not is_being_written(file("checkpoints/step_3/part.tmp"), "checkpoints", now)
+
+
+def test_a_file_that_would_replace_another_here_is_left_whether_that_is_a_file_or_a_folder() -> None:
+    found = [file("checkpoints/best"), file("checkpoints/step_1/weights"), file("plots"), file("other")]
+    choice = choose(found, Selection(), taken={b"checkpoints/best", b"checkpoints/step_1", b"plots/a.png"})
+    assert names(choice.wanted) == ["other"]
+    assert {one.reason for one in choice.left} == {"another file of this name is here"}
+
+
+@pytest.mark.parametrize("rule", ["last 1", "best"])
+def test_one_that_was_never_completed_does_not_take_the_place_of_one_that_was(rule: str) -> None:
+    found = [file("checkpoints/step_2.pt"), file("checkpoints/step_3.pt.tmp")]
+    choice = choose(found, Selection(ResultRule(rule)))
+    assert names(choice.wanted) == ["checkpoints/step_2.pt"]
+    assert names(choose(found, Selection(ResultRule("all"))).wanted) == names(tuple(found))

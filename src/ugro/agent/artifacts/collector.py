@@ -297,8 +297,5 @@ class Collector:
 def _parts(job: Job, attempt: int, node: str, *, is_first: bool) -> tuple[Run, ...]:
     """An attempt's part on one node: its own files, and the checkpoints, which belong to the job."""
     spec = job.spec
-    own = Run(
-        job.id, attempt, node, is_first, spec.results, bool(spec.outputs), spec.checkpoint.name, spec.snapshot,
-        has_own_checkpoints=spec.are_checkpoints_results,
-    )  # fmt: skip
+    own = Run(job.id, attempt, node, is_first, spec.results, bool(spec.outputs), spec.checkpoint.name, spec.snapshot)
     return (own, replace(own, where=where_of(job, attempt))) if spec.are_checkpoints_results else (own,)

@@ -94,8 +94,8 @@ class FileStore:
         ]
 
     def fetched(self) -> list[bytes]:
-        """The paths of files that were fetched and are here."""
-        return [path for path in map(self._folder.path, self._known) if is_file(path)]
+        """The names of files that were fetched and are here."""
+        return [name for name in self._known if is_file(self._folder.path(name))]
 
     def seed(self, name: bytes, path: Path) -> None:
         """A file that is here already, perhaps the same: what it lacks is fetched. It is not copied."""
@@ -153,9 +153,10 @@ class FileStore:
                 self._folder.make(file.name)
 
     def drop(self, name: bytes) -> None:
-        """Deletes a fetched file that a newer one replaces, by the rule of the job."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._folder.path(name))
+        """Deletes a file that a newer one replaces, by the rule of the job, if it was fetched into this store."""
+        if name in self._known:
+            with contextlib.suppress(OSError):
+                os.unlink(self._folder.path(name))
 
     def drop_partial(self) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from ugro.core.results import LeftFile
 from ugro.core.support.codec import DecodeError, decode
 from ugro.policy.result_selection import Choice
 from ugro.remote import durable
+from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.listing import RunFile
 from ugro.remote.files.received import is_file
 
 MIRROR = ".mirror"
 _MOST_NAMED = 1000
+_OF = "+"  # in no name of a node
 _DUPLICATES = threading.Lock()
 
 
@@ -44,10 +46,12 @@ class Arrived:
 class OutputStore(FileStore):
     def __init__(self, attempt: Path, node: str, *, is_first: bool, part: str = "") -> None:
         """``part``: of files that are fetched on their own, with a journal and a record of their own."""
-        name = f"{node}+{part}" if part else node
+        name = f"{node}{_OF}{part}" if part else node
         super().__init__(attempt / "output" if is_first else attempt / "nodes" / node, attempt / MIRROR, name)
+        self._attempt = attempt
         self._first = attempt / "output"
         self._record = self._state / f"{name}.json"
+        self._node, self._part = node, part
         self._is_first = is_first
 
     def arrived(self) -> Arrived | None:
@@ -55,6 +59,11 @@ class OutputStore(FileStore):
             return decode(Arrived, json.loads(self._record.read_bytes()))
         except (OSError, ValueError, DecodeError):
             return None
+
+    def taken(self) -> set[bytes]:
+        """The names of files in the same folder that came as the other part of the node's files."""
+        part = "" if self._part else PART
+        return set(OutputStore(self._attempt, self._node, is_first=self._is_first, part=part).fetched())
 
     def finish(self, choice: Choice, unlisted: int = 0, *, is_kept: bool) -> Arrived:
         """Everything wanted is here; when this returns, it is on the disk, too. ``unlisted`` more are left."""
@@ -92,7 +101,7 @@ class OutputStore(FileStore):
 
     def _size(self) -> tuple[int, int]:
         """The number of files that it fetched and that are here, and of their bytes."""
-        sizes = [os.lstat(path).st_size for path in self.fetched()]
+        sizes = [os.lstat(self._folder.path(name)).st_size for name in self.fetched()]
         return len(sizes), sum(sizes)
 
     def _drop_duplicates(self) -> int:
@@ -101,7 +110,8 @@ class OutputStore(FileStore):
             return self._drop_files_of_the_first()
         for record in self._state.glob("*.json"):
             if record != self._record:
-                OutputStore(self._first.parent, record.stem, is_first=False)._drop_after_the_first()
+                node, _, part = record.stem.partition(_OF)
+                OutputStore(self._attempt, node, is_first=False, part=part)._drop_after_the_first()
         return 0
 
     def _drop_after_the_first(self) -> None:
@@ -113,8 +123,8 @@ class OutputStore(FileStore):
 
     def _drop_files_of_the_first(self) -> int:
         same = 0
-        for path in list(_files_below(self.root)):
-            other = self._first / path.relative_to(self.root)
+        for name in map(os.fsdecode, self.fetched()):
+            path, other = self.root / name, self._first / name
             if is_file(os.fsencode(other)) and _is_same(path, other):
                 path.unlink()
                 same += 1
@@ -137,12 +147,6 @@ def with_left(folder: Path) -> tuple[int, ...]:
 def shown(name: bytes) -> str:
     """A name as text that can be written anywhere."""
     return name.decode("utf-8", "backslashreplace")
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            yield Path(folder, name)
 
 
 def _is_same(path: Path, other: Path) -> bool:

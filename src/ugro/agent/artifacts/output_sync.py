@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ugro.agent.artifacts.file_store import DiskFull, FileStore
+from ugro.agent.artifacts.file_store import DiskFull
 from ugro.agent.artifacts.file_sync import FileTransfer, Polling, report_end
 from ugro.agent.artifacts.job_folder import attempt_folder, delete_results, link_view, write_config
 from ugro.agent.artifacts.output_store import Arrived, OutputStore
@@ -24,7 +24,8 @@ from ugro.core.plan import Plan
 from ugro.nodes.files import Listing, NodeFiles, Source, Wanted, Where, checkpoints_of, kept_of, outputs_of
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
-from ugro.policy.result_selection import Choice, Left, NamedBy, Selection, choose, is_being_written, nobody
+from ugro.policy.result_selection import Choice, Left, NamedBy, Selection, choose, clashing, is_being_written, nobody
+from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.listing import RunFile
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,6 @@ class Run:
     folder: str = "checkpoints"  # of checkpoints, among its files
     snapshot: str | None = None  # its code
     where: Where | None = None  # it is about the checkpoints of its job, which are not among its files
-    has_own_checkpoints: bool = False  # its checkpoints are not among its files
 
     @property
     def key(self) -> Key:
@@ -66,6 +66,11 @@ class Run:
     @property
     def source(self) -> Source:
         return outputs_of(self.job, self.attempt) if self.where is None else checkpoints_of(self.where)
+
+    @property
+    def kept(self) -> Source:
+        """What it left on the node."""
+        return kept_of(self.job, self.attempt, are_checkpoints=self.where is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ class OutputSync:
             transfer = self._transfer(run, store)
             listing = await transfer.list_files()
             if listing.files:
-                await self._fetch_some(run, transfer, listing)
+                await self._fetch_some(run, transfer, store, listing)
         except (Unreachable, TimedOut):
             return False, 0.0
         except (UgroError, OSError) as error:
@@ -223,12 +228,12 @@ class OutputSync:
             return False, 0.0
         return bool(listing.files), listing.cpu_s
 
-    async def _fetch_some(self, run: Run, transfer: FileTransfer, listing: Listing) -> None:
+    async def _fetch_some(self, run: Run, transfer: FileTransfer, store: OutputStore, listing: Listing) -> None:
         def missing() -> list[Wanted]:
-            found = transfer.store.missing(_choose(transfer.store, listing, self._selection(run)).wanted)
+            found = store.missing(_choose(store, listing, self._selection(run)).wanted)
             return [one for one in found if one.offset or not is_being_written(one.file, run.folder, listing.now_ns)]
 
-        transfer.store.problems.clear()  # what could not be read is tried again
+        store.problems.clear()  # what could not be read is tried again
         wanted = await to_the_end(missing)
         await transfer.fetch(listing.files, wanted, is_final=False)
         if wanted:
@@ -265,12 +270,12 @@ class OutputSync:
 
     async def fetch_left(self, run: Run, is_wanted: IsWanted) -> bool:
         """Starts to fetch what was left on the node, in the background; False if it is at it. Raises if it cannot."""
+        store = self._store(run)
+        transfer = FileTransfer(self._files(run.node), run.kept, store, partial(self._note, run))
+        listing = await transfer.list_files()
+        wanted = await asyncio.to_thread(_asked_for, store, listing, is_wanted)
         if run.key in self._fetches:
             return False
-        source = kept_of(run.job, run.attempt)
-        listing = await self._files(run.node).list_files(source)
-        transfer = FileTransfer(self._files(run.node), source, self._store(run), partial(self._note, run))
-        wanted = [file for file in listing.files if self._is_part(run, file) and is_wanted(file.name)]
         self._note(run, listing.files, [Wanted(file) for file in wanted])
         name = f"what job {run.job} left on {run.node}"
         task = asyncio.create_task(self._fetch_left(run, transfer, is_wanted), name=name)
@@ -286,12 +291,9 @@ class OutputSync:
         store = transfer.store
         assert isinstance(store, OutputStore)
 
-        def chosen(listing: Listing) -> Sequence[RunFile]:
-            return [file for file in listing.files if self._is_part(run, file) and is_wanted(file.name)]
-
         try:
             async with self._polling.lock(run.key):
-                await transfer.fetch_all(chosen)
+                await transfer.fetch_all(lambda listing: _asked_for(store, listing, is_wanted))
                 await self._settle_left(run, transfer, store)
             self._progress.pop(run.key, None)
         except (UgroError, OSError) as error:
@@ -302,26 +304,23 @@ class OutputSync:
     async def _settle_left(self, run: Run, transfer: FileTransfer, store: OutputStore) -> None:
         """What is here, and on the disk, is deleted on the node."""
         listing = await transfer.list_files()
-        ours = [file for file in listing.files if self._is_part(run, file)]
-        missing = {one.file.name for one in await to_the_end(partial(store.missing, ours))}
+        missing = {one.file.name for one in await to_the_end(partial(store.missing, listing.files))}
         await to_the_end(store.sync)
         not_here = missing | store.problems.keys()
-        here = [file.name for file in ours if file.name not in not_here]
+        here = [file.name for file in listing.files if file.name not in not_here]
         await transfer.files.drop_kept(transfer.source, here)
-        left = [file for file in ours if file.name in not_here]
-        await to_the_end(partial(store.note_left, left, listing.unlisted if run.where is None else 0))
+        left = [file for file in listing.files if file.name in not_here]
+        await to_the_end(partial(store.note_left, left, listing.unlisted))
         await to_the_end(partial(link_view, self._folder / str(run.job), run.attempt))
         log.info("fetched %d files that were left", len(here), extra={"job": run.job, "node": run.node})
 
     async def forget_left(self, run: Run) -> None:
         """It was deleted on the node."""
+        if (task := self._fetches.get(run.key)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._progress.pop(run.key, None)
         await to_the_end(partial(self._store(run).note_left, ()))
-
-    @staticmethod
-    def _is_part(run: Run, file: RunFile) -> bool:
-        """One folder on the node has what all parts of an attempt left."""
-        is_checkpoint = file.name.startswith(run.folder.encode("utf-8", "surrogateescape") + b"/")
-        return is_checkpoint if run.where is not None else not (run.has_own_checkpoints and is_checkpoint)
 
     # --- helpers -----------------------------------------------------------------------------------------------
 
@@ -345,7 +344,7 @@ class OutputSync:
         return NodeFiles(self._node(node), self._identity, _CONNECT_S)
 
     def _store(self, run: Run) -> OutputStore:
-        folder, part = attempt_folder(self._folder / str(run.job), run.attempt), "checkpoints" if run.where else ""
+        folder, part = attempt_folder(self._folder / str(run.job), run.attempt), PART if run.where else ""
         return OutputStore(folder, run.node, is_first=run.is_first, part=part)
 
     def _unfollow(self, run: Run) -> None:
@@ -353,9 +352,15 @@ class OutputSync:
         self._polling.stop(run.key)
 
 
-def _choose(store: FileStore, listing: Listing, by: Selection) -> Choice:
+def _asked_for(store: OutputStore, listing: Listing, is_wanted: IsWanted) -> list[RunFile]:
+    """Not those that would replace another file here."""
+    clashes = {file.name for file in clashing(listing.files, store.taken())}
+    return [file for file in listing.files if file.name not in clashes and is_wanted(file.name)]
+
+
+def _choose(store: OutputStore, listing: Listing, by: Selection) -> Choice:
     """Checkpoints that were fetched and are gone from the node count, too; the rule may then drop them here."""
-    choice = choose(listing.files, by, store.only_here(listing.files))
+    choice = choose(listing.files, by, store.only_here(listing.files), store.taken())
     for name in (*choice.outdated, *(one.file.name for one in choice.left)):
         store.drop(name)
     return choice

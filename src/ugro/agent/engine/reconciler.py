@@ -269,14 +269,19 @@ class Engine:
 
     async def _keep(self) -> None:
         """Also what an agent before us did not come to."""
+        self._must_keep = False
         jobs = await self._jobs.to_keep()
-        self._must_keep = bool(jobs)
         for job in jobs:
             self._work.do(("keep", job.id), partial(self._finish_checkpoints, job))
+        # Those that are at it may wait for a node for days. Those that rest after a failure are asked for again.
+        self._must_keep = self._must_keep or any(("keep", job.id) not in self._work for job in jobs)
 
     async def _finish_checkpoints(self, job: Job) -> None:
-        await self._collector.finish_checkpoints(job, await self._used(job))
-        await self._jobs.kept(job)
+        try:
+            await self._collector.finish_checkpoints(job, await self._used(job))
+            await self._jobs.kept(job)
+        finally:
+            self._must_keep = True
 
     def _clear_away(self, under_way: set[tuple[int, int]]) -> None:
         for node, status in self._watch.others(under_way):

@@ -83,7 +83,8 @@ class RankFit:
         share = self.windows[-1].samples
         found = [(self._at(share, window), weight) for weight, window in self._weighted()]
         middle = _weighted_median(found)
-        found = [(time, weight) for time, weight in found if middle / _DISTURBED <= time <= middle * _DISTURBED]
+        near = [(time, weight) for time, weight in found if middle / _DISTURBED <= time <= middle * _DISTURBED]
+        found = near or found  # two sides of equal weight, and nothing in the middle
         whole = math.fsum(weight for _, weight in found)
         return share, math.fsum(time * weight for time, weight in found) / whole
 

@@ -1,8 +1,8 @@
 """`files.*`: the files that runs wrote and that the agent fetches or brings to another node.
 
 A call names its files by a run (``job``, ``attempt``) and by ``part``: its outputs, what it left here (``kept``), all
-checkpoints of its job (``checkpoints``), or one of them (``checkpoint``). All of them are listed, sent from any offset
-and compared in the same way.
+checkpoints of its job (``checkpoints``), or one of them (``checkpoint``). What it left of its outputs and of its
+checkpoints is apart (``of``). All of them are listed, sent from any offset and compared in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 from ugro.remote import durable, worker
 from ugro.remote.files import listing, resumable
 from ugro.remote.files.checkpoint_dir import CheckpointDir, Checkpoints
+from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.checkpoints import Checkpoint, Resume, fingerprint_in, name_in
 from ugro.remote.files.outputs import Kept, Outputs, forget_kept
 from ugro.remote.files.workdir import workdir_of
@@ -73,7 +74,7 @@ def keep(call: Call, params: Dict[str, Any]) -> None:
     names = [listing.name_of(name) for name in params["names"]]
     with_unlisted = params.get("with_unlisted") is True
     source: Union[CheckpointDir, Outputs] = Outputs(run_of(call, params))
-    if params.get("part") == "checkpoints":
+    if params.get("part") == PART:
         source = CheckpointDir(agent_of(call, params), params)
     worker.do(call, lambda: source.keep(names, with_unlisted=with_unlisted))
 
@@ -85,7 +86,7 @@ def drop_kept(call: Call, params: Dict[str, Any]) -> None:
         worker.do(call, lambda: forget_kept(run.agent, run.job))
     else:
         names = [listing.name_of(name) for name in params["names"]]
-        worker.do(call, lambda: Kept(run).forget(names))
+        worker.do(call, lambda: _kept(call, params).forget(names))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -137,10 +138,13 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 def _source(call: Call, params: Dict[str, Any]) -> Source:
     if params.get("checkpoint"):
         return Checkpoint(CheckpointDir(agent_of(call, params), params), name_in(params))
-    if params.get("part") == "checkpoints":
+    if params.get("part") == PART:
         return Checkpoints(CheckpointDir(agent_of(call, params), params))
-    run = run_of(call, params)
-    return Kept(run) if params.get("part") == "kept" else Outputs(run)
+    return _kept(call, params) if params.get("part") == "kept" else Outputs(run_of(call, params))
+
+
+def _kept(call: Call, params: Dict[str, Any]) -> Kept:
+    return Kept(run_of(call, params), PART if params.get("of") == PART else "")
 
 
 def _resume(folder: CheckpointDir, params: Dict[str, Any]) -> Resume:

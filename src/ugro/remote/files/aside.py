@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import os
 import shutil
-from typing import List
+import stat
+from typing import AnyStr, Callable, List
 
 from ugro.remote import durable
 from ugro.remote.files import listing
@@ -15,8 +16,18 @@ ARRIVING = ".arriving."
 REMOVING = ".removing."
 
 
+def link(path: bytes, target: bytes) -> None:
+    os.link(path, target, follow_symlinks=False)
 
-def link_all(path: str, root: str) -> None:
+
+def link_or_copy(path: bytes, target: bytes) -> None:
+    try:
+        link(path, target)
+    except OSError:
+        shutil.copy2(path, target, follow_symlinks=False)
+
+
+def link_all(path: str, root: str, place: Callable[[bytes, bytes], None] = link) -> None:
     """A new folder with hard links to the files of a folder, or to the one file."""
     os.mkdir(root, 0o700)
     base = path if os.path.isdir(path) else os.path.dirname(path)
@@ -25,14 +36,17 @@ def link_all(path: str, root: str) -> None:
         if file.is_folder:
             os.mkdir(target, 0o700)
         else:
-            os.link(os.path.join(os.fsencode(base), file.name), target, follow_symlinks=False)
+            place(os.path.join(os.fsencode(base), file.name), target)
 
 
-def link_or_copy(path: bytes, target: bytes) -> None:
+def move(path: AnyStr, target: AnyStr) -> None:
+    """A folder that forbids it is opened: its user made it, and we are that user."""
     try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(path, target, follow_symlinks=False)
+        os.rename(path, target)
+    except PermissionError:
+        _open_up(os.path.dirname(path))
+        _open_up(path)
+        os.rename(path, target)
 
 
 def beside(path: str, mark: str) -> str:
@@ -51,10 +65,25 @@ def remove_all(folder: str, *marks: str) -> None:
     for path in [os.path.join(folder, name) for name in names_in(folder) if name.startswith(marks)]:
         if os.path.isdir(path) and not os.path.islink(path):
             if not _is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         else:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        for folder, _, _ in os.walk(path):
+            _open_up(folder)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _open_up(path: AnyStr) -> None:
+    with contextlib.suppress(OSError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
 def _is_held(path: str) -> bool:

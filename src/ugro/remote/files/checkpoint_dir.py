@@ -3,7 +3,8 @@
 By default that is a folder of the working directory of its run. Each attempt has a working directory of its own, so the
 entries move: into the new attempt's folder when it starts, and into a folder of the job when a run is removed. They
 move one by one, each by a rename, and everything that looks for them looks in all of these places: nothing is lost
-wherever a process is killed. With ``cwd`` or an absolute path, the folder is the user's and nothing moves.
+wherever a process is killed. With ``cwd`` or an absolute path, the folder is the user's and nothing moves; the same
+holds where a link of the code leads to it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing
-from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, names_in, remove_all
-from ugro.remote.files.checkpoint_names import is_complete, number
+from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, move, names_in, remove_all
+from ugro.remote.files.checkpoint_names import PART, is_complete, number
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
 from ugro.remote.files.tail import open_below
@@ -37,6 +38,7 @@ class _Place(NamedTuple):
 
     path: str
     run: Optional[RunDir] = None
+    is_ours: bool = True  # else what is in it stays there, and may be of other jobs
 
 
 class Found:
@@ -67,7 +69,7 @@ class CheckpointDir:
         self._inner: Optional[str] = None  # below the working directory of a run, if that is ours
         self._users: Optional[str] = None
         self._choose(params.get("dir"), params.get("cwd"))
-        self._since_ns = 0 if self.is_ours else int(float(params.get("since") or 0) * 1e9)
+        self._since_ns = int(float(params.get("since") or 0) * 1e9)  # in a folder of the user
 
     def _choose(self, chosen: Optional[str], cwd: Optional[str]) -> None:
         path = os.path.expanduser(str(chosen or DEFAULT))
@@ -126,8 +128,11 @@ class CheckpointDir:
 
     def place_of(self, name: str) -> str:
         """The folder that has an entry of that name; of several the newest attempt's."""
-        places = self._places()
-        return next((one.path for one in places if os.path.lexists(os.path.join(one.path, name))), places[-1].path)
+        return _first_with(name, self._places())
+
+    def own_place_of(self, name: str) -> str:
+        """Of those that are no folder of the user."""
+        return _first_with(name, self._own_places())
 
     def newest(self) -> List[Answer]:
         """The newest that can be sent, preceded by newer ones that cannot, with the reason."""
@@ -146,19 +151,20 @@ class CheckpointDir:
 
     def _complete(self) -> List[Found]:
         found = []
-        for folder, name in self._entries():
+        for place, name in self._entries():
             if is_complete(name):
                 with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
-                    status = os.lstat(os.path.join(folder, name))
+                    status = os.lstat(os.path.join(place.path, name))
                     kind = _kind(status.st_mode)
-                    if kind and status.st_mtime_ns >= self._since_ns:
-                        found.append(Found(folder, name, kind, status.st_mtime_ns))
+                    if kind and (place.is_ours or status.st_mtime_ns >= self._since_ns):
+                        found.append(Found(place.path, name, kind, status.st_mtime_ns))
         return sorted(found, key=lambda one: one.order, reverse=True)
 
     def files(self) -> List[RunFile]:
         """All of them, under the names by which the job wrote them."""
         with self._alone():
-            return [file for folder, name in self._entries() for file in self._files_of(folder, name)]
+            entries = [(place.path, name) for place, name in self._entries() if place.is_ours]
+            return [file for folder, name in entries for file in self._files_of(folder, name)]
 
     def _files_of(self, folder: str, name: str) -> Iterator[RunFile]:
         path, named = os.fsencode(os.path.join(folder, name)), self.prefix + os.fsencode(name)
@@ -169,21 +175,29 @@ class CheckpointDir:
             else:
                 yield listing.described(named, status)
 
-    def _entries(self) -> Iterator[Tuple[str, str]]:
+    def _entries(self) -> Iterator[Tuple[_Place, str]]:
         """Each folder and name of what the job wrote, complete or not; of several with one name the newest."""
         seen: Set[str] = set()
         for place in self._places():
             for name in _made(place, self._inner):
                 if name not in seen:
                     seen.add(name)
-                    yield place.path, name
+                    yield place, name
 
     def _places(self) -> List[_Place]:
         """The newest attempt's first."""
         if self._users is not None:
-            return [_Place(self._users)]
+            return [_Place(self._users, is_ours=False)]
         runs = self._runs() if self._inner else []
-        return [*(_Place(self._in_run(run), run) for run in runs), _Place(self._own)]
+        return [*map(self._place_in, runs), _Place(self._own)]
+
+    def _own_places(self) -> List[_Place]:
+        return [place for place in self._places() if place.is_ours] or [_Place(self._own)]
+
+    def _place_in(self, run: RunDir) -> _Place:
+        path = self._in_run(run)
+        is_ours = _is_real_folder(run.file("work"), path)
+        return _Place(path, run if is_ours else None, is_ours)
 
     def _runs(self) -> List[RunDir]:
         start = self.job + "."
@@ -204,9 +218,11 @@ class CheckpointDir:
 
     def gather(self) -> None:
         """Before the ranks start: all that is here of earlier attempts, and what this one resumes from."""
+        if not self._place_in(self._run).is_ours:
+            return
         with self._alone():
             os.makedirs(self.path, exist_ok=True)
-            for place in reversed(self._places()):
+            for place in reversed(self._own_places()):
                 if place.path != self.path:
                     self._move_all(place, self.path)
             self._place_resumed()
@@ -214,9 +230,9 @@ class CheckpointDir:
 
     def save(self, run: RunDir) -> None:
         """Before the folder of the run is removed."""
-        place = _Place(self._in_run(run), run)
+        place = self._place_in(run)
         with self._alone():
-            if any(True for _ in _made(place, self._inner)):
+            if place.is_ours and any(True for _ in _made(place, self._inner)):
                 durable.make_folder(self._own)
                 self._move_all(place, self._own)
         self._clean_up()
@@ -228,8 +244,8 @@ class CheckpointDir:
     def _put(self, path: str, target: str) -> None:
         if os.path.lexists(target):
             durable.make_folder(os.path.dirname(self._own))
-            os.rename(target, beside(self._own, REMOVING))
-        os.rename(path, target)
+            move(target, beside(self._own, REMOVING))
+        move(path, target)
 
     def note_resumed(self, name: str, kind: str, fingerprint: str) -> None:
         record = {"name": name, "kind": kind, "fingerprint": fingerprint}
@@ -240,7 +256,7 @@ class CheckpointDir:
             os.unlink(self._resumed)
 
     def _place_resumed(self) -> None:
-        """Links to the files of the checkpoint that the attempt resumes from, under its name."""
+        """The checkpoint that the attempt resumes from, under its name: links to its files, or copies."""
         record = durable.read_json(self._resumed)
         if not record or not is_complete(str(record.get("name"))):
             return
@@ -252,7 +268,7 @@ class CheckpointDir:
         if record["kind"] == "file":
             link_or_copy(os.fsencode(os.path.join(source, name)), os.fsencode(fresh))
         else:
-            link_all(source, fresh)
+            link_all(source, fresh, link_or_copy)
         self._put(fresh, os.path.join(self.path, name))
 
     # --- the end ------------------------------------------------------------------------------------------------
@@ -263,21 +279,24 @@ class CheckpointDir:
         with self._alone():
             for name in [*names, *(file.name for file in found)]:
                 parts = self.parts_inside(name)
-                place = os.path.join(self.place_of(parts[0]), *parts)
-                keep(self._run, name, [os.fsencode(place)])
+                place = os.path.join(self.own_place_of(parts[0]), *parts)
+                keep(self._run, name, [os.fsencode(place)], PART)
         return {}
 
-    def drop(self) -> Answer:
-        """Deletes the folders that are ours. A supervisor may outlive the exit record for a moment; ranks do not."""
-        runs = self._runs()
-        if any(run.exit() is None and run.is_alive() for run in runs):
+    def expect_over(self) -> None:
+        """A supervisor may outlive the exit record for a moment; ranks do not."""
+        if any(run.exit() is None and run.is_alive() for run in self._runs()):
             raise Refused("busy", "job %s is running here: its checkpoints stay" % self.job)
-        written = [self._in_run(run) for run in runs] if self._inner else []
+
+    def drop(self) -> Answer:
+        """Deletes the folders that are ours."""
+        self.expect_over()
         durable.make_folder(os.path.dirname(self._own))
         with self._alone():
+            written = [place.path for place in self._own_places() if place.path != self._own]
             for folder in (*written, self._own, self.resume):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    os.rename(folder, beside(self._own, REMOVING))
+                    move(folder, beside(self._own, REMOVING))
             self.forget_resumed()
         self._clean_up()
         return {}
@@ -299,12 +318,13 @@ class CheckpointDir:
 
 
 class Checkpoints:
-    """All files of a job's checkpoints, to be sent. None of a folder of the user."""
+    """All files of a job's checkpoints, to be sent when it is over. None of a folder of the user."""
 
     def __init__(self, folder: CheckpointDir) -> None:
         self._folder = folder
 
     def has_any(self) -> bool:
+        self._folder.expect_over()  # they are deleted after this transfer, with those that would still be written
         return self._folder.is_ours and self._folder.has_any()
 
     def files(self) -> Iterator[RunFile]:
@@ -315,7 +335,7 @@ class Checkpoints:
         parts = self._folder.parts_inside(name)
         for _ in range(2):  # it may move while it is looked for
             with contextlib.suppress(FileNotFoundError):
-                fd = open_below(self._folder.place_of(parts[0]), parts)
+                fd = open_below(self._folder.own_place_of(parts[0]), parts)
                 if fd is not None:
                     return fd
         return None
@@ -327,6 +347,20 @@ def of_run(run: RunDir) -> Optional[CheckpointDir]:
     if not fields.get("checkpoint_dir"):
         return None
     return CheckpointDir(run.agent, {"job": run.job, "attempt": run.attempt, "dir": fields["checkpoint_dir"]})
+
+
+def _first_with(name: str, places: List[_Place]) -> str:
+    return next((one.path for one in places if os.path.lexists(os.path.join(one.path, name))), places[-1].path)
+
+
+def _is_real_folder(root: str, path: str) -> bool:
+    """Whether it is below ``root`` without a link on the way, or can be made there."""
+    while path != root:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                return False
+        path = os.path.dirname(path)
+    return True
 
 
 def _made(place: _Place, inner: Optional[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Optional
 
+PART = "checkpoints"  # what they are called as a part of the files of a run
 _MOST_NAME_BYTES = 255
 _SUFFIXES = re.compile(r"(\.[A-Za-z][A-Za-z0-9_]*)+$")
 _NUMBER = re.compile(r"(?:^|[^0-9.]|(?:^|[^0-9])\.)([0-9]{1,18})$")

@@ -78,8 +78,9 @@ class Resume:
         if self._is_same(self._path) or (self._is_same(self._written) and self._link()):
             self._dir.note_resumed(self._name, self._kind, self._fingerprint)
             return self._path
-        # A folder on another file system is resumed from where it is instead of being sent again.
-        return self._written if os.path.isdir(self._written) and self._is_same(self._written) else None
+        # A user's folder on another file system is resumed from where it is instead of being sent again. Ours moves.
+        stays = not self._dir.is_ours and os.path.isdir(self._written)
+        return self._written if stays and self._is_same(self._written) else None
 
     def _link(self) -> bool:
         """Hard links to the written files: the program may delete its own at any time."""

@@ -130,6 +130,14 @@ def parts_of(name: bytes) -> List[str]:
     return [os.fsdecode(part) for part in name.split(b"/")]
 
 
+def folders_above(name: bytes) -> Iterator[bytes]:
+    """The folders that a file is in, the outermost first."""
+    at = name.find(b"/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(b"/", at + 1)
+
+
 def text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 

@@ -15,7 +15,7 @@ import shutil
 import stat
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
-from ugro.remote.files import listing
+from ugro.remote.files import aside, listing
 from ugro.remote.files.listing import MOST_DEPTH, MOST_FILES, RunFile
 from ugro.remote.files.tail import open_below
 from ugro.remote.files.workdir import WorkDir
@@ -49,7 +49,7 @@ class Outputs:
         for file in self._everywhere():
             if file.is_folder or file.name in seen:
                 continue
-            above = list(_folders_above(file.name))
+            above = list(listing.folders_above(file.name))
             if file.name in folders or not seen.isdisjoint(above):
                 yield file._replace(problem=_TWICE)
                 continue
@@ -86,7 +86,7 @@ class Outputs:
             for pattern in self._patterns:
                 for name in _matches(self._cwd, b"", pattern.split("/")):
                     for file in _file_or_below(self._cwd, name):
-                        if _is_since(file.changed_ns, since_ns):
+                        if _is_since(file.changed_ns, since_ns) and not self._work.is_apart(file.name):
                             yield file
         yield from self._work.files()
 
@@ -96,10 +96,10 @@ class Outputs:
 
 
 class Kept:
-    """The files that an attempt left on this node."""
+    """The files that an attempt left on this node: its own, or those of one ``part``."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._folder = _kept_folder(run)
+    def __init__(self, run: RunDir, part: str = "") -> None:
+        self._folder = _kept_folder(run, part)
 
     def has_any(self) -> bool:
         return os.path.isdir(self._folder)
@@ -127,17 +127,15 @@ class Kept:
         return {}
 
 
-def keep(run: RunDir, name: bytes, paths: Iterable[bytes]) -> None:
-    """Moves the first of these that is a file to where it outlives the run, under that name."""
-    target = os.path.join(os.fsencode(_kept_folder(run)), name)
+def keep(run: RunDir, name: bytes, paths: Iterable[bytes], part: str = "") -> None:
+    """Moves the first of these that is a file to where it outlives the run, under that name, unless that was done."""
+    target = os.path.join(os.fsencode(_kept_folder(run, part)), name)
+    if os.path.lexists(target):  # what has the name now was hidden by it
+        return
     for path in paths:
         if stat.S_ISREG(_mode(path)):
             os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
-            try:
-                os.rename(path, target)
-            except PermissionError:  # the program closed its own folder
-                os.chmod(os.path.dirname(path), stat.S_IRWXU)
-                os.rename(path, target)
+            aside.move(path, target)
             return
 
 
@@ -153,15 +151,9 @@ def forget_kept(agent: AgentDir, job: str) -> Dict[str, Any]:
     return {}
 
 
-def _kept_folder(run: RunDir) -> str:
-    return os.path.join(run.agent.path, _KEPT, run.name)
-
-
-def _folders_above(name: bytes) -> Iterator[bytes]:
-    at = name.find(b"/")
-    while at >= 0:
-        yield name[:at]
-        at = name.find(b"/", at + 1)
+def _kept_folder(run: RunDir, part: str) -> str:
+    """Parts may have files of the same names."""
+    return os.path.join(run.agent.path, _KEPT, "%s+%s" % (run.name, part) if part else run.name)
 
 
 def _is_since(changed_ns: int, since_ns: int) -> bool:

@@ -61,6 +61,10 @@ class WorkDir:
         except Refused:
             return True
 
+    def is_apart(self, name: bytes) -> bool:
+        """Whether it is below the folder of the checkpoints."""
+        return self._apart is not None and name.startswith(self._apart + b"/")
+
     def files(self, wait_s: float = LOCK_S) -> Iterator[RunFile]:
         """Sorted by folder. Raises ``Refused`` while the code on this node is being cleaned up."""
         if self.is_collected:
@@ -91,12 +95,12 @@ class WorkDir:
     def _walk(self, store: Optional[ContentStore], prefix: bytes, entries: Entries, depth: int) -> Iterator[RunFile]:
         for entry in _sorted(os.path.join(self.path, prefix)):
             name = prefix + entry.name
-            if entry.name in CACHES or entry.name.endswith(_CACHE_ENDING) or name == self._apart:
+            if entry.name in CACHES or entry.name.endswith(_CACHE_ENDING):
                 continue
             with contextlib.suppress(OSError):  # programs delete their files at any time
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    if depth < MOST_DEPTH:
+                    if depth < MOST_DEPTH and name != self._apart:
                         yield from self._walk(store, name + b"/", _inside(store, entries, entry.name), depth + 1)
                 elif self._is_changed(entry.path, status, entries, entry.name):
                     yield listing.described(name, status)

@@ -34,13 +34,13 @@ _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 class NotStarted(Exception):
     """In words for the user. ``kind`` says whose fault it is: "program" or "node"."""
 
-    def __init__(self, rank: int, number: int, what: str = "") -> None:
+    def __init__(self, rank: int, number: int, what: str = "", *, is_of_node: bool = False) -> None:
         """``number`` is the system's number of the error, ``what`` the program or the folder it is about."""
         why = os.strerror(number)
         parts = ["rank %d" % rank, *([what] if what else []), why[:1].lower() + why[1:]]
         super().__init__(": ".join(parts))
         self.rank = rank
-        self.kind = "node" if number in _OF_THE_NODE else "program"
+        self.kind = "node" if is_of_node or number in _OF_THE_NODE else "program"
         self.is_disk_full = number in (errno.ENOSPC, errno.EDQUOT)
         self.code = _code(number)
 

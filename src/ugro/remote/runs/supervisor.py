@@ -278,7 +278,8 @@ class Supervisor:
             folder.gather()
         except (OSError, Refused) as error:
             number = getattr(error, "errno", None) or errno.EBUSY
-            raise NotStarted(life.spec.ranks[0].number, number, "its folder for checkpoints") from error
+            what = "its folder for checkpoints"
+            raise NotStarted(life.spec.ranks[0].number, number, what, is_of_node=True) from error
 
     def _start_rank(self, run: _Run, rank: Rank, cwd: bytes) -> None:
         start = rank.start_quickly if self._is_shared else rank.start
