@@ -20,9 +20,6 @@ class ModelResults:
     def describe(self, job: Job, plan: Any) -> None:
         return
 
-    async def fetch_all(self, run: Any, seeds: Any = None) -> None:
-        return
-
     def forget(self, run: Any) -> None:
         return
 
