@@ -190,6 +190,22 @@ def test_a_long_line_without_a_bar_takes_no_time(line: str) -> None:
     assert process_time() - begin < 5  # it took hours
 
 
+@pytest.mark.parametrize(
+    "known",
+    [
+        Known(_NOW, parameters={"max_steps": "1e400"}),
+        Known(_NOW, parameters={"epochs": "1e400"}, epochs=_epochs([0, 0, 1, 1])),
+        Known(_NOW, told={"max_steps": 1e300}),
+        Known(_NOW, told={"max_epochs": 1e300}, epochs=_epochs([0, 0, 1, 1])),
+        Known(_NOW, told={"progress/steps_per_epoch": 1e14}, parameters={"epochs": "1e14"}),
+    ],
+)
+def test_a_total_beyond_all_measure_is_none(known: Known) -> None:
+    found = progress(replace(known, steps=_steps(50)))
+    assert found is not None
+    assert (found.words, found.left_words) == ("step 50", "total not known")
+
+
 def test_a_bar_with_an_endless_time_is_none() -> None:
     assert progress(Known(_NOW, log_tail=f"1%|x| 1/2 [{'1' * 5000}<0")) is None
 
