@@ -24,6 +24,7 @@ from ugro.telemetry.metricstore import MetricStore, job_owner
 
 _BINS = 60
 _TAIL_BYTES = 8192
+MOST_IN_A_LIST = 20  # each reads some curves
 _MOST_RANKS = 64  # that the share of computing is taken from
 Reports = Callable[[], Mapping[str, NodeReport]]
 
@@ -52,6 +53,10 @@ class Headlines:
             self._gpus(job) or _computing(curves, is_final=job.is_final),
         )
         return replace(made, words=words.in_one_line(made))
+
+    async def words(self, jobs: Sequence[Job]) -> dict[int, str]:
+        """By job, for a list; only of the first ones."""
+        return {job.id: (await self.of(job)).words for job in jobs[:MOST_IN_A_LIST]}
 
     async def _curves(self, owner: str, attempt: int | None, seen: _Seen) -> dict[str, Curve]:
         wanted = [name for name in (seen.step, seen.loss, seen.speed, EPOCH) if name is not None]
