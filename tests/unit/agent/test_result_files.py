@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -99,3 +100,28 @@ def test_an_archive_comes_in_pieces_and_stays_whole_if_a_file_changes_meanwhile(
     assert max(map(len, pieces)) <= CHUNK_BYTES
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as found:
         assert [one.name for one in found.getmembers()] == ["job-7/grows", "job-7/shrinks"]
+
+
+def test_folders_may_be_deeper_than_there_are_descriptors(tmp_path: Path) -> None:
+    deep = ["d"] * 1050
+    here = os.open(tmp_path, os.O_RDONLY)
+    for name in deep:
+        os.mkdir(name, dir_fd=here)
+        here, above = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    with open("last.txt", "wb", opener=lambda path, flags: os.open(path, flags, 0o600, dir_fd=here)) as file:
+        file.write(b"found")
+    os.close(here)
+    (tmp_path / "z.txt").write_text("x")
+    parts = (Part("", str(tmp_path)),)
+    with open_result(parts, "/".join([*deep, "last.txt"])) as found:
+        assert found.read() == b"found"
+    pieces, most = [], 0
+    before = len(os.listdir("/proc/self/fd"))
+    for piece in archive(parts, "job-7"):
+        pieces.append(piece)
+        most = max(most, len(os.listdir("/proc/self/fd")))
+    assert most - before < 10
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as whole:
+        assert [one.name for one in whole.getmembers()] == ["job-7/z.txt", "/".join(["job-7", *deep, "last.txt"])]
+    subprocess.run(["rm", "-r", str(tmp_path / "d")], check=True)  # too deep for pytest
