@@ -69,7 +69,7 @@ class Headlines:
         is_over = job.state not in HOLDING_STATES  # or waits for its next attempt
         tail = "" if is_over else await asyncio.to_thread(self._log_tail, job)
         return Known(
-            time.time(),
+            time.time() + min(0.0, self._clock_offset_s(job)),
             _steps(seen, curves),
             seen.step == words.OWN_STEP,
             _epochs(curves.get(EPOCH)),
@@ -88,6 +88,11 @@ class Headlines:
             finally:
                 os.close(descriptor)
         return ""
+
+    def _clock_offset_s(self, job: Job) -> float:
+        """Of the node whose times the metrics have. A clock that is behind is no training that stands still."""
+        report = self._reports().get(job.placement.nodes[0]) if job.placement else None
+        return (report.link.clock_offset_s if report is not None else None) or 0.0
 
     def _gpus(self, job: Job) -> DeviceUse | None:
         """What the nodes report now; of an ended job it says nothing."""
