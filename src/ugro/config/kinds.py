@@ -86,6 +86,9 @@ class OrNull(Kind):
     def written(self, value: Any) -> object:
         return None if value is None else self.kind.written(value)
 
+    def described(self, value: Any) -> str:
+        return flow(None) if value is None else self.kind.described(value)
+
 
 class Whole(Kind):
     """A whole number; some have a name."""
@@ -231,6 +234,9 @@ class ByteCount(Kind):
             return parse_size(value)
         except ValueError as error:
             raise self.refuse(value) from error
+
+    def described(self, value: int) -> str:
+        return str(Size().written(value)) if value else "0"
 
 
 class Gigabytes(Kind):

@@ -204,3 +204,12 @@ def test_what_was_left_on_the_node_is_named_with_its_reason_and_the_command(dash
     command = left.get_by_role("button", name="Copy the command that fetches big [1].bin")
     expect(command).to_have_attribute("data-copy", f"ugro results {job} --fetch 'big [[]1].bin'")
     expect(left.get_by_role("cell").nth(2)).to_contain_text("limit")
+
+
+def test_ranks_that_only_measure_their_steps_have_a_last_step(dashboard: Dashboard, page: Page) -> None:
+    record = '{"kind": "profile", "step": 41, "rank": 0, "values": {"step_s": 0.1}}'
+    job = dashboard.submit("measured", "sh", "-c", f"echo '{record}' > $UGRO_OUTPUT/metrics.jsonl", cpus=0)
+    dashboard.client.jobs.wait(job)
+    page.goto(f"{dashboard.url}/jobs/{job}")
+    expect(page.locator("#ranks tbody tr")).to_contain_text("41")
+    expect(page.locator("#curves")).to_be_hidden()

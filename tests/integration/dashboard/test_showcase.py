@@ -74,6 +74,14 @@ def test_the_log_comes_first_where_it_explains_a_failure(shown: Showcase, page: 
     expect(page.locator("#headline")).to_contain_text(re.compile(r"Took.*step 39.*loss, last", re.DOTALL))
 
 
+def test_the_cluster_page_says_how_far_its_jobs_are(shown: Showcase, page: Page) -> None:
+    _open(shown, page, "cluster")
+    running = page.locator("[data-part=running]")
+    expect(running).to_contain_text(re.compile(r"step 600 of 2,000 \(30 %\) · 4\dm\d+s left · loss 0\.\d+"))
+    expect(running).to_contain_text("fine-tune: 450 of 1,000 (45 %) · 1m15s left")
+    expect(page.locator("[data-key=cpu-cpu1]")).to_contain_text("6 fine-tune")
+
+
 def test_a_bar_in_the_log_is_progress_and_panels_without_content_are_a_line(shown: Showcase, page: Page) -> None:
     _open(shown, page, "job-bar")
     expect(page.locator("#headline")).to_contain_text(re.compile(r"fine-tune: 450 of 1,000\s*45 %"))

@@ -99,3 +99,27 @@ def test_an_archive_comes_in_pieces_and_stays_whole_if_a_file_changes_meanwhile(
     assert max(map(len, pieces)) <= CHUNK_BYTES
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as found:
         assert [one.name for one in found.getmembers()] == ["job-7/grows", "job-7/shrinks"]
+
+
+def test_deep_folders_take_few_descriptors(tmp_path: Path) -> None:
+    deep = ["d"] * 150
+    here = os.open(tmp_path, os.O_RDONLY)
+    for name in deep:
+        os.mkdir(name, dir_fd=here)
+        here, above = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    with open("last.txt", "wb", opener=lambda path, flags: os.open(path, flags, 0o600, dir_fd=here)) as file:
+        file.write(b"found")
+    os.close(here)
+    (tmp_path / "z.txt").write_text("x")
+    parts = (Part("", str(tmp_path)),)
+    with open_result(parts, "/".join([*deep, "last.txt"])) as found:
+        assert found.read() == b"found"
+    pieces, most = [], 0
+    before = len(os.listdir("/proc/self/fd"))
+    for piece in archive(parts, "job-7"):
+        pieces.append(piece)
+        most = max(most, len(os.listdir("/proc/self/fd")))
+    assert most - before < 10
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as whole:
+        assert [one.name for one in whole.getmembers()] == ["job-7/z.txt", "/".join(["job-7", *deep, "last.txt"])]

@@ -192,6 +192,14 @@ def test_alerts_of_many_nodes_leave_room_for_jobs() -> None:
     assert found[0].newest.text == "gpu0 is hot"
 
 
+def test_a_node_that_is_called_like_a_job_has_a_line_of_its_own() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    events = [Event(2, at, "drained", "drained", node="4"), Event(1, at, "failed", "x", job=4)]
+    found = activity([Happened(event) for event in events])
+    assert [type(line) for line in found] == [Line, Line]
+    assert len({line.key for line in found}) == 2
+
+
 def test_events_of_nodes_and_of_removed_jobs_have_lines_too() -> None:
     at = "2026-01-01T00:00:00+00:00"
     told = [Happened(Event(3, at, "drained", "drained", node="gpu1")), Happened(Event(2, at, "failed", "x", job=4))]

@@ -107,3 +107,12 @@ def test_no_name_leaves_its_header(name: str) -> None:
     assert "\r" not in header
     assert header.count('"') == 2
     assert header.startswith("attachment;")
+
+
+def test_json_that_grows_when_it_is_indented_is_text() -> None:
+    """A quarter of a megabyte would have been 200."""
+    content = ("[" * 900 + ",".join("1" * 100_000) + "]" * 900).encode()
+    found = _of("deep.json", content)
+    assert found.kind == "text"
+    assert len(found.text) == len(content)
+    assert _of("wide.json", json.dumps(list(range(20_000))).encode()).kind == "json"

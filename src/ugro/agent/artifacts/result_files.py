@@ -9,7 +9,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import BinaryIO
 
 from ugro.agent.artifacts.output_store import shown
@@ -74,14 +74,32 @@ def _files(parts: Sequence[Part]) -> Iterator[tuple[bytes, BinaryIO]]:
         with suppress(OSError):
             yield own, _opened(root, [])
             continue
-        with suppress(OSError):  # a part may not exist
-            for folder, folders, names, descriptor in os.fwalk(root):
-                folders.sort()
-                for name in sorted(names):
-                    if not (own == b"logs" and name.endswith(LOG_TIMES)):
-                        with suppress(OSError):
-                            inside = os.path.relpath(os.path.join(folder, name), root)
-                            yield os.path.join(own, inside), _regular(os.open(name, _FILE, dir_fd=descriptor))
+        for inside in _names(root):
+            if not (own == b"logs" and os.fsencode(inside[-1]).endswith(LOG_TIMES)):
+                with suppress(OSError):
+                    yield os.path.join(own, *map(os.fsencode, inside)), _opened(root, inside)
+
+
+def _names(root: bytes) -> Iterator[list[str]]:
+    """The files below a folder, which may be deeper than there are descriptors; none if there is no such folder."""
+    folders: list[list[str]] = [[]]
+    while folders:
+        folder = folders.pop()
+        with suppress(OSError):
+            names, below = _listed(root, folder)
+            folders += ([*folder, name] for name in reversed(below))
+            yield from ([*folder, name] for name in names)
+
+
+def _listed(root: bytes, folder: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of its files and of its folders."""
+    descriptor = _descend(root, folder)
+    try:
+        with os.scandir(descriptor) as entries:
+            found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    finally:
+        os.close(descriptor)
+    return [name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder]
 
 
 def _inside(part: str, name: str) -> list[str] | None:
@@ -97,13 +115,22 @@ def _opened(root: bytes, names: Sequence[str]) -> BinaryIO:
     if not names:
         return _regular(os.open(root, _FILE))
     *folders, last = names
-    with ExitStack() as stack:
-        here = os.open(root, _FOLDER)
-        stack.callback(os.close, here)
-        for name in folders:
-            here = os.open(_entry(here, name), _FOLDER, dir_fd=here)
-            stack.callback(os.close, here)
+    here = _descend(root, folders)
+    try:
         return _regular(os.open(_entry(here, last), _FILE, dir_fd=here))
+    finally:
+        os.close(here)
+
+
+def _descend(root: bytes, folders: Sequence[str]) -> int:
+    here = os.open(root, _FOLDER)
+    for name in folders:
+        above = here
+        try:
+            here = os.open(_entry(above, name), _FOLDER, dir_fd=above)
+        finally:
+            os.close(above)
+    return here
 
 
 def _entry(folder: int, name: str) -> bytes:

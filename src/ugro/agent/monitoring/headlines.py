@@ -24,6 +24,7 @@ from ugro.telemetry.metricstore import MetricStore, job_owner
 
 _BINS = 60
 _TAIL_BYTES = 8192
+MOST_IN_A_LIST = 20  # each reads some curves
 _MOST_RANKS = 64  # that the share of computing is taken from
 Reports = Callable[[], Mapping[str, NodeReport]]
 
@@ -53,6 +54,10 @@ class Headlines:
         )
         return replace(made, words=words.in_one_line(made))
 
+    async def words(self, jobs: Sequence[Job]) -> dict[int, str]:
+        """By job, for a list; only of the first ones."""
+        return {job.id: (await self.of(job)).words for job in jobs[:MOST_IN_A_LIST]}
+
     async def _curves(self, owner: str, attempt: int | None, seen: _Seen) -> dict[str, Curve]:
         wanted = [name for name in (seen.step, seen.loss, seen.speed, EPOCH) if name is not None]
         if seen.step == words.OWN_STEP:
@@ -64,7 +69,7 @@ class Headlines:
         is_over = job.state not in HOLDING_STATES  # or waits for its next attempt
         tail = "" if is_over else await asyncio.to_thread(self._log_tail, job)
         return Known(
-            time.time(),
+            time.time() + min(0.0, self._clock_offset_s(job)),
             _steps(seen, curves),
             seen.step == words.OWN_STEP,
             _epochs(curves.get(EPOCH)),
@@ -83,6 +88,11 @@ class Headlines:
             finally:
                 os.close(descriptor)
         return ""
+
+    def _clock_offset_s(self, job: Job) -> float:
+        """Of the node whose times the metrics have. A clock that is behind is no training that stands still."""
+        report = self._reports().get(job.placement.nodes[0]) if job.placement else None
+        return (report.link.clock_offset_s if report is not None else None) or 0.0
 
     def _gpus(self, job: Job) -> DeviceUse | None:
         """What the nodes report now; of an ended job it says nothing."""

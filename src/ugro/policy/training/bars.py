@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_AMOUNT = r"\d[\d.,]*[kMGT]?"
+# All lengths are bounded, and nothing before the percentage is searched for: a log may have any line.
+_AMOUNT = r"\d[\d.,]{0,20}[kMGT]?"
 _BAR = re.compile(
-    rf"(?:(?P<what>[^\r\n|]*?):?\s*)(?P<percent>\d{{1,3}})%\|[^|\r\n]*\|\s*(?P<done>{_AMOUNT})\w*/(?P<total>{_AMOUNT})\w*"
-    r"\s*\[(?P<passed>[\d:]+)<(?P<left>[\d:?]+)"
+    rf"\d{{1,3}}%\|[^|]{{0,400}}\|\s{{0,20}}(?P<done>{_AMOUNT})\w{{0,10}}/(?P<total>{_AMOUNT})\w{{0,10}}"
+    r"\s{0,20}\[(?P<passed>[\d:]{1,20})<(?P<left>[\d:?]{1,20})"
 )
 _SCALE = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 # Bars of a part of the work: of one epoch, of an evaluation, of the preparation of data.
@@ -53,7 +54,7 @@ def _bar(line: str) -> Bar | None:
     done, total, passed_s = _amount(found["done"]), _amount(found["total"]), _seconds(found["passed"])
     if done is None or not total or done > total or passed_s is None:
         return None
-    what = found["what"].strip()[-_LONGEST_NAME:]
+    what = line[: found.start()].rpartition("|")[2].strip().removesuffix(":").rstrip()[-_LONGEST_NAME:]
     return Bar(what, done, total, passed_s, _seconds(found["left"]))
 
 

@@ -38,6 +38,7 @@ _EPOCH_ARGUMENTS = (
     "num_train_epochs",
 )
 
+_LARGEST = 1e15  # more is no number of steps
 _RECENT = 20  # intervals that the speed is taken from
 _STALL = 5.0  # times the usual pace
 _RECURS = 3  # stalls among the recent intervals, from which on they count
@@ -126,12 +127,12 @@ def _total(known: Known, done: int) -> tuple[int, str] | None:
     candidates += [_argument(known.parameters, names)]
     if epochs and (per_epoch := known.told.get(PER_EPOCH)):
         candidates.append((epochs * per_epoch, of_epochs))
-    return next(((round(total), source) for total, source in candidates if total and total >= done), None)
+    return next(((round(total), source) for total, source in candidates if total and done <= total < _LARGEST), None)
 
 
 def _epochs(known: Known) -> tuple[float | None, str]:
     for name in EPOCH_METRICS:
-        if known.told.get(name, 0) > 0:
+        if 0 < known.told.get(name, 0) < _LARGEST:
             return known.told[name], f"metric {name}"
     return _argument(known.parameters, _EPOCH_ARGUMENTS)
 
@@ -141,7 +142,7 @@ def _argument(parameters: Mapping[str, str], names: Sequence[str]) -> tuple[floa
     for given, text in parameters.items():
         plain = given.rpartition(".")[2].replace("-", "_").lower()
         value = number(text.replace("_", ""))
-        if plain in names and value is not None and value > 0:
+        if plain in names and value is not None and 0 < value < _LARGEST:
             return value, f"argument {given}"
     return None, ""
 

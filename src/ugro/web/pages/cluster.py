@@ -28,8 +28,10 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
     @app.get("/")
     async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
         rows, limits = await overview.rows(), site.agent.cluster.config.alerts
-        live = site.agent.monitoring.parts.engine.live
-        waiting, running, alerts = live.waiting(), live.holding(), site.agent.monitoring.monitor.alerts()
+        monitoring = site.agent.monitoring
+        live = monitoring.parts.engine.live
+        waiting, running, alerts = live.waiting(), live.holding(), monitoring.monitor.alerts()
+        newest = sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING]
         return await site.render(
             request,
             "cluster.html",
@@ -40,7 +42,9 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             node_view=nodes,
             waiting=await site.agent.jobs.with_reasons(waiting[:_MOST_WAITING]),
             waiting_count=len(waiting),
-            running=sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING],
+            running=newest,
+            headlines=await monitoring.headlines.words(newest),
+            job_names={job.id: job.spec.name for job in running},
             running_count=len(running),
             alerts=alerts[:_MOST_ALERTS],
             alert_count=len(alerts),

@@ -19,7 +19,6 @@ from ugro.web.site import Site
 from ugro.web.views import job_page
 
 _PAGE = 50
-_MOST_HEADLINES = 20  # each reads some curves
 _MOST_ACTIVE = 50  # of the queued and of the running jobs; the filter shows all
 
 
@@ -80,7 +79,6 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
         oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_MOST_ACTIVE)
         waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
         running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_MOST_ACTIVE))
-    headlines = site.agent.monitoring.headlines
     states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
     some = await listing.page(Listed(states, wanted.q, wanted.before, wanted.after, _PAGE + 1))
     is_more = len(some) > _PAGE
@@ -89,7 +87,7 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
         "counts": {state: counts.get(state, 0) for state in JobState},
         "waiting": waiting,
         "running": running,
-        "headlines": {job.id: (await headlines.of(job)).words for job in running[:_MOST_HEADLINES]},
+        "headlines": await site.agent.monitoring.headlines.words(running),
         "found": await site.agent.jobs.with_reasons(some),
         "older": wanted.link(before=some[-1].id) if some and (is_more or wanted.after is not None) else None,
         "newer": wanted.link(after=some[0].id) if some and not wanted.is_first and (is_more or wanted.before) else None,

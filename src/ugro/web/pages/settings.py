@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from ugro.config.channels import LOG
 from ugro.config.schema import Config
-from ugro.config.section import Section
+from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
 from ugro.core.support.secret import masked
 from ugro.web.site import Site
@@ -25,10 +25,7 @@ class Setting:
     value: str
     default: str
     meaning: str
-
-    @property
-    def is_changed(self) -> bool:
-        return self.value != self.default
+    is_changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,14 @@ def groups(config: Config) -> Iterator[Group]:
 
 def _setting(section: Section, key: str) -> Setting:
     declared = section.known_keys()[key]
-    return Setting(key, flow(getattr(section, key)), flow(declared.default), declared.meaning)
+    value, default = getattr(section, key), declared.default
+    is_changed = flow(value) != flow(default)
+    return Setting(key, _shown(declared, value), _shown(declared, default), declared.meaning, is_changed)
+
+
+def _shown(declared: Key, value: object) -> str:
+    """With its unit."""
+    return flow(value) if value is None else declared.kind.described(value)
 
 
 def _packages() -> Iterator[Package]:

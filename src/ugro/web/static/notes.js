@@ -95,7 +95,7 @@ class NoteElement extends HTMLElement {
   }
 
   #show(note) {
-    const edit = made("button", { type: "button", className: "button", textContent: note.changed_at ? "Edit" : "Write a note" });
+    const edit = made("button", { type: "button", className: "button", textContent: note.changed_at ? "Edit the note" : "Write a note" });
     edit.addEventListener("click", async () => {
       const changed = await editNote(note.job);
       if (changed) this.#show(changed);

@@ -41,7 +41,7 @@ class Line:
 
     @property
     def key(self) -> str:
-        return f"happened-{self.job or self.node or 'cluster'}"
+        return f"job-{self.job}" if self.job is not None else f"node-{self.node}" if self.node else "cluster"
 
     @property
     def text(self) -> str:

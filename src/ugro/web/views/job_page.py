@@ -23,7 +23,8 @@ from ugro.core.plan import NodePlan, Plan
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.support.secret import masked
 from ugro.policy.scheduling.why import Why
-from ugro.telemetry.curves import KeySummary
+from ugro.telemetry.curves import KeySummary, Wanted
+from ugro.telemetry.metricstore import job_owner
 from ugro.web.views.ranks import Known, RankRow, last_steps, rank_rows
 
 MOST_EVENTS = 200
@@ -78,7 +79,7 @@ async def load(agent: Agent, word: str) -> JobPage:
     failure = attempts[-1].failure if attempts else None
     plan = await agent.store.jobs.plan(job) if job.attempt else None
     events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
-    summaries = await agent.monitoring.job_keys([job.cached_from or job.id])
+    summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.cached_from or job.id),)))
     return JobPage(
         job=job,
         attempts=attempts,

@@ -18,6 +18,7 @@ MOST_ROWS = 200
 _MOST_COLUMNS = 50
 _LONGEST_CELL = 300
 _LARGEST_IMAGE = 20 << 20
+_LONGEST_JSON = 8 * HEAD_BYTES  # indented
 _MOST_UNREADABLE = 0.1  # of the characters of a text
 _IMAGES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
@@ -84,12 +85,23 @@ def _structured(ending: str, text: str, *, is_cut: bool) -> Preview | None:
         if ending in _DELIMITERS:
             return _table(_whole_lines(text, is_cut=is_cut), _DELIMITERS[ending])
         if ending == ".json" and not is_cut:
-            return Preview("json", visible(json.dumps(json.loads(text), indent=2, ensure_ascii=False)))
+            return Preview("json", visible(_indented(json.loads(text))))
         if ending in (".jsonl", ".ndjson"):
             return _records(_whole_lines(text, is_cut=is_cut))
     except (csv.Error, ValueError, RecursionError):
         pass
     return None
+
+
+def _indented(document: Any) -> str:
+    """Raises ValueError if that is far longer than the file: many values, each deep inside."""
+    found, length = [], 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document):
+        found.append(part)
+        length += len(part)
+        if length > _LONGEST_JSON:
+            raise ValueError("too long")
+    return "".join(found)
 
 
 def _whole_lines(text: str, *, is_cut: bool) -> list[str]:

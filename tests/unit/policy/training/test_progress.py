@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import process_time
 
 import pytest
 
+from ugro.policy.training.bars import newest_bar
 from ugro.policy.training.progress import Known, Track, progress, seconds_per_step
 
 _NOW = 1_000_000.0
@@ -177,6 +179,50 @@ def test_a_bar_in_the_log_is_the_last_resort(log: str, words: str, left: str, le
 )
 def test_what_is_no_bar_is_none(log: str) -> None:
     assert progress(Known(_NOW, log_tail=log)) is None
+
+
+@pytest.mark.parametrize(
+    "line", [" " * 8192, ": " * 4096, "1" * 8192, "1%|x|" + "1" * 8000, "1%|x|" + "1." * 4000, "1%|x|" * 1600]
+)
+def test_a_long_line_without_a_bar_takes_no_time(line: str) -> None:
+    begin = process_time()
+    assert progress(Known(_NOW, log_tail=line)) is None
+    assert process_time() - begin < 5  # it took hours
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        Known(_NOW, parameters={"max_steps": "1e400"}),
+        Known(_NOW, parameters={"epochs": "1e400"}, epochs=_epochs([0, 0, 1, 1])),
+        Known(_NOW, told={"max_steps": 1e300}),
+        Known(_NOW, told={"max_epochs": 1e300}, epochs=_epochs([0, 0, 1, 1])),
+        Known(_NOW, told={"progress/steps_per_epoch": 1e14}, parameters={"epochs": "1e14"}),
+    ],
+)
+def test_a_total_beyond_all_measure_is_none(known: Known) -> None:
+    found = progress(replace(known, steps=_steps(50)))
+    assert found is not None
+    assert (found.words, found.left_words) == ("step 50", "total not known")
+
+
+def test_a_bar_with_an_endless_time_is_none() -> None:
+    assert progress(Known(_NOW, log_tail=f"1%|x| 1/2 [{'1' * 5000}<0")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("Train:  45%|█ | 450/1000 [01:02<01:15]", "Train"),
+        ("Epoch 3:  45%|█ | 450/1000 [01:02<01:15]", "Epoch 3"),
+        ("done |Train:45%|█ | 450/1000 [01:02<01:15]", "Train"),
+        (" 45%|█ | 450/1000 [01:02<01:15]", ""),
+    ],
+)
+def test_a_bar_has_the_name_before_it(line: str, what: str) -> None:
+    found = newest_bar(line)
+    assert found is not None
+    assert found.what == what
 
 
 def test_a_bar_that_is_over_is_not_the_training_s() -> None:
