@@ -89,7 +89,11 @@ def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, 
     lacking = {node: modules for node, modules in missing.items() if modules}
     if not lacking:
         return None
-    reason = "; ".join(f"{node} lacks {in_words(modules)}" for node, modules in lacking.items())
+    alike: dict[str, list[str]] = {}
+    for node, modules in lacking.items():
+        alike.setdefault(in_words(modules), []).append(node)
+    parts = [f"{names(nodes)} {'lacks' if len(nodes) == 1 else 'lack'} {what}" for what, nodes in alike.items()]
+    reason = "; ".join(parts)
     node = next(iter(lacking))
     where = f"{pythons[node]} on {node}" if node in pythons else node
     hint = (
