@@ -65,9 +65,12 @@ def judge_versions(installed: Sequence[Installed]) -> list[Finding]:
         Finding("cluster", "versions", Grade.WARNING if one.hint else Grade.OK, one.text, one.hint)
         for one in _differences(installed, _ANY_JOB)
     ]
-    groups = {kind.name: _grouped(installed, kind.version) for kind in _KINDS}
-    agreed = [f"{name} {next(iter(group))}" for name, group in groups.items() if len(group) == 1]
-    if agreed and len(installed) > 1:
+    agreed = []
+    for kind in _KINDS:
+        match list(_grouped(installed, kind.version).items()):
+            case [(version, [_, _, *_])]:  # one node alone agrees with nobody
+                agreed.append(f"{kind.name} {version}")
+    if agreed:
         findings.append(Finding("cluster", "versions", Grade.OK, f"nodes agree on {', '.join(agreed)}"))
     return findings
 
