@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ugro.core.job import Job
@@ -12,6 +13,9 @@ class ModelResults:
 
     def follow(self, run: Any, describe: Any) -> None:
         return
+
+    async def fetch_all(self, run: Any, seeds: Any = None) -> None:
+        await asyncio.sleep(0)
 
     def describe(self, job: Job, plan: Any) -> None:
         return

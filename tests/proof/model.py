@@ -157,6 +157,10 @@ class ModelWatch:
         self.known = {name: Known() for name in nodes}
         self._tell: Callable[[], None] = lambda: None
 
+    @property
+    def count(self) -> int:
+        return len(self._nodes)
+
     def hear(self, name: str) -> None:
         node, known = self._nodes[name], self.known[name]
         known.is_open = node.is_reachable

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -463,7 +464,11 @@ def parent_of(pid: int) -> int:
 
 
 def open_files(pid: int) -> list[str]:
-    return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(path))
+    return found
 
 
 def ended(node: LocalNode, link: Link) -> dict[str, Any]:
