@@ -85,7 +85,12 @@ class NewKeys:
             problem = changed(key)
             self.output.warn(str(problem), problem.hint)
             return False
-        return self._wants(key) and self.client.trust(key, ssh_config=self.ssh_config).is_trusted
+        if not self._wants(key):
+            return False
+        is_trusted = self.client.trust(key, ssh_config=self.ssh_config).is_trusted
+        if is_trusted and self.accepts_all:
+            self.output.note(f"    accepted, and added to {key.known_hosts}")
+        return is_trusted
 
     def _key(self, host: str) -> HostKey:
         try:

@@ -140,16 +140,7 @@ class Client:
 
         The next agent does not continue with the same cluster file, unless it is found again.
         """
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            if has_stopped := self._stop(last_holder(self.home), only_if_idle=only_if_idle):
-                break
-            if not is_locked(self.home):
-                self.close()
-                break
-            time.sleep(0.02)
-        else:
-            raise Unreachable("the agent does not stop", hint=_holder(self.home))
+        has_stopped = self._end_agent(only_if_idle=only_if_idle)
         with contextlib.suppress(OSError):
             self.home.served_cluster.unlink()
         return has_stopped
@@ -158,7 +149,7 @@ class Client:
         """Stops the agent and starts another one, with the same cluster file unless another was asked for."""
         before = self.running_agent()
         served = before.cluster_file if before is not None else None
-        self.stop_agent()
+        self._end_agent()  # if the next one does not start, the one after it still knows its cluster file
         if self._cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
             self._cluster = Path(served)
         return self.agent()
@@ -373,6 +364,17 @@ class Client:
             return None, False
         found = find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
         return _absolute(found.path) if found.path else None, found.is_asked_for
+
+    def _end_agent(self, *, only_if_idle: bool = False) -> bool:
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
+                return True
+            if not is_locked(self.home):
+                self.close()
+                return False
+            time.sleep(0.02)
+        raise Unreachable("the agent does not stop", hint=_holder(self.home))
 
     def _start_agent(self, cluster: Path | None, *, continues: bool) -> bool:
         if is_locked(self.home):  # by an agent that is starting or stopping

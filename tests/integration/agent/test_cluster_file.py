@@ -94,3 +94,5 @@ def test_a_restarted_agent_serves_the_same_file_from_any_folder(ugro: Ugro) -> N
     pid = json.loads(ugro("agent", "status", "--json").stdout)["agent"]["pid"]
     again = json.loads(ugro("agent", "restart", "--json").stdout)["agent"]
     assert (again["cluster_file"], again["pid"] == pid) == (str(ours / "cluster.yaml"), False)
+    assert ugro("agent", "restart", env={"UGRO_SSH_TIMEOUT": "soon"}).returncode == 2
+    assert nodes(ugro, ugro.home / "cwd") == ["a1"], "also after a restart that failed"

@@ -316,6 +316,7 @@ def test_accepted_hosts_are_added_to_what_is_there_and_nothing_else_changes(
     answer = ugro("init", "--accept-new", cwd=ugro.home / "cwd" / "src")
     assert answer.returncode == 0, answer.stderr
     assert known(tmp_path, farm) == ["n001", "n002", "n003"], "the jump host first, then the one behind it"
+    assert answer.stderr.count("    accepted, and added to ") == 3
     added = "".join(f"  n00{number}:\n" for number in (1, 2, 3))
     assert written(ugro).read_text() == mine.replace("# here\n", f"# here\n{added}")
     assert f"added 3 to {written(ugro)}; next: ugro health\n" in answer.stderr

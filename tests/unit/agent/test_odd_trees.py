@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.rig.code import NAMES, CodeRig
 from tests.rig.permissions import respected
-from ugro.agent.code.scanner import exclude, failure, shown
+from ugro.agent.code.scanner import Changed, exclude, failure, shown, target_of
 from ugro.core.errors import UgroError
 
 
@@ -155,6 +155,17 @@ def test_times_beyond_all_measure_do_no_harm(rig: CodeRig) -> None:
         os.utime(file, (0, seconds))
     assert rig.take().files == 6
     assert rig.take().files == 6
+
+
+@pytest.mark.parametrize("name", [b"was-a-link", b"went-away"])
+def test_a_link_that_is_none_any_more_has_changed(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / "was-a-link").write_text("a file now")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(Changed, match=f"^sub/{name.decode()} changed$"):
+            target_of(b"sub/" + name, name, folder)
+    finally:
+        os.close(folder)
 
 
 def test_a_tree_that_others_rearrange_is_taken_or_named(rig: CodeRig) -> None:

@@ -75,6 +75,13 @@ def test_one_job_is_shown_with_its_whole_reason_and_when_it_ran() -> None:
     assert "every rank" not in shown
 
 
+def test_a_list_without_jobs_says_what_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
+    status.show_all(Output(), [])
+    assert capsys.readouterr().err == "no jobs yet; try: ugro run -- hostname\n"
+    status.show_all(Output(), [], ["failed", "running"])
+    assert capsys.readouterr().err == "no job is failed or running\n"
+
+
 def test_programs_get_the_same_columns_as_ever_and_new_ones_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     status.show_all(Output(), [replace(job(), reason="two\nlines\tand a tab")])
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())

@@ -179,7 +179,7 @@ class FileStore:
             journal.write(json.dumps([name.decode("utf-8", "surrogateescape"), *known]) + "\n")
 
     def _expect_room(self, length: int) -> None:
-        expect_room(self.root, length)
+        expect_room(self._state, length)  # always there, and on the same disk
 
 
 def expect_room(folder: Path, size: int) -> None:

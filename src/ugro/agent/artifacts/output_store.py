@@ -21,12 +21,13 @@ from ugro.policy.result_selection import Choice
 from ugro.remote import durable
 from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.listing import RunFile
-from ugro.remote.files.received import is_file
+from ugro.remote.files.received import Folder, is_file
 
 MIRROR = ".mirror"
 _MOST_NAMED = 1000
 _OF = "+"  # in no name of a node
 _DUPLICATES = threading.Lock()
+_FOLDERS = threading.Lock()  # an empty folder is not deleted while a file is put into it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,24 @@ class Arrived:
     left_bytes: int = 0
 
 
+class _SharedFolder(Folder):
+    """Outputs and checkpoints of a node are fetched on their own, and either may delete the folders it emptied."""
+
+    @contextlib.contextmanager
+    def _entered(self, folders: Sequence[bytes]) -> Iterator[int]:
+        with _FOLDERS:
+            os.makedirs(self.root, 0o700, exist_ok=True)
+            with super()._entered(folders) as parent:
+                yield parent
+
+
 class OutputStore(FileStore):
     def __init__(self, attempt: Path, node: str, *, is_first: bool, part: str = "") -> None:
         """``part``: of files that are fetched on their own, with a journal and a record of their own."""
         name = f"{node}{_OF}{part}" if part else node
         super().__init__(attempt / "output" if is_first else attempt / "nodes" / node, attempt / MIRROR, name)
         self._attempt = attempt
+        self._folder = _SharedFolder(str(self.root), str(self._partial))
         self._first = attempt / "output"
         self._record = self._state / f"{name}.json"
         self._node, self._part = node, part
@@ -129,7 +142,7 @@ class OutputStore(FileStore):
                 path.unlink()
                 same += 1
         for folder, _, _ in os.walk(self.root, topdown=False):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), _FOLDERS:
                 os.rmdir(folder)
         return same
 

@@ -236,7 +236,7 @@ class _Scanner:
 
     def _link(self, place: _OpenFolder, name: bytes) -> None:
         path = place.folder.path
-        target = os.readlink(name, dir_fd=place.fd)
+        target = target_of(path + name, name, place.fd)
         inside = self._inside(path, target)
         policy = Links.FOLLOW if self._choices.follows_links else self._choices.links_out
         if not self._choices.follows_links and (inside is not None or policy is Links.KEEP):
@@ -289,6 +289,15 @@ def _opened(path: bytes, name: bytes, folder: int, flags: int) -> int:
     try:
         return os.open(name, _FOLDER | flags, dir_fd=folder)
     except OSError as error:
+        raise failure(path, error) from error
+
+
+def target_of(path: bytes, name: bytes, folder: int) -> bytes:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # it is no link any more
+            raise Changed(f"{shown(path)} changed") from error
         raise failure(path, error) from error
 
 

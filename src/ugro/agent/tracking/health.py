@@ -141,7 +141,6 @@ class HealthCheck:
             link=quality,
         )
 
-
     async def _agent(self) -> str:
         if self._agent_id is None:
             self._agent_id = await self._store.agent_id()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import click
@@ -55,7 +55,7 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     jobs = session.client().jobs
     if job is None:
         found = jobs.newest(None if is_all else limit, states=[JobState(word) for word in state])
-        show_all(session.output, found)
+        show_all(session.output, found, state)
         return 0
     details = jobs.details(job)
     if session.output.is_json:
@@ -66,11 +66,12 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     return 0
 
 
-def show_all(output: Output, jobs: list[Job]) -> None:
+def show_all(output: Output, jobs: list[Job], states: Sequence[str] = ()) -> None:
+    """``states``: those that were asked for, if not all."""
     if output.is_json:
         output.document({"jobs": [job_document(job) for job in jobs]})
     elif not jobs:
-        output.note("no such jobs; try: ugro run -- hostname")
+        output.note(f"no job is {' or '.join(states)}" if states else "no jobs yet; try: ugro run -- hostname")
     elif output.is_terminal:
         output.drawn(table(output, jobs, datetime.now(UTC)))
     else:

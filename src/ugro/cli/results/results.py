@@ -33,7 +33,7 @@ _STATES = {
     ResultState.COMING: "being collected",
     ResultState.HOME: "complete",
     ResultState.UNKNOWN: "a node cannot be reached; there may be more",
-    ResultState.NONE: "the job made no files",
+    ResultState.NONE: "the job made no files; its settings and logs",
     ResultState.REMOVED: "removed",
 }
 

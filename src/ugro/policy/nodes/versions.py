@@ -65,9 +65,12 @@ def judge_versions(installed: Sequence[Installed]) -> list[Finding]:
         Finding("cluster", "versions", Grade.WARNING if one.hint else Grade.OK, one.text, one.hint)
         for one in _differences(installed, _ANY_JOB)
     ]
-    groups = {kind.name: _grouped(installed, kind.version) for kind in _KINDS}
-    agreed = [f"{name} {next(iter(group))}" for name, group in groups.items() if len(group) == 1]
-    if agreed and len(installed) > 1:
+    agreed = []
+    for kind in _KINDS:
+        match list(_grouped(installed, kind.version).items()):
+            case [(version, [_, _, *_])]:  # one node alone agrees with nobody
+                agreed.append(f"{kind.name} {version}")
+    if agreed:
         findings.append(Finding("cluster", "versions", Grade.OK, f"nodes agree on {', '.join(agreed)}"))
     return findings
 
@@ -89,7 +92,11 @@ def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, 
     lacking = {node: modules for node, modules in missing.items() if modules}
     if not lacking:
         return None
-    reason = "; ".join(f"{node} lacks {in_words(modules)}" for node, modules in lacking.items())
+    alike: dict[str, list[str]] = {}
+    for node, modules in lacking.items():
+        alike.setdefault(in_words(modules), []).append(node)
+    parts = [f"{names(nodes)} {'lacks' if len(nodes) == 1 else 'lack'} {what}" for what, nodes in alike.items()]
+    reason = "; ".join(parts)
     node = next(iter(lacking))
     where = f"{pythons[node]} on {node}" if node in pythons else node
     hint = (

@@ -99,6 +99,8 @@ class Makes:
             return replace(strict, import_note=has_and_lacks(holders, lackers, missing), _fitting={})
         tail = " and is used last" if len(lackers) == 1 else " and are used last"
         words = has_and_lacks(holders, lackers, missing) + (tail if holders else "")
+        if all(node.lacks.issuperset(missing) for node in self._nodes):
+            words = f"no node has {in_words(sorted(missing))}, which the script imports"
         return replace(need, wishes=missing, import_note=words, _fitting={})
 
     def holders(self, need: Need, wanted: Wanted) -> tuple[list[NodeView], list[NodeView]]:
@@ -147,14 +149,17 @@ def has_and_lacks(holders: Sequence[NodeView], lackers: Sequence[NodeView], miss
     """'gpu1 and gpu2 have torch; gpu3 lacks it'."""
     modules = in_words(sorted(missing))
     if not holders:
-        return f"no node has {modules}, which the script imports"
-    them = "it" if len(missing) == 1 else "them"
+        return f"{_who_lacks(lackers, missing, modules)}, which the script imports"
+    have = f"{names([node.name for node in holders])} {'has' if len(holders) == 1 else 'have'} {modules}"
+    return f"{have}; {_who_lacks(lackers, missing, 'it' if len(missing) == 1 else 'them')}"
+
+
+def _who_lacks(lackers: Sequence[NodeView], missing: Collection[str], all_of_them: str) -> str:
     whole = [node.name for node in lackers if node.lacks.issuperset(missing)]
-    parts = [f"{names(whole)} {'lacks' if len(whole) == 1 else 'lack'} {them}"] if whole else []
+    parts = [f"{names(whole)} {'lacks' if len(whole) == 1 else 'lack'} {all_of_them}"] if whole else []
     parts += [
         f"{node.name} lacks {in_words(sorted(node.lacks & frozenset(missing)))}"
         for node in lackers
         if not node.lacks.issuperset(missing)
     ]
-    have = f"{names([node.name for node in holders])} {'has' if len(holders) == 1 else 'have'} {modules}"
-    return f"{have}; {', '.join(parts)}"
+    return ", ".join(parts)

@@ -327,7 +327,8 @@ def test_torch_that_is_nowhere_is_no_fault() -> None:
 
 
 def test_torch_that_is_missing_on_some_nodes_is_a_warning() -> None:
-    [missing, _] = judge_versions([installed("gpu1", torch("2.9.0")), installed("gpu2")])
+    [missing, agreed] = judge_versions([installed("gpu1", torch("2.9.0")), installed("gpu2")])
+    assert agreed.text == "nodes agree on Python 3.11", "one node alone agrees with nobody"
     assert missing.grade is Grade.WARNING
     assert missing.text == "torch is not installed on gpu2; others have 2.9.0"
     assert missing.remedy == "ugro exec gpu2 -- /usr/bin/python3 -m pip install torch==2.9.0"

@@ -102,6 +102,9 @@ def test_who_lacks_what_the_script_imports_is_named_with_a_way_out() -> None:
     assert found is not None
     assert (found.cause, found.node) == (Cause.IMPORT_ERROR, "gpu3")
     assert found.reason == "not started: gpu3 lacks timm and torch, which the script imports"
+    several = lack_of_imports({"gpu1": ["torch"], "gpu2": ["timm"], "gpu3": ["torch"]}, {})
+    assert several is not None
+    assert several.reason == "not started: gpu1 and gpu3 lack torch; gpu2 lacks timm, which the script imports"
     assert found.hint is not None
     assert found.hint.startswith("install what is missing for /usr/bin/python3 on gpu3, or name a Python")
 

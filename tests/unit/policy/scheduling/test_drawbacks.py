@@ -76,6 +76,15 @@ def test_a_job_that_no_node_can_run_starts_with_a_warning() -> None:
     assert gang.reason.endswith("; gpu3 has torch; gpu1 and gpu2 lack it and are used last")
 
 
+def test_no_node_has_it_is_said_only_if_that_is_so() -> None:
+    lacks_torch = replace(node("gpu1"), lacks=frozenset({"torch"}))
+    lacks_timm = replace(node("gpu2"), lacks=frozenset({"timm"}))
+    start = start_of(imports(1, "torch"), lacks_torch, node("cpu1", 0))
+    assert start.reason == "free now: gpu1 (GPU 0); gpu1 lacks torch, which the script imports"
+    start = start_of(imports(1, "torch", "timm"), lacks_torch, lacks_timm)
+    assert start.reason.endswith("; gpu1 lacks torch, gpu2 lacks timm, which the script imports")
+
+
 def test_a_job_that_left_gpus_open_runs_on_cores_if_only_those_nodes_can_run_it() -> None:
     cluster = [replace(node("gpu1"), lacks=frozenset({"torch"})), node("cpu1", 0)]
     start = start_of(imports(1, "torch", gpus=ANY_GPUS), *cluster)
