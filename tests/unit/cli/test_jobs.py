@@ -9,7 +9,7 @@ import click
 import pytest
 
 from ugro.cli.jobs.arguments import divide
-from ugro.cli.jobs.describe import duration_s, exit_code, ranks, variables
+from ugro.cli.jobs.describe import duration_s, exit_code, next_commands, ranks, variables
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed
 from ugro.cli.jobs.moment import MOMENT
@@ -103,6 +103,11 @@ def test_a_job_that_did_not_succeed_never_returns_0() -> None:
     assert exit_code(job(exit_code=None)) == 1
     assert exit_code(job(JobState.CANCELLED, exit_code=0)) == 1
     assert exit_code(job(JobState.SUCCEEDED, exit_code=0)) == 0
+
+
+def test_a_job_that_never_started_has_no_log_to_look_at() -> None:
+    assert "ugro logs 17" in next_commands(job())
+    assert next_commands(job(started_at=None)) == "ugro events 17 · ugro retry 17"
 
 
 def test_a_job_that_was_not_placed_has_one_rank() -> None:

@@ -108,4 +108,6 @@ def next_commands(job: Job, failure: Failure | None = None) -> str:
         return f"ugro logs {job.id} -f · ugro wait {job.id} · ugro cancel {job.id}"
     rank = f" --rank {failure.rank}" if failure and failure.rank is not None and ranks(job) > 1 else ""
     again = "" if job.state is JobState.SUCCEEDED else f" · ugro retry {job.id}"
+    if job.started_at is None:  # there is no log
+        return f"ugro events {job.id}{again}"
     return f"ugro logs {job.id}{rank} · ugro events {job.id}{again}"

@@ -49,6 +49,7 @@ def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
     rows = [
         *_rows([dict(_parameters(side)) for side in sides]),
         *_rows([dict(_about(side)) for side in sides]),
+        *_environment_rows(sides),
         *_rows([side.settings for side in sides], _DEFAULT),
         *_rows([dict(_outcome(side)) for side in sides]),
         *_metric_rows(sides),
@@ -104,7 +105,14 @@ def _about(side: Side) -> Iterator[tuple[str, str]]:
         yield "git branch", job.origin.branch or "none"
     yield from ((f"env.{name}", value) for name, value in spec.env)
     yield "nodes", ", ".join(job.placement.nodes) if job.placement else "none"
-    yield from _installed(side.environments)
+
+
+def _environment_rows(sides: Sequence[Side]) -> Iterator[Row]:
+    """One row if it is not known of all: every package would seem to be missing where nothing was recorded."""
+    if all(side.environments for side in sides):
+        yield from _rows([dict(_installed(side.environments)) for side in sides])
+    elif any(side.environments for side in sides):
+        yield Row("packages", tuple("recorded" if side.environments else "not recorded" for side in sides))
 
 
 def _installed(environments: Mapping[str, Environment]) -> Iterator[tuple[str, str]]:

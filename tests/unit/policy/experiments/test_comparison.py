@@ -49,6 +49,12 @@ def test_whatever_differs_is_told_and_nothing_else() -> None:
     }
 
 
+def test_where_nothing_was_recorded_packages_are_one_row_and_not_all_missing() -> None:
+    never_ran = replace(side(2), environments={})
+    assert differing(side(1), never_ran) == {"packages": ("recorded", "not recorded")}
+    assert differing(replace(side(1), environments={}), never_ran) == {}
+
+
 def test_a_metric_that_should_be_large_is_best_where_it_is_largest() -> None:
     rows = {row.key: row.values for row in compare([side(1), side(2)])}
     assert rows["metric acc best"] == ("0.75", "0.75")
