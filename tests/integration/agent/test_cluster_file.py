@@ -88,6 +88,7 @@ def test_a_setting_that_the_agent_does_not_use_is_named_without_its_value(ugro: 
     assert "another value of UGRO_SSH_TIMEOUT" in ugro("events").stderr
 
 
+@pytest.mark.proof
 def test_a_restarted_agent_serves_the_same_file_from_any_folder(ugro: Ugro) -> None:
     ours = project(ugro, "ours", "a1")
     assert nodes(ugro, ours) == ["a1"]

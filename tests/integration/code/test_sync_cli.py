@@ -228,6 +228,7 @@ def test_a_setup_finds_the_code_and_runs_again_when_that_has_changed(ugro: Ugro,
     assert seen_by_setup.read_text() == "one\ntwo\n"
 
 
+@pytest.mark.proof
 def test_odd_things_in_the_folder_are_named_or_skipped_and_no_bare_failure(ugro: Ugro, here: Path) -> None:
     starter = Ugro(ugro.home)
     prefix = WITHOUT if os.geteuid() == 0 else ()

@@ -96,6 +96,7 @@ def test_only_the_page_itself_launches_and_only_what_has_the_same_code(
     assert len(dashboard.client.jobs.newest()) == before, "nothing was submitted"
 
 
+@pytest.mark.proof
 def test_a_dashboard_that_does_not_launch_says_so() -> None:
     with dashboards(ONE_NODE + "dashboard: {launch: false}\n") as dashboard:
         number = dashboard.submit("one")

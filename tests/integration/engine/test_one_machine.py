@@ -176,6 +176,7 @@ def test_the_job_of_another_agent_waits_with_the_reason_and_starts_when_the_gpu_
     bob.until(waiting, "succeeded")
 
 
+@pytest.mark.proof
 def test_a_start_that_comes_too_late_costs_no_retry(
     farm: SshdFarm, gpu: dict[str, str], people: tuple[User, User, Book]
 ) -> None:
