@@ -70,20 +70,22 @@ def test_no_words_deny_a_device_that_is_free(views: tuple[NodeView, ...], work: 
         shown = explained.of(wait.job)
         assert shown is not None
         assert shown.reason == wait.reason
-        if "none is free now" in wait.reason:  # of a job with alternatives, the words are about one of them
-            assert not all(free_and_fitting(seen, wait.job, [one for one in decisions if isinstance(one, Start)]))
+        if denied := re.match(r"needs (.*); none is free now", wait.reason):
+            free = free_and_fitting(seen, wait.job, [one for one in decisions if isinstance(one, Start)])
+            # The words are about one of the job's alternatives, or about all of them.
+            assert not free.get(denied[1], set().union(*free.values())), wait.reason
         for name, keepers in re.findall(r"free on (n\d+), but reserved for jobs? ([\d, and]+)", wait.reason):
             assert name in {one.name for one in views if one.unusable is None}
             assert {int(number) for number in re.findall(r"\d+", keepers)} <= {one.id for one in seen.waiting}
 
 
-def free_and_fitting(seen: ClusterView, number: int, starts: list[Start]) -> list[set[tuple[str, int]]]:
-    """For each of the job's alternatives, the free GPUs that would do, on nodes that could run it if they were idle."""
+def free_and_fitting(seen: ClusterView, number: int, starts: list[Start]) -> dict[str, set[tuple[str, int]]]:
+    """By the words for each alternative: the free GPUs that would do, on nodes that could run it if they were idle."""
     wanted = next(one.spec.resources for one in seen.waiting if one.id == number)
     placements = [*(one.placement for one in seen.holding), *(one.placement for one in starts)]
     held = {(share.node, index) for placement in placements for share in placement.shares for index in share.gpus}
-    return [
-        {
+    return {
+        str(need): {
             (one.name, gpu.index)
             for one in seen.nodes
             if one.unusable is None and need.least_gpus and Makes([without_foreign(one)]).count(need)
@@ -92,7 +94,7 @@ def free_and_fitting(seen: ClusterView, number: int, starts: list[Start]) -> lis
             and gpu_fits(need.resources, gpu.model, gpu.memory_bytes)
         }
         for need in needs_of(wanted, False, Makes(seen.nodes))
-    ]
+    }
 
 
 def without_foreign(one: NodeView) -> NodeView:
