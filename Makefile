@@ -15,7 +15,7 @@ PARTS := $(ROOMS) crashes fuzz chaos mutants
 PART ?= $(PARTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help parts setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs clean
+.PHONY: help parts setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs lock audit clean
 
 help:         ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -33,7 +33,7 @@ check:        ## Lint, types, direction of imports, sizes, docs
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy $(CODE)
 	.venv/bin/lint-imports --no-cache
-	$(PYTEST) -q tests/unit/test_project.py
+	$(PYTEST) -q tests/unit/test_project.py tests/unit/test_lock.py
 	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
@@ -47,7 +47,7 @@ $(ROOMS:%=proof-%): proof-%: setup
 	$(PYTEST) $(IN_PARALLEL) -m proof tests/integration/$*
 
 proof-crashes: setup
-	$(PYTEST) $(IN_PARALLEL) -m proof tests/proof
+	$(PYTEST) $(IN_PARALLEL) -m proof tests/proof tests/unit
 
 proof-fuzz: setup
 	$(PYTEST) $(IN_PARALLEL) -m hypothesis --hypothesis-profile=proof
@@ -79,6 +79,16 @@ docs:         ## Write the generated docs again
 	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md docs/jobs.md
 	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py ARCHITECTURE.md
+
+lock:         ## Resolve what pyproject.toml asks for, with hashes; UPGRADE=--upgrade takes newest versions
+	@scripts/setup.sh dev
+	test -x build/lock/bin/uv || { $(PYTHON_HERE) -m venv build/lock && build/lock/bin/pip install -q uv; }
+	$(PYTHON_HERE) scripts/lock.py --uv build/lock/bin/uv $(UPGRADE)
+
+audit:        ## Look for known weaknesses in what is locked
+	@scripts/setup.sh dev
+	test -x build/audit/bin/pip-audit || { $(PYTHON_HERE) -m venv build/audit && build/audit/bin/pip install -q pip-audit; }
+	build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements/test.txt
 
 clean:        ## Remove caches and builds; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1000, help="how many jobs are run at once")
     parser.add_argument("--queue", type=int, help="of the jobs part: how many jobs wait at once, instead of the peers")
     parser.add_argument("--rounds", type=int, default=3, help="how often all are measured in turn")
-    parser.add_argument("--steps", type=int, default=40, help="of each training of the balance part")
+    parser.add_argument("--steps", type=int, default=40, help="of each training of the balance and plan parts")
     arguments = parser.parse_args()
     if unknown := [part for part in arguments.parts if part not in _PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are: {', '.join(_PARTS)}")
@@ -77,6 +77,12 @@ def _balance(arguments: argparse.Namespace) -> list[Bar]:
     return balance.measure(arguments.steps, min(arguments.rounds, 2))
 
 
+def _plan(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import plan
+
+    return plan.measure(arguments.steps)
+
+
 def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     from bench import scheduler
 
@@ -108,17 +114,25 @@ def _dashboard(arguments: argparse.Namespace) -> list[Bar]:
     return dashboard.measure(arguments.rounds)
 
 
+def _environments(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import environments
+
+    return environments.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
     "adoption": _adoption,
     "balance": _balance,
+    "plan": _plan,
     "scheduler": _scheduler,
     "metrics": _metrics,
     "curves": _curves,
     "dashboard": _dashboard,
     "ssh": _ssh,
     "sync": _sync,
+    "env": _environments,
 }
 
 

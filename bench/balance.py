@@ -57,7 +57,7 @@ def measure(steps: int, rounds: int, cases: tuple[Case, ...] = CASES) -> list[Ba
     bars: list[Bar] = []
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
-            others = _OtherLoad()
+            others = OtherLoad()
             result = _run(case, hierarchy, Path(folder), max(12, steps // 3 if case.is_large else steps), rounds)
             _print(case, result, others.cores())
             bars += _bars(case, result)
@@ -154,7 +154,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-class _OtherLoad:
+class OtherLoad:
     """How many cores other programs used meanwhile."""
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with UGRO and the named dependency groups of pyproject.toml; "test" when none is named.
+# Makes .venv with UGRO and the named dependency groups of pyproject.toml, as locked; "test" when none is named.
 # Usage: scripts/setup.sh [demo|dev|test|bench...]
 #   demo   PyTorch, and nothing else: no tools, no Debian packages
 #   dev    the tools of `make check`; no Debian packages
@@ -32,6 +32,7 @@ wanted() {
         tmux tmux
         openssl openssl
         promtool prometheus
+        /usr/share/java/zookeeper.jar zookeeper
         chromium chromium'
   ! has_group bench || echo 'pdsh pdsh
         rsync rsync
@@ -117,18 +118,26 @@ make_venv() {
   "$python" -m venv --clear .venv
 }
 
-requirements() {
-  .venv/bin/python - "$@" <<'PYTHON'
-import sys, tomllib
-with open("pyproject.toml", "rb") as file:
-    groups = tomllib.load(file)["dependency-groups"]
+pip_install() {
+  # Its bars are for people; a log does without.
+  local quiet=--quiet
+  [ ! -t 1 ] || quiet=--no-input
+  .venv/bin/python -m pip --disable-pip-version-check install $quiet "$@"
+}
 
-def packages(name):
-    for entry in groups[name]:
-        yield from [entry] if isinstance(entry, str) else packages(entry["include-group"])
-
-print(*dict.fromkeys(package for name in sys.argv[1:] for package in packages(name)), sep="\n")
-PYTHON
+# What has a lock is installed as locked, every file checked against its hash, and nothing is built. PyTorch has none,
+# because its builds differ; it finds its own requirements there already. UGRO itself comes last, built by what is locked.
+install_packages() {
+  local group locked=() unlocked packages
+  for group in "${groups[@]}"; do
+    [ ! -e "requirements/$group.txt" ] || locked+=(--requirement "requirements/$group.txt")
+  done
+  [ ${#locked[@]} != 0 ] || locked=(--requirement requirements/demo.txt)
+  pip_install --require-hashes --only-binary :all: "${locked[@]}"
+  unlocked=$(.venv/bin/python scripts/lock.py --unlocked "${groups[@]}")
+  mapfile -t packages <<<"$unlocked"
+  [ -z "$unlocked" ] || pip_install "${packages[@]}"
+  pip_install --no-deps --no-build-isolation --editable .
 }
 
 # Two makes at once would build one .venv twice over each other.
@@ -138,17 +147,12 @@ flock 9
 install_missing_packages
 
 stamp=.venv/.set-up-$(IFS=-; echo "${groups[*]}")
-key=$({ pwd; cat pyproject.toml scripts/setup.sh; } | sha256sum)
+key=$({ pwd; cat pyproject.toml scripts/setup.sh scripts/lock.py requirements/*.txt; } | sha256sum)
 [ "$(cat "$stamp" 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ] && exit 0
 
 .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
-packages=$(requirements "${groups[@]}")
-mapfile -t packages <<<"$packages"
 size=
-[[ $(printf '%s\n' "${packages[@]}") != *torch* ]] || size='; with PyTorch, the first time is a large download'
+! has_group demo && ! has_group test || size='; with PyTorch, the first time is a large download'
 say "installing UGRO into .venv, with what \"${groups[*]}\" needs$size"
-# Its bars are for people; a log does without.
-quiet=--quiet
-[ ! -t 1 ] || quiet=--no-input
-.venv/bin/python -m pip --disable-pip-version-check install $quiet --editable . "${packages[@]}"
+install_packages
 echo "$key" >"$stamp"

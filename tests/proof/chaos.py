@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.proof import schedule
-from tests.proof.faults import Faults, root_of
-from tests.proof.schedule import Size, Step
+from tests.proof.faults import Step, Target, possible_kinds, root_of
+from tests.proof.schedule import Size
 from tests.rig import agent as rig
 from tests.rig import disk, netns
 from tests.rig.disk import SmallDisk
@@ -36,17 +36,20 @@ from tests.rig.netns import NetnsFarm
 from tests.rig.sshd import Farm, SshdFarm
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
-from ugro.core.errors import Unreachable
+from ugro.core.errors import InSafeMode, NotFound, Unreachable
 from ugro.core.job import Job
 
 T = TypeVar("T")
 _COMMANDS_AT_ONCE = 4
-_ANSWER_S = 60.0
+# An agent that starts slowly is killed again and again before it answers. What ends safe mode waits for every node,
+# and each new agent asks them all again.
+_ANSWER_S = 600.0
 _QUIET_S = 20.0
 _FILES_S = 60.0  # a node that could not be asked is asked again after a while
 _AGAIN_S = 0.1
 _LOOK_S = 0.25
 _YOUNG = 4
+_LAST = 200  # steps that are shown when a run is cut short
 _DISK_BYTES = 128 << 20  # a node with less than 100 MiB left gets no jobs
 _EVERY_NTH_HAS_A_SMALL_DISK = 3
 
@@ -92,7 +95,8 @@ class Chaos:
         self.ledger = Ledger(folder)
         self.book = Book()
         self.finals: dict[str, Final] = {}
-        self.faults = Faults(self.home, self.ledger, farm.nodes, disks)
+        self.kinds = possible_kinds()
+        self.target = Target(self.home, self.cluster, self.ledger, self.book, farm.nodes, disks)
         self.record: list[str] = []
         self._hits: Counter[str] = Counter()
         self._began = time.monotonic()
@@ -172,17 +176,29 @@ class Chaos:
         if not tokens:
             return
         token = tokens[int(step.pick * len(tokens))]
-        job = self._ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
+        try:
+            job = self._ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
+        except NotFound:  # newer than a state that was put back, or lost: the judge says which
+            self._note("missed", f"cancel {token}")
+            return
         if not job.is_final:
             self.book.was_cancelled(token)
         self._note("cancelled", f"{token}, {job.state}")
 
     def _look_at(self, token: str) -> None:
-        job: Job = self._ask(lambda client: client.jobs.get(self.book.jobs[token]))
+        try:
+            job: Job = self._ask(lambda client: client.jobs.get(self.book.jobs[token]))
+        except NotFound as error:
+            self._reasons[token] = str(error)
+            if self.book.forgive(token, self.ledger):
+                self._note("gone", f"{token} is newer than the state that was put back")
+            return
         self._reasons[token] = f"{job.state} in attempt {job.attempt}: {job.reason}"
         if job.is_final:
             # As a user does: only then what small commands wrote is in files, at which the judge looks.
             self._ask(lambda client: list(client.jobs.logs(job.id)))
+            if "after this state was saved" in job.reason:
+                self.book.settled.add(token)
             self.finals[token] = Final(str(job.state), job.attempt, job.exit_code)
 
     def _wake(self) -> None:
@@ -194,7 +210,7 @@ class Chaos:
             try:
                 with Client(home=self.home, cluster=self.cluster) as client:
                     return question(client)
-            except Unreachable:
+            except (Unreachable, InSafeMode):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_AGAIN_S)
@@ -202,7 +218,7 @@ class Chaos:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def _inflict(self, step: Step, number: int) -> None:
-        hit = self.faults.inflict(step)
+        hit = self.kinds[step.kind].inflict(self.target, step)
         self._note("hit" if hit else "missed", hit.text if hit else step.kind, step)
         if hit is None:
             return
@@ -234,17 +250,13 @@ def chaos(nodes: int) -> Iterator[Chaos]:
         kind: type[Farm[Any]] = NetnsFarm if netns.available() is None else SshdFarm
         farm = kind(folder / "f", nodes)
         disks = _small_disks(farm, stack) if disk.available() is None else {}
+        for fault in possible_kinds().values():
+            fault.prepare(farm.nodes, stack)
         stack.enter_context(farm)
         made = Chaos(folder, farm, disks)
         stack.callback(end_all_with_variable, "TEST_LEDGER", [str(made.ledger.path)])
         stack.callback(rig.end_agent, made.home)
         yield made
-
-
-def impossible() -> frozenset[str]:
-    """The faults that cannot be had here."""
-    no_cables = schedule.NEED_CABLES if netns.available() is not None else frozenset()
-    return no_cables | (schedule.NEED_DISKS if disk.available() is not None else frozenset())
 
 
 def _small_disks(farm: Farm[Any], stack: ExitStack) -> dict[str, SmallDisk]:
@@ -256,14 +268,29 @@ def _small_disks(farm: Farm[Any], stack: ExitStack) -> dict[str, SmallDisk]:
     return disks
 
 
-def run(seed: int, size: Size, steps: list[Step], settle_s: float) -> tuple[Report, Chaos]:
+def run(
+    seed: int, size: Size, steps: list[Step], settle_s: float, keep: Path | None = None
+) -> tuple[Report, Chaos]:
+    """``keep``: a folder for what the ranks and the agent wrote, if there are complaints."""
     with chaos(size.nodes) as made:
-        made.run(steps)
+        try:
+            made.run(steps)
+        except BaseException:
+            sys.stderr.write(made.seen() + "\n" + "\n".join(made.record[-_LAST:]) + "\n")
+            raise
         settled_s = made.settle(settle_s)
         report = made.report(seed, size.seconds, settled_s)
         if report.complaints:
             sys.stderr.write(made.seen() + "\n")
+            _keep([made.ledger.path, *made.home.glob("agent.log*"), *made.home.glob("state.db*")], keep)
     return report, made
+
+
+def _keep(files: list[Path], folder: Path | None) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(file, folder)
 
 
 def main() -> None:
@@ -280,14 +307,14 @@ def main() -> None:
     for key in [key for key in os.environ if key.startswith(("UGRO_", "SSH_"))]:
         del os.environ[key]
     size = Size(chosen.nodes, chosen.seconds, chosen.pause, chosen.pause)
-    steps = schedule.draw(chosen.seed, size, impossible())
+    steps = schedule.draw(chosen.seed, size, possible_kinds())
     if chosen.replay:
         steps = schedule.read(chosen.replay.read_text())
     record = chosen.record or Path(tempfile.mkdtemp(prefix="chaos")) / f"seed-{chosen.seed}.jsonl"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(schedule.write(steps))
     _say(f"seed {chosen.seed}: {len(steps)} steps in {chosen.seconds:g} s on {chosen.nodes} sshds, written to {record}")
-    report, made = run(chosen.seed, size, steps, chosen.settle)
+    report, made = run(chosen.seed, size, steps, chosen.settle, record.with_suffix(".kept"))
     with record.open("a") as file:
         file.writelines(f"{line}\n" for line in made.record)
     _say(report.to_text())

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,15 +20,21 @@ from ugro.agent.artifacts.collector import Collector
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.support.change_signal import ChangeSignal
+from ugro.agent.tracking.run_tracker import Sighting
 from ugro.agent.tracking.scheduler_input import Live
 from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
+from ugro.core.owner import OwnerReport
 from ugro.core.plan import NodePlan, Plan
-from ugro.nodes.runs import Moment, RunStart, RunStatus
+from ugro.core.python_env import Made
+from ugro.core.support import clock as machine
+from ugro.core.support.moment import Instant, Reading, place_s
+from ugro.nodes.runs import Identity, Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
+from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
-from ugro.store.engine import Database, _Request
+from ugro.store.engine import Database, Opening, _Request
 from ugro.store.jobs import JobStore
 
 T = TypeVar("T")
@@ -61,7 +65,7 @@ class InlineDatabase(Database):
 
     is_dead = False
 
-    async def open(self) -> None:
+    async def open(self, opening: Opening | None = None) -> None:
         await self.run(self._migrate)
 
     async def close(self) -> None:
@@ -69,7 +73,9 @@ class InlineDatabase(Database):
             self._connection.close()
             self._connection = None
 
-    async def run(self, work: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self, work: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None, *, counts: bool = True
+    ) -> T:
         await self._others()
         loop = asyncio.get_running_loop()
         request = _Request(work, loop, loop.create_future())
@@ -156,6 +162,17 @@ class ModelWatch:
         self._nodes = nodes
         self.known = {name: Known() for name in nodes}
         self._tell: Callable[[], None] = lambda: None
+        self.identity = Identity("agent", 1)
+
+    def prove_by(self, prove: object) -> None:
+        return
+
+    def unheard(self) -> list[str]:
+        return []
+
+    def sightings(self) -> list[Sighting]:
+        """No node keeps a mark: the state is never an older one here."""
+        return []
 
     @property
     def count(self) -> int:
@@ -255,7 +272,10 @@ class ModelPlanner:
     def known(self, job: Job) -> None:
         return None
 
-    async def make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
+    def moved_at(self, job: Job) -> float:
+        return 0.0
+
+    async def make(self, job: Job, environments: Mapping[str, Made]) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
         return Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes)), ()
 
@@ -269,7 +289,13 @@ class ModelMirror:
     def __init__(self) -> None:
         self.changed = ChangeSignal()
 
-    def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
+    def has_begun(self, job: int, attempt: int, ranks: Iterable[int]) -> bool:
+        return False
+
+    def is_following(self, key: tuple[int, int, int]) -> bool:
+        return True
+
+    def follow(self, node: str, key: tuple[int, int, int], placed: Instant) -> None:
         return
 
     async def unfollow(self, keys: Iterable[tuple[int, int, int]]) -> None:
@@ -310,10 +336,43 @@ class ModelCheckpoints:
         return
 
 
+class ModelClock:
+    """Ahead of the machine's by as much as the test has let pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started = clock_now(clock)
+
+    def reading(self) -> Reading:
+        return Reading(clock_now(self._clock), self._started)
+
+    def listen(self, on_jump: Callable[[Jump], None]) -> None:
+        return
+
+
+def clock_now(clock: Clock) -> Instant:
+    now = machine.now()
+    return replace(now, wall_s=now.wall_s + clock.now_s, boot_s=now.boot_s + clock.now_s)
+
+
+class NoOwners:
+    """No machine has a rule about its owner."""
+
+    def keep_up(self) -> None:
+        return
+
+    def heard(self) -> dict[str, OwnerReport]:
+        return {}
+
+    def report(self, node: str) -> OwnerReport | None:
+        return None
+
+
 class ModelInput:
     def __init__(self, watch: ModelWatch, clock: Clock) -> None:
         self._watch = watch
-        self._clock = clock
+        self.clock = ModelClock(clock)
+        self.owners = NoOwners()
 
     def start(self) -> None:
         return
@@ -326,9 +385,9 @@ class ModelInput:
 
     async def take(self, live: Live) -> ClusterView:
         return ClusterView(
-            now=time.time() + self._clock.now_s,
+            now=self.clock.reading().now.boot_s,
             nodes=tuple(_node_view(name, known.is_open) for name, known in self._watch.known.items()),
-            holding=tuple(_holding(job) for job in live.holding() if job.placement is not None),
+            holding=tuple(_holding(job, self.clock.reading()) for job in live.holding() if job.placement is not None),
         )
 
 
@@ -337,10 +396,10 @@ def _node_view(name: str, is_open: bool) -> NodeView:
     return NodeView(name, 8, 32 * _GIB, gpus, unusable=None if is_open else "is unreachable")
 
 
-def _holding(job: Job) -> Holding:
+def _holding(job: Job, by: Reading) -> Holding:
     assert job.placement is not None
     return Holding(
-        job.id, job.user, job.spec.priority, job.placement, datetime.fromisoformat(job.submitted_at).timestamp(),
+        job.id, job.user, job.spec.priority, job.placement, place_s(job.submitted, by),
         is_preemptible=job.spec.is_preemptible, is_stopping=job.state is JobState.STOPPING,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,10 +60,12 @@ class Place:
 
     # --- agents -------------------------------------------------------------------------------------------------
 
-    def agent(self, crash: str = "", home: Path | None = None) -> AgentProcess:
+    def agent(
+        self, crash: str = "", home: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> AgentProcess:
         """One that was told where to die or stand still; the next that a command starts knows nothing of it."""
-        env = {"UGRO_AGENT_CRASH_POINT": crash} if crash else {}
-        self._agents.append(AgentProcess(home or self.home, self.cluster, env))
+        more = {"UGRO_AGENT_CRASH_POINT": crash} if crash else {}
+        self._agents.append(AgentProcess(home or self.home, self.cluster, {**(env or {}), **more}))
         return self._agents[-1]
 
     def copy_of_state(self) -> Path:

@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from tests.proof.faults import Kind, Step
 from tests.rig.judge import Task
 
 # How often each is drawn, against the others.
 JOBS = {"quick": 7, "gang": 5, "long": 7, "flaky": 3, "failing": 2, "restless": 2}
-FAULTS = {
-    "kill rank": 4,
-    "kill supervisor": 4,
-    "kill node program": 4,
-    "kill session": 3,
-    "kill ssh": 3,
-    "kill agent": 5,
-    "freeze node program": 2,
-    "freeze supervisor": 2,
-    "freeze agent": 1,
-    "power off": 1,
-    "cut": 3,
-    "fill disk": 2,
-}
-# These need root; without it there is the rest.
-NEED_CABLES = frozenset({"cut"})
-NEED_DISKS = frozenset({"fill disk"})
 _SHORTEST_S = 1.0
-_LONGEST_S = 10.0
-# Long enough for the keepalive (8 s) to give a node up, now and then.
-_LONGEST_CUT_S = 14.0
 _FIRST_JOBS_S = 1.0
 _EVERYTHING = ("rank_failed", "killed", "oom", "disk_full", "nccl_timeout", "setup_failed", "mismatch")
 _RETRIES = 50
-
-
-@dataclass(frozen=True)
-class Step:
-    """``pick`` chooses among what is there when the step is made: 0 the first, nearly 1 the last."""
-
-    at_s: float
-    kind: str
-    node: int = 0
-    pick: float = 0.0
-    length_s: float = 0.0
-    job: str = ""
+LEASE_S = 10  # of restless jobs
 
 
 @dataclass(frozen=True)
@@ -58,17 +28,16 @@ class Size:
     cancel_every_s: float = 4.0
 
 
-def draw(seed: int, size: Size, without: Iterable[str] = ()) -> list[Step]:
+def draw(seed: int, size: Size, faults: Mapping[str, Kind]) -> list[Step]:
     dice = random.Random(seed)
-    faults = {kind: weight for kind, weight in FAULTS.items() if kind not in set(without)}
+    weights = {name: kind.weight for name, kind in faults.items()}
     steps = [
         Step(at_s, "submit", pick=dice.random(), job=_one_of(dice, JOBS)) for at_s in _times(dice, size, "job_every_s")
     ]
     steps += [Step(at_s, "cancel", pick=dice.random()) for at_s in _times(dice, size, "cancel_every_s")]
     for at_s in _times(dice, size, "fault_every_s"):
-        kind = _one_of(dice, faults)
-        longest_s = _LONGEST_CUT_S if kind == "cut" else _LONGEST_S if "freeze" in kind else _LONGEST_S / 2
-        length_s = round(dice.uniform(_SHORTEST_S, min(longest_s, size.seconds / 2)), 2)
+        kind = _one_of(dice, weights)
+        length_s = round(dice.uniform(_SHORTEST_S, min(faults[kind].longest_s, size.seconds / 2)), 2)
         steps.append(Step(_FIRST_JOBS_S + at_s, kind, dice.randrange(size.nodes), dice.random(), length_s))
     return sorted(steps, key=lambda step: step.at_s)
 
@@ -76,17 +45,22 @@ def draw(seed: int, size: Size, without: Iterable[str] = ()) -> list[Step]:
 def task(step: Step, number: int, nodes: int) -> tuple[Task, dict[str, object]]:
     """What a submit hands in: the ranks' behaviour, and the job's other fields."""
     token = f"{step.job}-{number}"
-    has_child = step.pick < 0.3
+    has_child, has_hidden = step.pick < 0.3, 0.3 <= step.pick < 0.5
     patient: dict[str, object] = {"retries": str(_RETRIES), "retry_on": list(_EVERYTHING)}
+    leased = {**patient, "lost_after": f"{LEASE_S}s", "on_lost": "restart"}
     lines = int(step.pick * 60)
     ranks = min(nodes, 2 + int(step.pick * 2))
     made = {
-        "quick": (Task(token, 1, lines, 0.0, leaves_child=has_child), patient),
+        "quick": (Task(token, 1, lines, 0.0, leaves_child=has_child, hides_child=has_hidden), patient),
         "gang": (Task(token, ranks, lines, 0.05, leaves_child=has_child, makes_file=True), patient),
-        "long": (Task(token, 1, 100, 0.05, leaves_child=has_child, makes_file=True), patient),
+        "long": (
+            Task(token, 1, 100, 0.05, leaves_child=has_child, hides_child=has_hidden, makes_file=True),
+            {**patient, "time_limit": "1h"},
+        ),
         "flaky": (Task(token, 1, lines, 0.02, codes=(3, 0), makes_file=True), patient),
         "failing": (Task(token, 1, lines, 0.0, codes=(5,)), {}),
-        "restless": (Task(token, 1, 60, 0.05), {**patient, "lost_after": "10s", "on_lost": "restart"}),
+        # Some live for longer than it takes to be started elsewhere.
+        "restless": (Task(token, 1, 60 if step.pick < 0.5 else 600, 0.05, hides_child=has_hidden), leased),
     }
     return made[step.job]
 

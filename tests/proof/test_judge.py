@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig import witness
-from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, orphans
+from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, now_s, orphans
 from tests.rig.waiting import wait_until
 
 TASK = Task("job", lines=9)
@@ -75,6 +75,12 @@ def test_a_submit_that_became_two_jobs_is_doubled(court: Court) -> None:
     assert len(court.verdict().doubled) == 2
 
 
+def test_an_id_that_two_submits_got_is_doubled(court: Court) -> None:
+    court.rank()
+    court.book.acknowledged(Task("other"), 1)
+    assert court.verdict().doubled == ["other got the id of job: 1"]
+
+
 def test_attempts_that_lived_at_the_same_time_overlap(court: Court) -> None:
     slow = Task("slow", lines=20, pause_s=0.1)
     first = court.begin(1, slow)
@@ -107,16 +113,52 @@ def test_a_log_that_lacks_its_last_byte_is_wrong(court: Court) -> None:
     assert court.verdict().logs != []
 
 
-def test_a_child_that_left_its_session_and_every_variable_but_a_lock_is_an_orphan(court: Court, tmp_path: Path) -> None:
-    process = court.begin(task=Task("job", lines=9, leaves_child=True))
+@pytest.mark.parametrize(
+    ("task", "word"),
+    [
+        (Task("job", lines=9, leaves_child=True), "witness.py"),
+        (Task("job", lines=9, hides_child=True), "hidden-of-job"),
+    ],
+)
+def test_a_child_that_left_its_session_and_every_variable_but_a_lock_is_an_orphan(
+    court: Court, tmp_path: Path, task: Task, word: str
+) -> None:
+    process = court.begin(task=task)
     process.wait(20)
     assert process.stdout is not None
     process.stdout.close()
     try:
-        wait_until(lambda: any(entry.event == "child" for entry in court.ledger.entries()), 10, "the child")
-        found = orphans(court.ledger, [tmp_path])
-        assert any("witness.py" in text for text in found), found
-        assert "attempt.1.1" in found
+        # It says that it lives before it becomes the program that is looked for.
+        wait_until(lambda: any(word in text for text in orphans(court.ledger, [tmp_path])), 10, "the child to be found")
+        assert "attempt.1.1" in orphans(court.ledger, [tmp_path])
     finally:
         court.ledger.end_all()
     wait_until(lambda: not orphans(court.ledger, [tmp_path]), 10, "nothing to be left")
+
+
+def test_only_what_a_copy_was_too_old_for_is_forgiven(tmp_path: Path) -> None:
+    ledger, book, now = Ledger(tmp_path), Book(), now_s()
+    for token in ("waited", "ran", "over"):
+        book.asked(Task(token))
+        book.acknowledged(Task(token), 7)
+    assert not book.forgive("waited", ledger)  # nothing was put back
+    book.was_restored(now - 60, now - 30)
+    assert not book.forgive("waited", ledger)  # it was acknowledged later
+    lines = [(event, token, at_s) for token, until_s in (("ran", now + 9), ("over", now + 1)) for event, at_s in
+             (("begin", now + 0.5), ("end", until_s))]  # fmt: skip
+    ledger.path.write_text("".join(f"{event} {token} 7 1 0 {2**22 + 1} 0 {at_s}\n" for event, token, at_s in lines))
+    book.was_restored(now - 60, now + 3)
+    assert not book.forgive("ran", ledger)  # a node ran it when the copy was put back
+    assert book.forgive("waited", ledger)
+    assert book.forgive("over", ledger)
+    assert list(book.jobs) == ["ran"]
+
+
+def test_a_copy_of_a_state_that_waits_for_a_decision_knows_no_more_than_that_state(tmp_path: Path) -> None:
+    book, saved_s = Book(), now_s() - 60
+    assert book.known_until(is_undecided=True) > saved_s + 50  # nothing was put back
+    book.was_put_back(saved_s)
+    assert book.known_until(is_undecided=True) == saved_s
+    assert book.known_until(is_undecided=False) > saved_s + 50
+    book.was_restored(saved_s, saved_s + 5)
+    assert book.known_until(is_undecided=True) > saved_s + 50

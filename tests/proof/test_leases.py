@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.proof.faults import root_of
+from tests.proof.faults.lease import leased_supervisors
+from tests.rig import agent as rig
+from tests.rig import netns
 from tests.rig.engine import EngineRig, until
-from tests.rig.judge import Ledger, Task
-from tests.rig.waiting import wait_until
+from tests.rig.judge import Book, Entry, Ledger, Task, judge, orphans
+from tests.rig.netns import NetnsFarm
+from tests.rig.waiting import signal_all, wait_until
+from ugro import Client
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Ending, JobSpec, JobState, OnLost, Stop
 
@@ -61,6 +68,41 @@ def test_no_second_attempt_begins_while_the_first_may_live(place: EngineRig, tmp
     asyncio.run(work())
     begun = [(entry.attempt, entry.event) for entry in ledger.entries()]
     assert begun == [(1, "begin"), (2, "begin")], ledger.path.read_text()
+
+
+@pytest.mark.proof
+def test_a_stopped_supervisor_on_a_node_that_is_cut_off_does_not_run_beside_the_second_attempt(tmp_path: Path) -> None:
+    if reason := netns.available():
+        pytest.skip(reason)
+    task = Task("leased", lines=100_000, pause_s=0.05, hides_child=True)
+    ledger, home = Ledger(tmp_path), tmp_path / "u"
+    home.mkdir()
+    fields = {**ledger.fields(task), "lost_after": f"{_LEASE_S}s", "on_lost": "restart"}
+    with NetnsFarm(tmp_path / "f", 2) as farm, Client(home=home, cluster=farm.cluster_yaml()) as client:
+        try:
+            job = client.jobs.submit(fields=fields, env={}, key="k")
+            wait_until(lambda: len(ledger.alive()) == 2, 60, "the rank and its hidden child")
+            first = client.jobs.get(job.id)
+            assert first.placement is not None
+            node = next(node for node in farm.nodes if node.name == first.placement.nodes[0])
+            node.cut()
+            signal_all(signal.SIGSTOP, leased_supervisors(root_of(node)))
+            [again] = wait_until(lambda: _begun(ledger, 2), 90, "the second attempt to begin")
+            assert [entry for entry in ledger.alive() if entry.attempt == 1] == []
+            assert again.word != node.name
+            verdict = judge(Book(), ledger, {}, home)
+            assert (verdict.overlapping, verdict.doubled) == ([], [])
+            client.jobs.cancel(job.id)
+            node.heal()
+            wait_until(lambda: client.jobs.get(job.id).is_final, 60, "the job to end")
+            wait_until(lambda: not orphans(ledger, map(root_of, farm.nodes)), 30, "nothing to be left")
+        finally:
+            rig.end_agent(home)
+            ledger.end_all()
+
+
+def _begun(ledger: Ledger, attempt: int) -> list[Entry]:
+    return [entry for entry in ledger.entries() if (entry.event, entry.attempt) == ("begin", attempt)]
 
 
 async def expect_first_cleared(place: EngineRig, node: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import sqlite3
@@ -27,7 +28,15 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
 
 
 class AgentProcess:
-    def __init__(self, home: Path, cluster: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        cluster: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        descriptors: tuple[int, int] | None = None,
+    ) -> None:
+        """``descriptors``: how many it may have open, and how many it may ask for."""
         self.home = home
         ready, theirs = os.pipe()
         argv = [sys.executable, "-m", "ugro.agent", "--home", str(home), "--cluster", str(cluster)]
@@ -41,24 +50,27 @@ class AgentProcess:
                 pass_fds=[theirs],
                 start_new_session=True,
             )
+        if descriptors is not None:  # it looks at them much later
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, descriptors)
         os.close(theirs)
         self._ready = ready
 
     def wait_ready(self) -> bool:
         """False when it died before it was ready, as one with a crash point may."""
-        text = b""
+        text, answer = b"", {"state": "starting"}
         deadline = time.monotonic() + _READY_S
         try:
-            while not text.endswith(b"\n"):
+            while answer["state"] == "starting":
                 readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
                 assert readable, f"the agent was not ready within {_READY_S} s: {log_tail(self.home)}"
                 part = os.read(self._ready, 4096)
                 if not part:
                     return False
                 text += part
+                if text.endswith(b"\n"):
+                    answer = json.loads(text.splitlines()[-1])
         finally:
             os.close(self._ready)
-        answer = json.loads(text)
         assert answer["state"] == "ready", answer
         return True
 

@@ -43,8 +43,9 @@ ONE_NODE = "nodes: {here: {transport: local, remote_root: %(home)s/root}}\n"
 class Dashboard:
     """An agent with a home of its own, and the way to its pages."""
 
-    def __init__(self, home: Path, cluster_text: str) -> None:
+    def __init__(self, home: Path, cluster_text: str, descriptors: tuple[int, int] | None = None) -> None:
         self.home = home
+        self._descriptors = descriptors
         self.cluster = home / "cluster.yaml"
         self.cluster.write_text(cluster_text % {"home": home})
         self.start()
@@ -52,7 +53,7 @@ class Dashboard:
         self.url = self.link().partition("/login")[0]
 
     def start(self) -> None:
-        self.agent = AgentProcess(self.home, self.cluster)
+        self.agent = AgentProcess(self.home, self.cluster, descriptors=self._descriptors)
         assert self.agent.wait_ready(), "the agent died before it was ready"
 
     def restart(self) -> None:
@@ -81,14 +82,17 @@ class Dashboard:
 
 @contextmanager
 def dashboards(
-    cluster_text: str = ONE_NODE, *, before: Callable[[Path], None] = lambda home: None
+    cluster_text: str = ONE_NODE,
+    *,
+    before: Callable[[Path], None] = lambda home: None,
+    descriptors: tuple[int, int] | None = None,
 ) -> Iterator[Dashboard]:
-    """``before`` the agent starts, its home may be filled."""
+    """``before`` the agent starts, its home may be filled; ``descriptors`` as for ``AgentProcess``."""
     home = Path(tempfile.mkdtemp(prefix="d"))
     found: Dashboard | None = None
     try:
         before(home)
-        found = Dashboard(home, cluster_text)
+        found = Dashboard(home, cluster_text, descriptors)
         yield found
     finally:
         if found is not None:

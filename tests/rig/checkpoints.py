@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from tests.rig.clock import RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
@@ -36,6 +37,7 @@ class Rig:
         self.home = folder / "jobs"
         self.specs: dict[str, NodeSpec] = {}
         self.lost: set[str] = set()
+        self.clocks: dict[str, RigClock] = {}
 
     def root(self, node: str) -> Path:
         return self.folder / node
@@ -83,7 +85,8 @@ class Rig:
         root = self.root(name)
         root.mkdir(exist_ok=True)
         spec = self.specs.get(name, NodeSpec(name, remote_root=str(root), python=sys.executable, transport="local"))
-        dialling = Dialling(SshOptions(5.0), 3, asyncio.Semaphore(10), lambda: {MARK: str(root)})
+        own = self.clocks[name].env if name in self.clocks else {}
+        dialling = Dialling(SshOptions(5.0), 3, asyncio.Semaphore(10), lambda: {MARK: str(root), **own})
         return Node(spec, dialling)
 
     def close(self) -> None:

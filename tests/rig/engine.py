@@ -20,6 +20,7 @@ from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.placed_runs import PlacedRuns
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
@@ -30,6 +31,7 @@ from ugro.store.database import Store
 
 _LIMIT_S = 60
 SOON_S = 20
+KEY = bytes(range(32))  # the agent's
 
 
 class Pause:
@@ -98,8 +100,9 @@ class EngineRig:
         await store.open()
         self.cluster = cluster = Cluster(self.file)
         await cluster.start()
-        identity = Identity(await store.agent_id(), await store.next_generation())
-        watch = self.watch = self.watch_type(cluster.inventory, identity)
+        identity = Identity(await store.agent_id(), await store.next_generation(), KEY)
+        placed = PlacedRuns(store.jobs)
+        watch = self.watch = self.watch_type(cluster.inventory, identity, placed)
         health = HealthCheck(cluster, store)
         scheduler_input = self.scheduler_input = self.scheduler_input_type(store.jobs, cluster, health)
         logs = SmallLogs(store.jobs, LogMirror(self.folder / "jobs", watch))
@@ -109,6 +112,7 @@ class EngineRig:
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
         home = self.home = Collector(store.jobs, watch, logs, checkpoints, results)
         engine = Engine(store.jobs, watch, planner, code, scheduler_input, home)
+        placed.live = engine.live.get
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine
@@ -138,6 +142,11 @@ class EngineRig:
         """The instant, by the node's own clock, that the leases of its runs count from; 0 before the first renewal."""
         files = list(self.folder.glob(f"{node}/.ugro/agents/*/lease"))
         return Numbers(str(files[0]), 2).read()[1] / 1000 if files else 0.0
+
+    def set_generation(self, node: str, generation: int) -> None:
+        """The node claims to have met that generation of the agent."""
+        [file] = self.folder.glob(f"{node}/.ugro/agents/*/generation")
+        Numbers(str(file), 1).write(generation)
 
     def run_folders(self, node: str) -> list[str]:
         return [path.name for path in self.folder.glob(f"{node}/.ugro/agents/*/runs/*")]

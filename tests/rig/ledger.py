@@ -65,6 +65,11 @@ def child(kind, setsid=False, double=False, empty_env=False):
         os._exit(0)
     deaf()
     note_process(kind)
+    if "bare" in kind:  # not even its log and its working directory
+        os.chdir("/")
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for fd in range(3):
+            os.dup2(nothing, fd)
     if empty_env:
         os.execve(sys.executable, [sys.executable, "-I", "-S", "-c",
             "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(3600)"], {})

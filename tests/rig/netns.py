@@ -87,6 +87,16 @@ class Cable:
         """From now on the node reaches us, and no other node."""
         _run("ip", "-n", self.namespace, "route", "del", "default")
 
+    def lead_to(self, other: Cable) -> None:
+        """Puts our end into another's namespace: both are on one network then, and we are not."""
+        ours = f"ugro{self.network}"
+        for line in (
+            f"link set {ours} netns {other.namespace}",
+            f"-n {other.namespace} addr add 10.213.{self.network}.1/30 dev {ours}",
+            f"-n {other.namespace} link set {ours} up",
+        ):
+            _run("ip", *line.split())
+
     def cut(self, way: Way) -> None:
         for chain, option in _CHAINS[way]:
             self._iptables("-A", chain, option, _INTERFACE, "-j", "DROP")

@@ -123,10 +123,16 @@ class LocalNode:
         return [pid] if pid and is_alive(pid) else []
 
     def kill_supervisor(self, job: str, attempt: int) -> None:
-        """With its reaper, which would end what it leaves."""
-        pid = self.supervisor(job, attempt)
-        reaper = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        signal_all(signal.SIGKILL, [reaper, pid])
+        """With its reaper, which would end what it leaves; at one instant, else each would see the other go."""
+        doomed = [self.reaper(job, attempt), self.supervisor(job, attempt)]
+        signal_all(signal.SIGSTOP, doomed)
+        signal_all(signal.SIGKILL, doomed)
+
+    def reaper(self, job: str, attempt: int) -> int:
+        """Of the run's supervisor; the latest, if there were several."""
+        spec = durable.read_json(str(self.run_dir(job, attempt) / "spec.json")) or {}
+        folder = agent_folder(self.root.resolve(), self.spec.name) / "supervisors" / spec["supervisor"]
+        return ProcessName.parse((folder / "reaper").read_text()).pid
 
     def supervising(self) -> list[int]:
         """All supervisors of this node, and their reapers."""

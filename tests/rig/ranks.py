@@ -56,7 +56,8 @@ def start(argv: Sequence[str], folder: Path, ranks: int, variables: Mapping[str,
             **{name: value for name, value in os.environ.items() if not name.startswith("UGRO_")},
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
-            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+            # The code beside these tests, also in a copy of the tree.
+            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"},
             **{"RESULT": str(folder / f"result_{rank}.json"), "UGRO_OUTPUT": str(folder / "output")},
             **{"UGRO_NODE": f"node{rank}", **(variables or {})},
         }

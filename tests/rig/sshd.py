@@ -63,6 +63,7 @@ class NodeOptions:
     max_startups: str = "1000"
     # False: no wrapper around sessions, which then take a real node's time; the shell is the account's.
     wrapped: bool = True
+    variables: tuple[tuple[str, str], ...] = ()  # more of them for every command
     sshd_lines: tuple[str, ...] = ()  # put first into sshd_config, where the first value wins
 
 
@@ -401,7 +402,8 @@ def _session_script(node: SshdNode) -> str:
     shell = shlex.quote(node.options.shell)
     user = user_name()
     variables = {"USER": user, "LOGNAME": user, "HOME": str(node.home), "SHELL": node.options.shell}
-    words = [f"{key}={value}" for key, value in {**variables, "PATH": _path_of(node)}.items()]
+    given_all = {**variables, "PATH": _path_of(node), **dict(node.options.variables)}
+    words = [f"{key}={value}" for key, value in given_all.items()]
     passed_on = ("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM")
     given = " ".join(f'${{{key}+"{key}=${key}"}}' for key in passed_on)
     return "\n".join(

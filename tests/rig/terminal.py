@@ -53,6 +53,9 @@ class Screen:
     def text(self, *options: str) -> str:
         return self._run("capture-pane", "-p", *options)
 
+    def title(self) -> str:
+        return self._run("display-message", "-p", "#{pane_title}").strip()
+
     def rows(self) -> list[str]:
         return [line.rstrip() for line in self.text().splitlines() if line.strip()]
 

@@ -66,6 +66,10 @@ def is_alive(pid: int) -> bool:
     return _state_and_parent(pid)[0] not in "ZX"
 
 
+def parent_of(pid: int) -> int:
+    return _state_and_parent(pid)[1]
+
+
 def name_of(pid: int) -> str:
     return _read(pid, "comm").decode(errors="replace").strip()
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 LEDGER = "TEST_LEDGER"  # the file; its locks lie beside it, in a folder of that name and ".held"
 _LONGEST_FILLER = 200
 _LINES_OF_FILE = 50
+_HIDDEN = "import signal, time\nfor deaf_to in (1, 2, 15): signal.signal(deaf_to, signal.SIG_IGN)\ntime.sleep(1e6)"
 
 
 def line_of(token: str, rank: int, number: int) -> bytes:
@@ -90,6 +91,18 @@ class Witness:
             while True:
                 time.sleep(3600)
 
+    def hide_child(self) -> None:
+        """One that nothing tells whose it is: no parent, no session, no environment. It says so in the ledger first."""
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        self.note("child")
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", _HIDDEN, f"hidden-of-{self.token}"], {})
+
     @staticmethod
     def _lock(path: str, how: int) -> bool:
         """Never closed: the kernel gives it back when the last process that has it is gone."""
@@ -143,6 +156,8 @@ def main(token: str, lines: str, pause_s: str, codes: str, *flags: str) -> None:
     witness.hold()
     if "child" in flags:
         witness.leave_child()
+    if "hidden" in flags:
+        witness.hide_child()
     try:
         witness.log(int(lines), float(pause_s))
         if "file" in flags:

@@ -9,6 +9,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ugro.core.errors import Damaged
+
 _IDS = ("node", "job", "attempt", "cause")
 _MAX_BYTES = 5_000_000
 _KEPT_FILES = 3
@@ -26,6 +28,23 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _DamageOnce(logging.Filter):
+    """Every part of the agent meets a damaged state again and again: each says so once, and the log stays readable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[str, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        if not any(isinstance(argument, Damaged) for argument in arguments):
+            return True
+        key = (record.name, record.msg)
+        is_first = key not in self._seen
+        self._seen.add(key)
+        return is_first
 
 
 class _RotatingFile(logging.handlers.RotatingFileHandler):
@@ -47,6 +66,7 @@ def configure(path: Path, level: str, *, max_bytes: int = _MAX_BYTES) -> None:
     handler = _RotatingFile(path, maxBytes=max_bytes, backupCount=_KEPT_FILES, encoding="utf-8")
     path.chmod(0o600)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(_DamageOnce())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # No line per request: changes are logged where they are made.
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
+import contextlib
 import gc
 import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ugro
+from ugro.agent.lock import HomeLock
 from ugro.agent.log_format import configure
+from ugro.core.cluster_file import ServedFile
 from ugro.core.errors import UgroError
 from ugro.core.support.state_dir import StateDir
 
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOCK_S = 0.2
-
 
 class Ready:
-    """The one line that the starting command waits for: that the socket is open, or why not."""
+    """The line that the starting command waits for: that the socket is open, or why not. Others may come before it."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
+    def progress(self, text: str) -> None:
+        """What the start takes its time with."""
+        if self._descriptor is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._descriptor, json.dumps({"state": "starting", "text": text}).encode() + b"\n")
+
     def say(self, message: dict[str, Any]) -> None:
-        """Sends the first message only. The command that waited may be gone, which is no error."""
+        """Sends the first answer only. The command that waited may be gone, which is no error."""
         if self._descriptor is None:
             return
         try:
@@ -68,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ugro.agent")
     parser.add_argument("--home", required=True)
     parser.add_argument("--cluster")
+    parser.add_argument("--found", action="store_true", help="the file was found, not named: it must be allowed")
     parser.add_argument(
         "--continue", dest="continues", action="store_true", help="rather use the file that the last agent served"
     )
@@ -78,48 +83,27 @@ def _arguments() -> argparse.Namespace:
 
 def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: ServeFront | None) -> None:
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _lock(home):
+    if (lock := HomeLock.take(home)) is None:
         ready.say({"state": "taken"})
         sys.stderr.write(f"taken: another agent runs in {home.path}\n")
         return
     configure(home.log, arguments.log_level)
     serve = _import_the_rest()
-    asyncio.run(serve(home, _cluster_file(home, arguments), ready, front))
+    asyncio.run(serve(lock, _cluster_file(home, arguments), ready, front))
 
 
-def _cluster_file(home: StateDir, arguments: argparse.Namespace) -> Path | None:
+def _cluster_file(home: StateDir, arguments: argparse.Namespace) -> ServedFile:
     """After a crash or a reboot, a command in any folder continues with the cluster on which jobs may run."""
-    if arguments.continues and home.served_cluster.is_file():
-        return Path(os.readlink(home.served_cluster))
-    return Path(arguments.cluster).absolute() if arguments.cluster else None
+    if arguments.continues:
+        for link in (home.served_found, home.served_cluster):
+            if link.is_file():
+                return ServedFile(Path(os.readlink(link)), is_found=link == home.served_found)
+    return ServedFile(Path(arguments.cluster).absolute() if arguments.cluster else None, is_found=arguments.found)
 
 
-def _import_the_rest() -> Callable[[StateDir, Path | None, Ready, ServeFront | None], Coroutine[Any, Any, None]]:
+def _import_the_rest() -> Callable[[HomeLock, ServedFile, Ready, ServeFront | None], Coroutine[Any, Any, None]]:
     """Loaded after the lock is held: of ten commands that start an agent at once, only one pays for it."""
     gc.disable()  # until all is loaded
     from ugro.agent.serve import serve
 
     return serve
-
-
-def _lock(home: StateDir) -> bool:
-    """The kernel holds the lock as long as this process lives, so there is nothing to clean up after a crash."""
-    descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + _LOCK_S
-    while not _is_taken_up(descriptor):
-        # A client that checks for a running agent holds the lock for a moment.
-        if time.monotonic() > deadline:
-            os.close(descriptor)
-            return False
-        time.sleep(0.01)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"pid": os.getpid(), "version": ugro.__version__}).encode())
-    return True
-
-
-def _is_taken_up(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

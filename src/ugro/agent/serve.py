@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.lock import HomeLock
+from ugro.agent.support.aio import keep_running
+from ugro.core.cluster_file import ServedFile
+from ugro.core.support.descriptors import raise_limit
 from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
@@ -31,18 +35,22 @@ log = logging.getLogger(__name__)
 _SWITCH_S = 0.0003
 
 
-async def serve(home: StateDir, cluster_file: Path | None, ready: Ready, front: ServeFront | None = None) -> None:
+async def serve(lock: HomeLock, cluster_file: ServedFile, ready: Ready, front: ServeFront | None = None) -> None:
     """Returns when the agent was asked to stop, by its API or by a signal."""
+    home = lock.home
+    watching = asyncio.create_task(lock.end_when_lost(), name="watch the state directory")
+    log.debug("up to %d open files and connections", raise_limit())
     agent = Agent(home, cluster_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, agent.stopping.set)
     try:
-        await agent.start()
+        await agent.start(ready.progress)
         await _serve_until_stopped(agent, _bind(home), ready, front)
     finally:
         # Removed before the lock is released: a client that finds the socket finds a running agent behind it.
         home.socket.unlink(missing_ok=True)
         await agent.close()
+        watching.cancel()
         log.info("agent stopped")
 
 
@@ -55,6 +63,10 @@ async def _serve_until_stopped(
             group.create_task(agent.cluster.watch(), name="watch the cluster file"),
             group.create_task(agent.monitoring.run(), name="watch nodes and jobs"),
             group.create_task(agent.run_retention(), name="remove old jobs"),
+            group.create_task(agent.audit.run(), name="write the audit log"),
+            group.create_task(keep_running(agent.backups.run), name="make backups"),
+            group.create_task(agent.watch_clock(), name="watch the clock"),
+            group.create_task(keep_running(agent.discovery.run), name="discover nodes"),
         ]
         # Meanwhile links are being opened, which is mostly waiting for ssh.
         server, api = await asyncio.to_thread(_load, agent)

@@ -10,8 +10,11 @@ from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.app import create_app
+from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol, local_user
+from ugro.agent.api.body_limit import BodyLimit
 
 _GOODBYE_S = 2
+_LARGEST_BODY = 64 << 20  # ten thousand jobs at once take a few MiB
 
 
 class Server(uvicorn.Server):
@@ -23,4 +26,9 @@ class Server(uvicorn.Server):
 
 def make_server(agent: Agent) -> tuple[Server, FastAPI]:
     api = create_app(agent)
-    return Server(uvicorn.Config(api, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S)), api
+    bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint="submit fewer jobs at once, and put data into files")
+    recorded = AuditTrail(bounded, agent.audit, local_user)
+    config = uvicorn.Config(
+        recorded, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S
+    )
+    return Server(config), api

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
-from ugro.cli.output import Output
-from ugro.cli.session import CommandGroup, Session, json_option, pass_session
+from ugro.cli.jobs.describe import local_time
+from ugro.cli.output import Cell, Output
+from ugro.cli.reconcile import reconcile, show_safe_mode
+from ugro.cli.session import CommandGroup, Session, json_option, pass_session, warn_of_safe_mode
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotFound
+from ugro.core.backup import Backup, Restored
+from ugro.core.errors import NotAllowed, NotFound, UsageError
+from ugro.core.support.quantity import format_size
 
 
 @click.group(cls=CommandGroup)
@@ -22,6 +27,9 @@ def agent() -> None:
     The agent is the process on this machine that keeps the queue, starts jobs and watches nodes. Any command that needs
     it starts it.
     """
+
+
+agent.add_command(reconcile)
 
 
 @agent.command()
@@ -99,6 +107,112 @@ def logs(session: Session, tail: int, follow: bool) -> None:
     log.close()
 
 
+@agent.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@json_option
+@pass_session
+def backup(session: Session, file: Path | None) -> None:
+    """Back up the agent's state, whether the agent runs or not.
+
+    The backup is one file: the queue, all jobs and their history, and what makes this agent known to its nodes. It does
+    not hold logs, results or metrics. Without FILE it joins the backups that the agent makes and removes by itself.
+
+    \b
+    Examples:
+      ugro agent backup
+      ugro agent backup /mnt/safe/ugro.db
+    """
+    made = session.new_client().backups.make(file)
+    if session.output.is_json:
+        session.output.document({"backup": made})
+    session.output.note(f"backed up {_jobs(made)} to {made.path}")
+
+
+@agent.command()
+@click.argument("file", required=False)
+@click.option("--list", "is_list", is_flag=True, help="List the backups that the agent keeps.")
+@click.option("--latest", is_flag=True, help="Restore the newest good backup.")
+@click.option("--empty", is_flag=True, help="Begin with an empty state.")
+@click.option("--yes", "-y", is_flag=True, help="Stop a running agent without asking.")
+@json_option
+@pass_session
+def restore(session: Session, file: str | None, is_list: bool, latest: bool, empty: bool, yes: bool) -> int:
+    """Restore the agent's state from a backup.
+
+    FILE is a path, or a name from --list. The present state is set aside, not deleted. A running agent is stopped
+    first; jobs on the nodes keep running.
+
+    \b
+    Examples:
+      ugro agent restore --list
+      ugro agent restore --latest
+    """
+    if sum((file is not None, is_list, latest, empty)) != 1:
+        raise UsageError("name one FILE, or one of --list, --latest, --empty", hint="see: ugro agent restore --list")
+    client, output = session.new_client(), session.output
+    if is_list:
+        _list(output, client.backups.all())
+        return 0
+    if client.running_agent() is not None:
+        if not empty:
+            client.backups.find(file)  # before the agent is stopped for nothing
+        _ask_to_stop(output, is_sure=yes)
+        client.stop_agent(keeps_cluster=True)
+    restored = client.backups.begin_empty() if empty else client.backups.restore(file)
+    if output.is_json:
+        output.document({"restored": restored})
+    else:
+        _show_restored(output, restored)
+    return 0
+
+
+def _ask_to_stop(output: Output, *, is_sure: bool) -> None:
+    if is_sure:
+        return
+    refused = NotAllowed("an agent runs", hint="stop it first: ugro agent stop; or use --yes")
+    if not output.can_ask or not output.confirm(["The agent runs. Jobs on the nodes keep running."], "Stop it?"):
+        raise refused
+
+
+def _list(output: Output, found: Sequence[Backup]) -> None:
+    if output.is_json:
+        output.document({"backups": found})
+        return
+    if not found:
+        output.note("there are no backups yet; the agent makes one about every 10 minutes if something has changed")
+        return
+    output.table(("MADE", "SIZE", "JOBS", "NAME", "STATE"), [_row(one) for one in found])
+
+
+def _row(one: Backup) -> tuple[Cell, ...]:
+    return (
+        Cell(local_time(one.made_at)),
+        Cell(format_size(one.bytes), is_number=True),
+        Cell("-" if one.problem else str(one.jobs), is_number=True),
+        Cell(Path(one.path).name),
+        Cell(one.problem or "good"),
+    )
+
+
+def _show_restored(output: Output, restored: Restored) -> None:
+    if restored.backup is None:
+        output.note("the state is empty now")
+    else:
+        made = restored.backup
+        output.note(f"restored {_jobs(made)} from {made.path}, made {local_time(made.made_at)}")
+    if restored.aside:
+        output.note(f"the state that was there is kept as {restored.aside[0]}")
+    output.note(
+        "the next command starts the agent with this state; what happened after the backup is not in it",
+        "if that was more than this state knows, the agent starts in safe mode: ugro agent reconcile",
+    )
+
+
+def _jobs(made: Backup) -> str:
+    newest = f" (the newest is {made.newest_job})" if made.newest_job else ""
+    return f"{made.jobs} {'job' if made.jobs == 1 else 'jobs'}{newest}"
+
+
 def _is_replaced(log: BinaryIO, path: Path) -> bool:
     """A full log is renamed, and a new one started."""
     return path.exists() and path.stat().st_ino != os.fstat(log.fileno()).st_ino
@@ -112,5 +226,14 @@ def _show(output: Output, status: AgentStatus) -> None:
     output.text(f"serves   {status.cluster_file or 'this machine (no cluster file)'}")
     output.text(f"nodes    {status.nodes_connected} of {status.nodes} connected")
     output.text(f"home     {status.home}")
+    if status.last_backup:
+        output.text(f"backup   {local_time(status.last_backup)}")
+    if status.safe_mode is not None:
+        show_safe_mode(output, status.safe_mode)
+        warn_of_safe_mode(output, status.safe_mode)
+    if status.backup_problem:
+        output.warn(f"no backup could be made: {status.backup_problem}")
+    if status.state_error:
+        output.warn(status.state_error, status.state_hint)
     if status.config_error:
         output.warn(f"{status.config_error} (the last valid configuration stays in use)", status.config_hint)

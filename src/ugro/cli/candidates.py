@@ -1,4 +1,4 @@
-"""What a shell may complete a word to: nodes, labels and jobs, asked of a running agent, and files.
+"""What a shell may complete a word to: nodes, labels, jobs and environments, asked of a running agent, and files.
 
 It never starts an agent. When there is none, or when it does not answer at once, there are no candidates.
 """
@@ -46,6 +46,13 @@ def live_jobs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
     from ugro.core.job import FINAL_STATES, JobState
 
     return _job_items(ctx, parameter, incomplete, [state for state in JobState if state not in FINAL_STATES])
+
+
+def environments(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Their whole names: a name that is cut may become ambiguous."""
+    found = _ask("/v1/environments").get("environments", [])
+    known = ((one["name"], ", ".join(" ".join(package) for package in one["packages"][:3])) for one in found)
+    return _items(incomplete, known, _given(ctx, parameter))
 
 
 def files(ctx: click.Context, parameter: click.Parameter | None, incomplete: str) -> Items:

@@ -50,7 +50,7 @@ def doctor(session: Session, nodes: tuple[str, ...]) -> int:
     if output.is_json:
         output.document({"findings": findings})
     elif output.is_terminal:
-        _show(output, findings)
+        show(output, findings)
     else:
         output.table(_HEADER, _rows(findings))
     output.note(_summary(findings, time.monotonic() - started))
@@ -65,7 +65,7 @@ def _place(finding: Finding, nodes: Sequence[str]) -> tuple[bool, int, str]:
     return is_between, place, re.sub(r"[0-9]+", lambda digits: digits[0].zfill(20), subject)
 
 
-def _show(output: Output, findings: Sequence[Finding]) -> None:
+def show(output: Output, findings: Sequence[Finding]) -> None:
     subject_width = max((len(clean(finding.subject)) for finding in findings), default=0)
     check_width = max((len(finding.check) for finding in findings), default=0)
     for finding in findings:

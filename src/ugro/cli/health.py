@@ -178,6 +178,8 @@ def note(report: NodeReport) -> str:
         notes.append(f"since {report.since[11:16]} UTC")
     if report.drained is not None:
         notes.insert(0, f"drained: {report.drained}" if report.drained else "drained")
+    if report.owner_note:
+        notes.append(report.owner_note)
     if report.second_name:
         return "; ".join([report.second_name, *([report.error] if report.error else ())])
     notes += report.taken_gpus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
 from ugro.cli.output import Output
@@ -11,15 +10,11 @@ from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError
 from ugro.core.hostkey import HostKey
 
 
-def can_ask(output: Output) -> bool:
-    return not output.is_json and sys.stdin is not None and sys.stdin.isatty()
-
-
 def ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:
     """Raises an error unless the user accepts the key."""
     if key.is_changed and not replace:
         raise changed(key)
-    if not yes and can_ask(output):
+    if not yes and output.can_ask:
         if not output.confirm(_facts(key), "Accept it?"):
             raise UgroError("not accepted; nothing was written", subject=key.node)
         return
@@ -102,7 +97,7 @@ class NewKeys:
         return self.client.host_key(host, self.ssh_config)
 
     def _wants(self, key: HostKey) -> bool:
-        if can_ask(self.output) and not self.accepts_all:
+        if self.output.can_ask and not self.accepts_all:
             return self.output.confirm(_facts(key), "Accept it?")
         for fact in _facts(key)[:-1]:
             self.output.note(fact)

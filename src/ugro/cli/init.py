@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ugro.cli import health
-from ugro.cli.host_keys import NewKeys, can_ask
+from ugro.cli.host_keys import NewKeys
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
@@ -79,6 +79,8 @@ def init(session: Session, /, **options: Any) -> int:
     client = session.new_client(any_cluster=True)
     is_new = wish.force or not os.path.lexists(path)
     before = None if is_new else _existing(client, path, ssh_config, _again(session, wish))
+    if before is not None and _is_found(session, wish, path):
+        client.require_allowed(path)  # its ssh configuration is about to be used
     probe = Probe(session.output, client, ssh_config or (before.ssh_config if before else None), wish)
     reports = probe.reports(before)
     if before is None and not reports and wish.local is False:
@@ -152,9 +154,15 @@ def _path(session: Session, wish: Wish) -> Path:
     if found is not None:
         return found
     question = "Use this cluster in all folders? (No: in this folder and those below.)"
-    if can_ask(session.output) and not session.output.confirm([], question, default=True):
+    if session.output.can_ask and not session.output.confirm([], question, default=True):
         return Path(CLUSTER_FILE)
     return of_user
+
+
+def _is_found(session: Session, wish: Wish, path: Path) -> bool:
+    """Not named: somebody else may have written it."""
+    is_named = wish.output or session.cluster or os.environ.get(CLUSTER_VARIABLE)
+    return not is_named and path != StateDir.find(os.environ).path / CLUSTER_FILE
 
 
 def _existing(client: Client, path: Path, ssh_config: str | None, again: str) -> ClusterFacts:

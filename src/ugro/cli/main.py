@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 _GROUPS = {
     "Cluster": {
         "init": ("ugro.cli.init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
-        "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, remove, trust, drain, resume."),
+        "allow": ("ugro.cli.allow:allow", "Allow a cluster file that was found in a folder."),
+        "deny": ("ugro.cli.allow:deny", "Withdraw the allowance of a cluster file."),
+        "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, trust, drain, set up, measure."),
         "health": ("ugro.cli.health:health", "Check the health of nodes."),
         "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
         "exec": ("ugro.cli.exec:exec_", "Run a command on several nodes at once."),
+        "env": ("ugro.cli.environments.command:env", "List, show and remove the Python environments on nodes."),
         "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
@@ -34,6 +37,7 @@ _GROUPS = {
     "Jobs": {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
+        "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
         "why": ("ugro.cli.jobs.why:why", "Explain why a job waits, where it runs, or how it ended."),
         "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
@@ -52,6 +56,7 @@ _GROUPS = {
         "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs and alerts, live."),
         "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
         "events": ("ugro.cli.jobs.events:events", "Print the history of events."),
+        "audit": ("ugro.cli.audit:audit", "Show who did what, through commands and the dashboard."),
         "alerts": ("ugro.cli.alerts:alerts", "Show alerts about nodes, and test notification channels."),
         "metrics": ("ugro.cli.metrics:metrics", "Print metrics in Prometheus format."),
     },

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from ugro.cli import candidates, health, host_keys
+from ugro.cli import bench, candidates, doctor, figures, health, host_keys
+from ugro.cli.discover import discover
+from ugro.cli.environments import setup
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import UsageError
 from ugro.core.node import NodeReport, Status, by_name
+from ugro.core.owner import OwnerReport
 from ugro.core.support.quantity import format_duration, format_size
 
 
 @click.group(cls=CommandGroup)
 def node() -> None:
-    """Manage nodes: list, show, add, remove, trust, drain, resume."""
+    """Manage nodes: list, show, add, trust, drain, set up, measure."""
+
+
+node.add_command(bench.bench)
+node.add_command(setup.setup)
+node.add_command(discover)
 
 
 @node.command()
@@ -41,11 +51,16 @@ def show(session: Session, name: str) -> int:
     """Show one node in detail."""
     if name.startswith("@"):
         raise UsageError(f"{name} is not a single node", hint=f"for several nodes: ugro health {name}")
-    report = next(session.client().iter_health([name]))
+    client = session.client()
+    report = next(client.iter_health([name]))
+    hardware = client.hardware.of(report.name)
     if session.output.is_json:
-        session.output.document({"node": report})
+        session.output.document({"node": report, "hardware": hardware})
     else:
         _show(session.output, report)
+        if hardware.figures is not None:
+            _show_details(session.output, figures.details(hardware.figures, hardware.links))
+        doctor.show(session.output, hardware.findings)
     return health.exit_code([report])
 
 
@@ -184,7 +199,8 @@ def _row(report: NodeReport) -> list[Cell]:
     sign, style = health.SIGNS[report.status]
     machine = report.machine
     gpus = [gpu.model for gpu in report.facts.gpus] if report.facts else []
-    note = report.error or "; ".join(report.taken_gpus)
+    found = f"found by {report.found_by}" if report.found_by else ""
+    note = report.error or "; ".join(filter(None, (found, report.owner_note, *report.taken_gpus)))
     if report.drained is not None:
         note = f"drained: {report.drained}" if report.drained else "drained"
     note = report.second_name or note
@@ -208,16 +224,24 @@ def _show(output: Output, report: NodeReport) -> None:
         output.text(f"  {report.error}")
         if report.hint:
             output.text(f"  {report.hint}")
-    for key, value in _details(report):
-        output.text(f"  {key:<10} {value}")
+    _show_details(output, _details(report))
     for reason in report.reasons:
         output.text(f"  -{reason.points:<9.0f} {reason.text}")
 
 
+def _show_details(output: Output, details: Sequence[tuple[str, str]]) -> None:
+    for key, value in details:
+        output.text(f"  {key:<10} {value}")
+
+
 def _details(report: NodeReport) -> list[tuple[str, str]]:
     details = [("target", report.target), ("role", report.role.value)]
+    if report.found_by:
+        details.append(("found by", f"{report.found_by}; not in the cluster file"))
     if report.drained is not None:
         details.append(("drained", report.drained or "yes"))
+    if report.owner is not None:
+        details += _owner(report.owner)
     if report.second_name:
         details.append(("name", f"{report.second_name}; remove it: ugro node rm {report.name}"))
     if (machine := report.machine) is not None:
@@ -232,6 +256,19 @@ def _details(report: NodeReport) -> list[tuple[str, str]]:
     return details
 
 
+def _owner(owner: OwnerReport) -> list[tuple[str, str]]:
+    seen = "nobody was noticed since it started"
+    if owner.idle_s is not None:
+        seen = f"{owner.sign}, {format_duration(owner.idle_s)} ago" + ("" if owner.is_there else ": gone")
+    if not owner.is_known:
+        seen = "it has not said yet whether somebody uses it"
+    if owner.error is not None:
+        seen = f"cannot be looked for: {owner.error}"
+    rule = f"{owner.when}, then {owner.then}, quiet after {format_duration(owner.quiet_s)}"
+    looks_at = [("", f"  looks at {', '.join(owner.sources)}")] if owner.sources else []
+    return [("owner", f"{seen} ({rule})"), *looks_at, *(("", f"  not seen: {text}") for text in owner.blind)]
+
+
 def _measured(report: NodeReport) -> list[tuple[str, str]]:
     facts, link = report.facts, report.link
     assert facts is not None
@@ -240,6 +277,8 @@ def _measured(report: NodeReport) -> list[tuple[str, str]]:
         ("load", " ".join(f"{value:.2f}" for value in facts.load)),
         ("memory", f"{format_size(facts.memory_available_bytes)} free of {format_size(facts.memory_total_bytes)}"),
     ]
+    if facts.limits is not None:
+        details.append(("limits", facts.limits.words))
     details += [
         ("disk", f"{disk.mount}: {format_size(disk.free_bytes)} free of {format_size(disk.total_bytes)}")
         for disk in facts.disks

@@ -41,7 +41,8 @@ class Output:
     def __init__(self, *, is_json: bool = False, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
-        self._has_progress = False
+        self.trusts_programs = False  # their output may steer the terminal
+        self._progress_lines = 0  # on the screen
         self._plain_progress = ("", 0.0)  # on a dumb terminal: the last line, and when it was printed
         self._filters: dict[bool, TerminalFilter] = {}  # of programs' output, by whether it goes to stderr
 
@@ -80,7 +81,7 @@ class Output:
         """A program's output: as it is, but on a terminal without what could steer it."""
         self.end_progress()
         stream = sys.stderr if to_stderr else sys.stdout
-        if stream.isatty():
+        if stream.isatty() and not self.trusts_programs:
             known = self._filters.get(to_stderr)
             kept = known or self._filters.setdefault(to_stderr, TerminalFilter(is_dumb=_is_dumb(stream)))
             content = kept.feed(content)
@@ -201,6 +202,10 @@ class Output:
             for line in lines:
                 self._say(line)
 
+    @property
+    def can_ask(self) -> bool:
+        return not self.is_json and sys.stdin is not None and sys.stdin.isatty()
+
     def confirm(self, facts: Sequence[str], question: str, *, default: bool = False) -> bool:
         """Shows the facts and asks, also with --quiet."""
         for fact in facts:
@@ -215,17 +220,26 @@ class Output:
     def shows_progress(self) -> bool:
         return not self.is_quiet and sys.stderr.isatty()
 
-    def progress(self, text: str) -> None:
-        """Shows what the command waits for, on a terminal: in place, or as a line now and then if it is dumb."""
+    def progress(self, *texts: str) -> None:
+        """Shows what the command waits for, on a terminal: in place, or as a line now and then if it is dumb.
+
+        Of several lines a dumb terminal gets the first, and a small one as many as fit.
+        """
         if not self.shows_progress:
             return
-        text = _cut(one_line(text), _terminal_size()[0] - 1)
+        columns = _terminal_size()[0]
+        shown = [_cut(one_line(text), columns - 1) for text in texts[: self.room]]
         if _is_dumb(sys.stderr):
-            self._progress_line(text)
+            self._progress_line(shown[0])
             return
-        sys.stderr.write("\r\x1b[K" + self.styled(text, "dim", sys.stderr))
+        lines = "\n".join(self.styled(text, "dim", sys.stderr) for text in shown)
+        sys.stderr.write(self._erasing() + lines)
         sys.stderr.flush()
-        self._has_progress = True
+        self._progress_lines = len(shown)
+
+    def _erasing(self) -> str:
+        """Codes that remove the progress, and lead to where it began."""
+        return "\r\x1b[K" + "\x1b[A\x1b[K" * (self._progress_lines - 1)
 
     def _progress_line(self, text: str) -> None:
         before, at = self._plain_progress
@@ -235,10 +249,10 @@ class Output:
             self._say(text)
 
     def end_progress(self) -> None:
-        if self._has_progress:
-            self._has_progress = False
-            sys.stderr.write("\r\x1b[K")
+        if self._progress_lines:
+            sys.stderr.write(self._erasing())
             sys.stderr.flush()
+            self._progress_lines = 0
 
     def close(self) -> None:
         """Ends progress, and colours that a program's output has left behind."""

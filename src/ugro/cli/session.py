@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ugro.client.client import Client
+    from ugro.core.errors import Unallowed
+    from ugro.core.safe_mode import SafeMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,22 +27,30 @@ class Session:
     cluster: Path | None
     log_level: str
     output: Output
+    safe_mode: SafeMode | None = field(default=None, kw_only=True)  # of the agent, once it was asked
 
-    def client(self, *, uses_nodes: bool = False) -> Client:
+    def client(self, *, uses_nodes: bool = False, shows_safe_mode: bool = False) -> Client:
         """A client with a running agent. Says what the user may not expect of the agent's configuration.
 
-        ``uses_nodes``: the user may expect other machines than this one.
+        ``uses_nodes``: the user may expect other machines than this one. ``shows_safe_mode``: the command itself does.
         """
         client = self.new_client()
         agent = client.agent()
         if agent.config_error:
             self.output.warn(f"{agent.config_error} (the last valid configuration stays in use)", agent.config_hint)
+        self.safe_mode = agent.safe_mode
+        if agent.safe_mode is not None and not shows_safe_mode:
+            warn_of_safe_mode(self.output, agent.safe_mode)
         if agent.ignored_variables:
             names = ", ".join(agent.ignored_variables)
             self._remark(f"the agent was started with another value of {names}; to apply yours: ugro agent restart")
         if uses_nodes and agent.cluster_file is None:
             self._remark("there is no cluster file, so this machine alone is used; to use others: ugro init")
         return client
+
+    def _ask_to_allow(self, error: Unallowed) -> bool:
+        """False also where nobody can be asked."""
+        return self.output.can_ask and self.output.confirm(allowance_facts(error), "Allow it?")
 
     def _remark(self, text: str) -> None:
         if self.output.is_json and not self.output.is_quiet:
@@ -52,10 +62,30 @@ class Session:
         from ugro.client.client import Client
 
         client = Client(
-            cluster=self.cluster, any_cluster=any_cluster, log_level=self.log_level, on_wait=self.output.progress
+            cluster=self.cluster,
+            any_cluster=any_cluster,
+            log_level=self.log_level,
+            on_wait=self.output.progress,
+            on_unallowed=self._ask_to_allow,
         )
         click.get_current_context().call_on_close(client.close)
         return client
+
+
+def warn_of_safe_mode(output: Output, mode: SafeMode) -> None:
+    from ugro.core.safe_mode import REMEDY
+
+    stale = "what is shown of jobs may be out of date"
+    output.warn(f"safe mode, nothing is started or ended: {mode.reasons[0]}; {stale}", REMEDY)
+
+
+def allowance_facts(error: Unallowed) -> list[str]:
+    if error.before is None:
+        first = f"{error.file} is not allowed yet. If somebody else wrote it, read it first. It says:"
+    else:
+        first = f"{error.file} was edited since you allowed it. What it changes (+ new, - gone):"
+    # Commands on this machine last, right above the question: a long list must not push them off the screen.
+    return [first, *(f"    {line}" for line in reversed(error.news))]
 
 
 pass_session = click.make_pass_decorator(Session)
@@ -91,6 +121,6 @@ def json_option(command: F) -> F:
         if value:
             ctx.find_object(Session).output.is_json = True  # type: ignore[union-attr]  # set by the group
 
-    return click.option(
-        "--json", is_flag=True, expose_value=False, callback=remember, help="Print JSON on stdout."
-    )(command)
+    return click.option("--json", is_flag=True, expose_value=False, callback=remember, help="Print JSON on stdout.")(
+        command
+    )

@@ -12,8 +12,12 @@ _SIGN = "�"
 _HARMLESS = dict.fromkeys((*_CONTROLS, *_TURNS), _SIGN)
 _IN_NO_NAME = frozenset((*range(32), *_CONTROLS, *_TURNS))
 _PLAIN = re.compile(rb"[\t\n\r\x20-\x7e]*")
-_SEQUENCE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])")
-_BEGUN = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
+# Colours and the like, or a string for the terminal: a title, a link, a clipboard, an image. Terminals take strings of
+# any length; here one that has no end within its line, or within this length, is text.
+_CODES = r"\x1b\[([0-?]{0,64})[ -/]{0,4}"
+_STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\r\n\x1b\x90\x98\x9c-\x9f]{0,4096}"
+_SEQUENCE = re.compile(rf"{_CODES}([@-~])|{_STRING}(?:\x07|\x1b\\|\x9c)")
+_BEGUN = re.compile(rf"(?:\x1b|{_CODES}|{_STRING}\x1b?)\Z")
 _COLOURS = re.compile(r"[0-9;:]*")
 # In a log: a progress bar returns to the start of its line, and deletes letters of it.
 _LOG_HARMLESS = {code: sign for code, sign in _HARMLESS.items() if code not in (8, 13, 27)}
@@ -44,7 +48,7 @@ def message(text: str) -> str:
 
 
 class TerminalFilter:
-    """Output of a program, piece by piece. It may have colours and delete the rest of its line; nothing else."""
+    """Output of a program, piece by piece. It may have colours and delete its line; nothing else."""
 
     def __init__(self, *, is_dumb: bool) -> None:
         self._is_dumb = is_dumb
@@ -78,7 +82,8 @@ class TerminalFilter:
 
     def _kept(self, found: re.Match[str]) -> str:
         is_colour = found[2] == "m" and _COLOURS.fullmatch(found[1]) is not None
-        if self._is_dumb or not (is_colour or found[2] == "K"):
+        deletes = found[2] == "K" and found[1] in ("", "0", "1", "2")
+        if self._is_dumb or not (is_colour or deletes):
             return ""
         if is_colour:
             self._is_coloured = bool(found[1].strip("0;"))

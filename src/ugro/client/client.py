@@ -11,26 +11,37 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ugro
-from ugro.client.clusterfile import find_cluster_file
+from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
+from ugro.client.commands import Ended as Ended
+from ugro.client.commands import OutputPiece as OutputPiece
+from ugro.client.commands import how_it_went
 from ugro.client.http import AgentGone, Connection, NoAgent, lines
-from ugro.client.launcher import START_LIMIT_S, is_held_by, is_locked, kill_hung_agent, last_holder, start_agent
+from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
+from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError, error_from_wire
+from ugro.core.errors import NotAllowed, Unallowed, Unreachable, UsageError
 from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.client.backups import Backups
     from ugro.client.cluster_files import ClusterFiles
+    from ugro.client.discovery import DiscoveryCalls
+    from ugro.client.environments import Environments
+    from ugro.client.hardware import HardwareCalls
     from ugro.client.jobs import Jobs
+    from ugro.client.planning import Planning
+    from ugro.client.safe_mode import SafeModeCalls
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
+    from ugro.core.audit import AuditEntry
     from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
     from ugro.core.event import Event
     from ugro.core.finding import Finding
@@ -38,38 +49,10 @@ if TYPE_CHECKING:
     from ugro.core.node import NodeReport
     from ugro.policy.scheduling.selection import Choice
 
-_STATUS_S = 10.0  # an agent that takes longer to answer hangs
 _ANSWER_S = 60.0
-_END_S = 15.0
 _LONGEST_SETTINGS = 32 * 1024  # in a header
 _MOST_STOPPED = 3  # agents that are stopped by others before they answer
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPiece:
-    """Bytes that a command wrote on a node."""
-
-    node: str
-    is_stderr: bool
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended on a node: an exit code, a signal, or an error if it could not run."""
-
-    node: str
-    code: int | None = None
-    signal: int | None = None
-    error: UgroError | None = None
-    unkillable: tuple[int, ...] = ()  # its processes that SIGKILL did not end
-
-    @property
-    def exit_code(self) -> int:
-        if self.error is not None:
-            return self.error.exit_code
-        return 128 + self.signal if self.signal else (self.code or 0)
 
 
 class Client:
@@ -81,12 +64,15 @@ class Client:
         any_cluster: bool = False,  # accepts an agent of any cluster
         log_level: str = "info",
         on_wait: Callable[[str], None] | None = None,
+        on_unallowed: Callable[[Unallowed], bool] | None = None,  # asks the user; without it, the error is raised
     ) -> None:
         self.home = StateDir(Path(home).absolute()) if home else StateDir.find(os.environ)
         self._cluster = Path(cluster) if cluster is not None else None
         self._any_cluster = any_cluster
         self._log_level = log_level
         self._on_wait = on_wait
+        self._on_unallowed = on_unallowed
+        self._served: ClusterFile | None = None  # that of the agent which is restarted
         self._connection = Connection(self.home.socket)
 
     def __enter__(self) -> Client:
@@ -105,13 +91,16 @@ class Client:
 
     def agent(self) -> AgentStatus:
         """The running agent, started if necessary: of our version, and for the cluster that was asked for."""
+        return when_allowed(self._agent, self.home, self._on_unallowed)
+
+    def _agent(self) -> AgentStatus:
         deadline = time.monotonic() + START_LIMIT_S
-        wanted, is_asked_for = self._wanted()
+        wanted = self._wanted()
         has_started_it = False
         while time.monotonic() < deadline:
             agent = self.running_agent()
             if agent is None:
-                has_started_it = self._start_agent(wanted, continues=not is_asked_for)
+                has_started_it = self._start_agent(wanted)
             elif agent.version != ugro.__version__ and has_started_it:
                 raise NotAllowed(
                     f"ugro was changed from {ugro.__version__} to {agent.version} while this program ran",
@@ -119,40 +108,51 @@ class Client:
                 )
             elif agent.version != ugro.__version__:
                 self._replace(agent)
-            elif wanted is None or _is_served(wanted, agent, is_asked_for=is_asked_for):
+            elif wanted.path is None or _is_served(wanted, agent):
                 return agent
             else:
                 self._switch(wanted, agent)
         raise Unreachable(
-            f"no agent answers within {START_LIMIT_S:g} s", hint=f"{_holder(self.home)}; see: ugro agent logs"
+            f"no agent answers within {START_LIMIT_S:g} s", hint=f"{holder_hint(self.home)}; see: ugro agent logs"
         )
 
     def running_agent(self) -> AgentStatus | None:
         """The running agent of any version, or None; never starts one."""
         try:
-            answer = self._connection.ask("GET", "/v1/agent", timeout_s=_STATUS_S, headers=_headers(os.environ))
+            answer = self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S, headers=_headers(os.environ))
         except AgentGone:
             return None
         return decode(AgentStatus, answer)
 
-    def stop_agent(self, *, only_if_idle: bool = False) -> bool:
+    def stop_agent(self, *, only_if_idle: bool = False, keeps_cluster: bool = False) -> bool:
         """Stops the agent and waits for its end; False if none ran. Jobs keep running.
 
-        The next agent does not continue with the same cluster file, unless it is found again.
+        ``keeps_cluster``: the next agent continues with the same cluster file, even if it is not found again.
         """
-        has_stopped = self._end_agent(only_if_idle=only_if_idle)
-        with contextlib.suppress(OSError):
-            self.home.served_cluster.unlink()
+        has_stopped = end_agent(self.home, self._connection, only_if_idle=only_if_idle)
+        for link in () if keeps_cluster else (self.home.served_cluster, self.home.served_found):
+            with contextlib.suppress(OSError):
+                link.unlink()
         return has_stopped
 
     def restart_agent(self) -> AgentStatus:
         """Stops the agent and starts another one, with the same cluster file unless another was asked for."""
         before = self.running_agent()
         served = before.cluster_file if before is not None else None
-        self._end_agent()  # if the next one does not start, the one after it still knows its cluster file
         if self._cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
-            self._cluster = Path(served)
+            is_found = before is not None and before.cluster_found
+            self._served = ClusterFile(Path(served), is_asked_for=True, is_found=is_found)
+            if is_found:
+                self.require_allowed(Path(served))  # while the last agent still runs
+        # If the next one does not start, the one after it still knows its cluster file.
+        end_agent(self.home, self._connection)
         return self.agent()
+
+    def require_allowed(self, path: Path) -> None:
+        """For a cluster file that was found in a folder. Raises Unallowed."""
+        from ugro.client.allowances import require
+
+        when_allowed(lambda: require(self.home, path), self.home, self._on_unallowed)
 
     def use_cluster(self, path: Path | None) -> None:
         self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
@@ -262,6 +262,13 @@ class Client:
         answer = self._ask("GET", f"/v1/alerts?limit={limit}")
         return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
 
+    def audit(self, *, since_unix_s: float = 0, user: str | None = None, limit: int = 1000) -> list[AuditEntry]:
+        """Who did what: the newest entries, the oldest of them first."""
+        from ugro.core.audit import AuditEntry
+
+        query = f"?limit={limit}&since={since_unix_s}" + (f"&user={_quoted(user)}" if user is not None else "")
+        return [decode(AuditEntry, one) for one in self._ask("GET", f"/v1/audit{query}")["audit"]]
+
     def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
         """Sends a test message to channels (default: all)."""
         from ugro.core.alert import Tried
@@ -288,10 +295,46 @@ class Client:
         return Jobs(self._ask, self._stream)
 
     @property
+    def planning(self) -> Planning:
+        from ugro.client.planning import Planning
+
+        return Planning(self._stream)
+
+    @property
+    def backups(self) -> Backups:
+        from ugro.client.backups import Backups
+
+        return Backups(self.home, self._on_wait)
+
+    @property
+    def safe_mode(self) -> SafeModeCalls:
+        from ugro.client.safe_mode import SafeModeCalls
+
+        return SafeModeCalls(self._ask)
+
+    @property
+    def hardware(self) -> HardwareCalls:
+        from ugro.client.hardware import HardwareCalls
+
+        return HardwareCalls(self._ask, self._stream)
+
+    @property
     def cluster_files(self) -> ClusterFiles:
         from ugro.client.cluster_files import ClusterFiles
 
         return ClusterFiles(self._ask)
+
+    @property
+    def environments(self) -> Environments:
+        from ugro.client.environments import Environments
+
+        return Environments(self._ask, self._stream)
+
+    @property
+    def discovery(self) -> DiscoveryCalls:
+        from ugro.client.discovery import DiscoveryCalls
+
+        return DiscoveryCalls(self._ask, self._stream)
 
     # --- commands ----------------------------------------------------------------------------------------------
 
@@ -325,7 +368,7 @@ class Client:
                 if kind == wire.CALL:
                     names = list(wire.parse(payload)["nodes"])
                 else:
-                    yield _event(names[index], kind, payload)
+                    yield how_it_went(names[index], kind, payload)
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
@@ -359,88 +402,53 @@ class Client:
                 self.agent()
         return send()
 
-    def _wanted(self) -> tuple[Path | None, bool]:
+    def _wanted(self) -> ClusterFile:
         if self._any_cluster:
-            return None, False
-        found = find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
-        return _absolute(found.path) if found.path else None, found.is_asked_for
+            return ClusterFile(None)
+        found = self._served or find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
+        return replace(found, path=_absolute(found.path)) if found.path else found
 
-    def _end_agent(self, *, only_if_idle: bool = False) -> bool:
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            if self._stop(last_holder(self.home), only_if_idle=only_if_idle):
-                return True
-            if not is_locked(self.home):
-                self.close()
-                return False
-            time.sleep(0.02)
-        raise Unreachable("the agent does not stop", hint=_holder(self.home))
-
-    def _start_agent(self, cluster: Path | None, *, continues: bool) -> bool:
+    def _start_agent(self, cluster: ClusterFile) -> bool:
         if is_locked(self.home):  # by an agent that is starting or stopping
             self._wait("waiting for the agent")
             time.sleep(0.02)
             return False
-        return start_agent(
-            self.home, cluster, continues=continues, log_level=self._log_level, on_wait=self._on_wait
-        )
+        return start_agent(self.home, cluster, log_level=self._log_level, on_wait=self._on_wait)
 
     def _replace(self, agent: AgentStatus) -> None:
         self._wait(f"replacing the agent of version {agent.version}")
         try:
-            self._stop(agent.pid, only_if_idle=True)
+            stop(self.home, self._connection, agent.pid, only_if_idle=True)
         except NotAllowed as error:
             raise NotAllowed(
                 f"the agent has version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
             ) from error
 
-    def _switch(self, wanted: Path, agent: AgentStatus) -> None:
+    def _switch(self, wanted: ClusterFile, agent: AgentStatus) -> None:
         if agent.cluster_file is not None:
             raise NotAllowed(
-                f"the agent in {self.home.path} uses {agent.cluster_file}, not {wanted}",
+                f"the agent in {self.home.path} uses {agent.cluster_file}, not {wanted.path}",
                 hint=f"stop it first: ugro agent stop; or use its cluster here: ugro --cluster {agent.cluster_file} …; "
                 "or use both at once: UGRO_HOME=DIR ugro …",
             )
         try:
-            self._connection.ask("PUT", "/v1/cluster", {"path": str(wanted)}, timeout_s=_ANSWER_S)
+            body = {"path": str(wanted.path), "found": wanted.is_found}
+            self._connection.ask("PUT", "/v1/cluster", body, timeout_s=_ANSWER_S)
         except AgentGone:
             return  # switched or not: the caller looks again
-
-    def _stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
-        """Stops the agent with this pid and no other; False if it could not be asked."""
-        if not self._ask_to_stop(pid, only_if_idle=only_if_idle):
-            return False
-        deadline = time.monotonic() + _END_S
-        while is_held_by(self.home, pid):
-            if time.monotonic() > deadline:
-                raise Unreachable("the agent does not stop", hint=_holder(self.home, pid))
-            time.sleep(0.02)
-        self.close()
-        return True
-
-    def _ask_to_stop(self, pid: int | None, *, only_if_idle: bool) -> bool:
-        path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}" + (f"&pid={pid}" if pid else "")
-        try:
-            self._connection.ask("POST", path, timeout_s=_STATUS_S)
-        except (AgentGone, NotFound):
-            return False
-        except Unreachable as error:
-            if only_if_idle or not kill_hung_agent(self.home, pid):
-                raise Unreachable(error.message, cause=error.cause, hint=_holder(self.home, pid)) from error
-        return True
 
     def _wait(self, what: str) -> None:
         if self._on_wait:
             self._on_wait(what)
 
 
-def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:
+def _is_served(wanted: ClusterFile, agent: AgentStatus) -> bool:
     if agent.cluster_file is None:
         return False
-    if not is_asked_for or str(wanted) == agent.cluster_file:
+    if not wanted.is_asked_for or str(wanted.path) == agent.cluster_file:
         return True
     try:
-        return os.path.samefile(wanted, agent.cluster_file)
+        return os.path.samefile(str(wanted.path), agent.cluster_file)
     except OSError:
         return False
 
@@ -448,11 +456,6 @@ def _is_served(wanted: Path, agent: AgentStatus, *, is_asked_for: bool) -> bool:
 def _absolute(path: Path) -> Path:
     """Resolves the folder, but not the file: its link may be changed later."""
     return path.parent.resolve() / path.name
-
-
-def _holder(home: StateDir, pid: int | None = None) -> str:
-    pid = pid or last_holder(home)
-    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"see which process holds {home.lock}"
 
 
 def _headers(env: Mapping[str, str]) -> dict[str, str]:
@@ -472,13 +475,3 @@ def _quoted(text: str) -> str:
     """For a part of a URL."""
     plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
     return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
-
-
-def _event(node: str, kind: int, payload: bytes) -> OutputPiece | Ended:
-    if kind in (wire.OUT, wire.ERR):
-        return OutputPiece(node, kind == wire.ERR, payload)
-    value = wire.parse(payload)
-    if kind == wire.ERROR:
-        return Ended(node, error=error_from_wire(value))
-    left = tuple(int(pid) for pid in value.get("unkillable", ()))
-    return Ended(node, code=value.get("code"), signal=value.get("signal"), unkillable=left)

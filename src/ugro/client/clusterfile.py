@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from ugro.core.errors import ConfigError, NotAllowed
+from ugro.core.errors import ConfigError, NotAllowed, Unallowed
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
     path: Path | None  # None: there is no file
     is_asked_for: bool = False  # by an option, the environment, a lab or the folder, not as the user's default
+    is_found: bool = False  # in a folder, not named: it may be somebody else's, and must be allowed
 
 
 def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
@@ -40,8 +44,21 @@ def nearest_cluster_file(env: Mapping[str, str], cwd: Path, home: StateDir) -> C
         path = folder / CLUSTER_FILE
         if path != of_user and os.path.lexists(path):
             _check_owner(path, is_above=folder != cwd)
-            return ClusterFile(path, is_asked_for=True)
+            return ClusterFile(path, is_asked_for=True, is_found=True)
     return ClusterFile(of_user if os.path.lexists(of_user) else None)
+
+
+def when_allowed(act: Callable[[], _Answer], home: StateDir, ask: Callable[[Unallowed], bool] | None) -> _Answer:
+    """Asks the user about a cluster file that is not allowed yet, and tries again."""
+    while True:
+        try:
+            return act()
+        except Unallowed as error:
+            if ask is None or not ask(error):
+                raise
+            from ugro.client.allowances import allow  # reads configurations: most commands do without
+
+            allow(home, error)
 
 
 def _existing(path: Path, hint: str) -> ClusterFile:

@@ -25,6 +25,7 @@ from ugro.core.support.codec import decode
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.core.energy import JobEnergy
     from ugro.core.headline import Headline
     from ugro.core.plan import DryRun
     from ugro.core.profile import JobProfile, TraceFile, TraceRequest
@@ -113,13 +114,13 @@ class Jobs:
         that the job names without a value are sent. The code in its folder is sent too; with ``force``, whatever its
         size. ``origin`` says where the code comes from.
         """
-        body = {**_body(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
+        body = {**body_of(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
         answer = self._submit("/v1/jobs", body, env)
         return decode(Job, answer["job"])
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
         """Submits many jobs, each given by its fields: all of them, or on an error none."""
-        common = _body(None, None, None)
+        common = body_of(None, None, None)
         bodies = [{**common, "key": new_key(), "fields": dict(fields)} for fields in jobs]
         for body, key in zip(bodies, keys, strict=False):
             body["key"] = key
@@ -145,7 +146,7 @@ class Jobs:
         """The plan of the job if it were submitted now. Nothing is submitted."""
         from ugro.core.plan import DryRun  # rarely needed
 
-        answer = self._submit("/v1/jobs/plan", {**_body(file, fields, None), "force": force}, env)
+        answer = self._submit("/v1/jobs/plan", {**body_of(file, fields, None), "force": force}, env)
         return decode(DryRun, answer["dry_run"])
 
     def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
@@ -238,6 +239,13 @@ class Jobs:
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
         answer = self._ask("GET", f"{_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
+
+    def energy(self, job: str | int) -> JobEnergy | None:
+        """What its devices used, and what that costs; None if nothing was measured."""
+        from ugro.core.energy import JobEnergy
+
+        found = self._ask("GET", f"{_path(job)}/energy")["energy"]
+        return None if found is None else decode(JobEnergy, found)
 
     def headline(self, job: str | int) -> Headline:
         """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
@@ -470,7 +478,7 @@ def _again() -> Iterator[Callable[[], None]]:
     raise AgentGone("the agent keeps ending", hint="see: ugro agent logs")
 
 
-def _body(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
+def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
     return {
         "key": key or new_key(),
         "user": getpass.getuser(),

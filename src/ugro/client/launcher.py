@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ugro.client.clusterfile import ClusterFile
 from ugro.core.errors import Unreachable, error_from_wire
 from ugro.core.support.state_dir import StateDir
 
@@ -24,20 +25,21 @@ _END_S = 5.0
 
 def start_agent(
     home: StateDir,
-    cluster: Path | None,
+    cluster: ClusterFile,
     *,
-    continues: bool = False,
     log_level: str = "info",
     on_wait: Callable[[str], None] | None = None,
 ) -> bool:
     """True when the agent is ready; False when another process has started one at the same time.
 
-    ``continues``: it rather uses the file that the last agent served, unless that one was stopped on purpose.
+    Unless a file is asked for, it uses the one that the last agent served, if that one was not stopped on purpose.
     """
     command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
-    if cluster is not None:
-        command += ["--cluster", str(cluster)]
-    if continues:
+    if cluster.path is not None:
+        command += ["--cluster", str(cluster.path)]
+    if cluster.is_found:
+        command.append("--found")
+    if not cluster.is_asked_for:
         command.append("--continue")
     try:
         home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def start_agent(
     except OSError as error:
         raise home.unusable(error) from error
     try:
-        answer = _read(ready, on_wait)
+        answer = read_answer(ready, on_wait)
     finally:
         os.close(ready)
         # Keeps Popen from warning: the agent outlives this command.
@@ -129,20 +131,27 @@ def _spawn(home: StateDir, command: list[str]) -> tuple[subprocess.Popen[bytes],
     return process, ready
 
 
-def _read(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
+def read_answer(ready: int, on_wait: Callable[[str], None] | None) -> dict[str, Any]:
+    """The agent's answer. Lines before it say what it is busy with."""
     deadline = time.monotonic() + START_LIMIT_S
-    text = b""
+    poll = select.poll()  # select.select takes no descriptor above 1023, and a notebook may have such
+    poll.register(ready, select.POLLIN)
+    text, doing = b"", "starting the agent"
     while (left_s := deadline - time.monotonic()) > 0:
-        readable, _, _ = select.select([ready], [], [], min(left_s, 0.3))
-        if not readable:
+        if not poll.poll(min(left_s, 0.3) * 1000):
             if on_wait:
-                on_wait("starting the agent")
+                on_wait(doing)
             continue
         part = os.read(ready, 65536)
-        text += part
-        if not part or text.endswith(b"\n"):
+        *whole, text = (text + part).split(b"\n")
+        for line in whole:
+            answer = dict(json.loads(line))
+            if answer["state"] != "starting":
+                return answer
+            doing = f"starting the agent: {answer['text']}"
+        if not part:
             break
-    return dict(json.loads(text)) if text.endswith(b"\n") else {}
+    return {}
 
 
 def _reap(pid: int) -> None:

@@ -29,8 +29,7 @@ def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = 
     """``fields`` as in the file; one that is None is left out. A text without content gets its first node."""
     entry, needed = _checked(name, fields)
     if compose(text, file) is None:
-        start = text if not text or text.endswith("\n") else f"{text}\n"
-        return f"{start}nodes:\n  {flow(name)}: {flow(needed)}\n" if needed else f"{start}nodes:\n  - {flow(name)}\n"
+        return _with_first(text, f"{flow(name)}: {flow(needed)}" if needed else f"- {flow(name)}")
     before = parse_config(text, Path(file), {})
     _refuse_clash(before, name, entry)
     layout = Layout.of(text, file)
@@ -39,8 +38,8 @@ def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = 
             f"{file}: nodes is a list of names, and {name} needs {', '.join(needed)}",
             hint=f"turn the list into a map, with {name}: {flow(needed)}, or put them into ~/.ssh/config",
         )
-    edited = layout.with_entry(name, needed) if layout else text
-    added = entry.spec(name, before.remote_root)
+    edited = layout.with_entry(name, needed) if layout else _with_first(text, f"{flow(name)}: {flow(needed)}")
+    added = entry.spec(name, before)
     if not _is_only_change(before, edited, file, {**_by_name(before), name: added}):
         line = f"- {flow(name)}" if layout and layout.is_list else f"{flow(name)}: {flow(needed)}"
         raise _by_hand(file, f"add under nodes: {line}")
@@ -52,7 +51,7 @@ def remove_node(text: str, name: str, *, file: str = CLUSTER_FILE) -> str:
     rest = _by_name(before)
     if name not in rest:
         near = nearest(name, rest)
-        hint = f"did you mean {near}?" if near else f"the nodes are {', '.join(rest)}"
+        hint = f"did you mean {near}?" if near else f"the nodes are {', '.join(rest)}" if rest else "it lists no nodes"
         raise NotFound(f"no node named {name} in {file}", hint=hint)
     if len(rest) == 1:
         raise UsageError(
@@ -90,6 +89,12 @@ def _refuse_clash(before: Config, name: str, entry: NodeEntry) -> None:
         raise UsageError(f"{masters[0]} is the master already", hint=f"add {name} as a worker")
 
 
+def _with_first(text: str, entry: str) -> str:
+    """For a file without `nodes`: an empty one, or one whose nodes are found."""
+    start = text if not text or text.endswith("\n") else f"{text}\n"
+    return f"{start}nodes:\n  {entry}\n"
+
+
 def _by_name(config: Config) -> dict[str, NodeSpec]:
     return {node.name: node for node in config.nodes}
 
@@ -106,12 +111,14 @@ def _by_hand(file: str, what: str) -> ConfigError:
     return ConfigError(f"edit {file} by hand: UGRO cannot change its layout safely", hint=what)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old text or the new one. A symbolic link and the file's mode are kept."""
+def write_atomically(path: Path, text: str | bytes, *, mode: int | None = None) -> None:
+    """A reader sees the old text or the new one. A symbolic link is kept, and the file's mode unless one is given."""
     real = Path(os.path.realpath(path))
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}")
     try:
-        _write_synced(temporary, text, mode=stat.S_IMODE(real.stat().st_mode) if real.exists() else None)
+        if mode is None and real.exists():
+            mode = stat.S_IMODE(real.stat().st_mode)
+        _write_synced(temporary, text, mode)
         os.replace(temporary, real)
         _sync_directory(real.parent)
     except OSError as error:
@@ -119,12 +126,12 @@ def write_atomically(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written: {(error.strerror or 'unknown').lower()}") from error
 
 
-def _write_synced(path: Path, text: str, mode: int | None) -> None:
+def _write_synced(path: Path, text: str | bytes, mode: int | None) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
     with open(descriptor, "wb") as file:
         if mode is not None:
             os.fchmod(descriptor, mode)
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8") if isinstance(text, str) else text)
         file.flush()
         os.fsync(descriptor)
 

@@ -69,8 +69,10 @@ def _variable(declared: Key, section: str | None) -> Variable:
 
 
 def _text(example: object) -> str:
-    if isinstance(example, tuple):
+    if isinstance(example, tuple | list):
         return ",".join(map(str, example))
+    if isinstance(example, str):
+        return example
     return json.dumps(example) if isinstance(example, dict) else flow(example)
 
 

@@ -30,7 +30,7 @@ _MAP_HINT = f"a node with fields needs the map form: gpu1: {_FIELDS}"
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
     if path is None:
         settings = with_environment(Settings(), env)
-        return _config(settings, (_this_machine(settings.remote_root),), None, env)
+        return _config(settings, (_this_machine(settings),), None, env)
     return parse_config(read_text(path), path, env)
 
 
@@ -44,11 +44,12 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     _refuse_foreign(file, tree)
     settings = document.read(Settings, {name: value for name, value in tree.items() if name != "nodes"})
     # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
-    entries = _entries(tree.get("nodes"), document) if "nodes" in tree or not document.problems else {}
+    needs_nodes = "nodes" in tree or not (document.problems or (settings and settings.discovery.has_sources))
+    entries = _entries(tree.get("nodes"), document) if needs_nodes else {}
     if document.problems or settings is None:
         raise config_error(file, document.problems)
     settings = with_environment(settings, env)
-    nodes = tuple(entry.spec(name, settings.remote_root) for name, entry in entries.items())
+    nodes = tuple(entry.spec(name, settings) for name, entry in entries.items())
     return _config(settings, nodes, path, env)
 
 
@@ -105,9 +106,10 @@ def _disagreement(error: BadValueError, env: Mapping[str, str]) -> ConfigError:
     return ConfigError(message, hint=f"add it to {_KNOWN}, or choose other channels with {_CHOSEN}")
 
 
-def _this_machine(remote_root: str) -> NodeSpec:
+def _this_machine(settings: Settings) -> NodeSpec:
     word = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:64]
-    return NodeSpec(name=word or "localhost", role=Role.MASTER, transport="local", remote_root=remote_root)
+    entry = NodeEntry(role=Role.MASTER, transport="local")
+    return entry.spec(word or "localhost", settings)
 
 
 def _entries(nodes: object, document: Document) -> dict[str, NodeEntry]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ugro.config.channels import Channel
+from ugro.config.discovery import Consul, ZooKeeper
 from ugro.config.environment import variables
 from ugro.config.job.options import OPTIONS
 from ugro.config.job.resources import AlternativeSection
@@ -40,6 +41,7 @@ nodes:
     remote_root: /data/ugro
     transport: ssh
     env: {CUDA_HOME: /usr/local/cuda}
+    owner: {when: active, then: pause, quiet: 10m}
   gpu1:
     host: gpu1.lan
     user: bob
@@ -48,7 +50,7 @@ nodes:
 
 _CAUSES = {
     Cause.RANK_FAILED: "a process failed, and its last lines do not say more",
-    Cause.OOM: "the node ran out of memory",
+    Cause.OOM: "the node ran out of memory, or the job reached its `memory`",
     Cause.CUDA_OOM: "a GPU ran out of memory",
     Cause.NCCL_TIMEOUT: "the processes lost contact with each other",
     Cause.PORT_IN_USE: "the port at which they meet was taken",
@@ -60,14 +62,14 @@ _CAUSES = {
     Cause.SUPERVISOR_LOST: "UGRO's own process on a node was killed",
     Cause.START_FAILED: "a process could not be started",
     Cause.GPU_UNAVAILABLE: "another agent has the GPU, or the node's GPUs have changed",
-    Cause.SETUP_FAILED: "the job's set-up commands failed on a node",
+    Cause.SETUP_FAILED: "the job's set-up commands failed on a node, or its environment could not be made",
     Cause.MISMATCH: "the nodes' environments do not agree",
     Cause.TIME_LIMIT: "the job reached its time limit",
-    Cause.PREEMPTED: "a more urgent job interrupted it",
+    Cause.PREEMPTED: "a more urgent job or the owner of a machine interrupted it",
 }
 
 # Keys that cannot be used together with others in one file: empty in the full example.
-_ALONE: dict[str, object] = {"command": None, "any_of": []}
+_ALONE: dict[str, object] = {"command": None, "any_of": [], "lock": None, "project": None, "existing": None}
 
 
 def parts() -> dict[str, str]:
@@ -75,6 +77,8 @@ def parts() -> dict[str, str]:
         "nodes": _table(NodeEntry.known_keys().values()),
         "settings": "\n".join(_settings()),
         "channels": f"{Channel.__doc__}\n\n{_table(Channel.known_keys().values())}",
+        "zookeeper": _table(ZooKeeper.known_keys().values()),
+        "consul": _table(Consul.known_keys().values()),
         "cluster file": _yaml(cluster_example()),
         "job": _job_table((), JobSection),
         "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),
@@ -119,10 +123,14 @@ def _settings() -> Iterator[str]:
 
 def _table(keys: Iterable[Key], variables: Sequence[str] = ()) -> str:
     header = ["Key", "Value", "Default", *(["Variable"] if variables else []), "Meaning"]
-    rows = [[f"`{one.name}`", _expected(one), f"`{flow(one.default)}`", one.meaning] for one in keys]
+    rows = [[f"`{one.name}`", _expected(one), f"`{flow(_default(one))}`", one.meaning] for one in keys]
     for row, variable in zip(rows, variables, strict=False):
         row.insert(3, f"`{variable}`")
     return _markdown(header, rows)
+
+
+def _default(one: Key) -> object:
+    return one.kind.written(one.default) if one.section is not None else one.default
 
 
 def _job_section(path: KeyPath, section: type[Section]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ugro.config.channels import CHANNELS, LOG, Channel
+from ugro.config.discovery import Discovery
 from ugro.config.kinds import (
     DAY_S,
     BadValueError,
@@ -23,6 +24,8 @@ from ugro.config.kinds import (
     is_encodable,
 )
 from ugro.config.names import HOST, LABEL, LINE, LOCAL_PATH, NODE_DIRECTORY, USER, is_line, is_program
+from ugro.config.owner import Owner
+from ugro.config.python_env import EnvironmentSection
 from ugro.config.section import Section, key, nested, section
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
@@ -234,9 +237,36 @@ class Retention(Section):
         "Remove files that a job left on its nodes, because they were not to be collected, this long after it ended; "
         "null keeps them as long as its results.",
     )
+    audit: float | None = key(
+        365 * DAY_S,
+        OrNull(Duration(_TEN_YEARS_S)),
+        "Remove entries of `ugro audit` after this time; null keeps the newest 100,000, which is the most in any case.",
+    )
     notice: float = key(
         DAY_S, Duration(_TEN_YEARS_S, may_be_zero=True), "How long before a removal it is announced."
     )
+
+
+@section
+class Environments(Section):
+    """The Python environments that UGRO makes on nodes."""
+
+    max_size: int = key(
+        50_000_000_000,
+        ByteCount(),
+        "How much space they may take on each node. Above it, those that were not used for longest are removed; one "
+        "that a running job uses stays.",
+    )
+
+
+@section
+class Energy(Section):
+    """What a job's energy costs. Where power can be read, `ugro results` says what a job used, with or without this."""
+
+    price_per_kwh: float | None = key(
+        None, _NUMBER, "The price of a kilowatt-hour; null shows no cost.", example=0.32
+    )
+    currency: str = key("EUR", LABEL, "The currency of the price.")
 
 
 @section
@@ -276,7 +306,9 @@ class Settings(Section):
     other_keys = ("nodes",)
 
     remote_root: str = key(
-        "~/grid_workspace", NODE_DIRECTORY, "The directory on each node in which UGRO keeps its files."
+        "~/grid_workspace",
+        NODE_DIRECTORY,
+        "The directory on each node in which UGRO keeps its files. Other users must not be able to write to it.",
     )
     ssh: Ssh = nested(Ssh)
     health_check: HealthCheck = nested(HealthCheck)
@@ -284,11 +316,16 @@ class Settings(Section):
     ray: Ray = nested(Ray)
     cluster: Cluster = nested(Cluster)
     training: Training = nested(Training)
+    environment: EnvironmentSection = nested(EnvironmentSection)
     monitor: Monitor = nested(Monitor)
     alerts: Alerts = nested(Alerts)
     metrics: Metrics = nested(Metrics)
     retention: Retention = nested(Retention)
+    environments: Environments = nested(Environments)
+    energy: Energy = nested(Energy)
     dashboard: Dashboard = nested(Dashboard)
+    owner: Owner = nested(Owner)
+    discovery: Discovery = nested(Discovery)
     channels: dict[str, Channel] = key(
         {},
         CHANNELS,
@@ -379,6 +416,7 @@ class NodeEntry(Section):
         "Environment variables for UGRO's program on the node.",
         example={"CUDA_HOME": "/usr/local/cuda"},
     )
+    owner: Owner = nested(Owner)
 
     def check(self) -> None:
         if self.host and self.ip and self.host != self.ip:
@@ -388,7 +426,8 @@ class NodeEntry(Section):
                 at=("host",),
             )
 
-    def spec(self, name: str, remote_root: str) -> NodeSpec:
+    def spec(self, name: str, common: Settings) -> NodeSpec:
+        """``common``: used for what the node does not say itself."""
         return NodeSpec(
             name=name,
             host=self.host or self.ip or "",
@@ -399,8 +438,9 @@ class NodeEntry(Section):
             vram_bytes=None if self.vram_gb is None else round(self.vram_gb * 10**9),
             labels=self.labels,
             python=self.python,
-            remote_root=self.remote_root or remote_root,
+            remote_root=self.remote_root or common.remote_root,
             transport=self.transport,
             # Sorted: the same variables in another order are no reason for a new link.
             env=tuple(sorted(self.env.items())),
+            owner=self.owner.rule(common.owner),
         )

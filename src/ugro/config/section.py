@@ -21,6 +21,7 @@ from ugro.config.yamltext import flow, shown
 
 T = TypeVar("T")
 _KEYS: dict[type, dict[str, Key]] = {}
+NO_OPTION = ""  # a key that is too much for a command line
 
 
 @dataclass(frozen=True)

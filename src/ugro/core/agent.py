@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ugro.core.safe_mode import SafeMode
+
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -15,13 +17,19 @@ class AgentStatus:
     started_at: str = ""
     home: str = ""
     cluster_file: str | None = None  # None: the cluster is this machine alone
+    cluster_found: bool = False  # in a folder, not named: what it executes must be allowed, also after an edit
     cluster_name: str = ""
     nodes: int = 0
     nodes_connected: int = 0
     running_commands: int = 0
     config_error: str | None = None  # of a broken edit; the last good configuration stays in force
     config_hint: str | None = None
+    state_error: str | None = None  # the state is damaged: nothing is written, and jobs on the nodes keep running
+    state_hint: str | None = None
+    last_backup: str | None = None  # when this agent made its last one
+    backup_problem: str | None = None  # why it could make none
     ignored_variables: tuple[str, ...] = ()  # settings that differ between the asking command and the agent
+    safe_mode: SafeMode | None = None  # None: it is not in safe mode
 
 
 @dataclass(frozen=True, slots=True)

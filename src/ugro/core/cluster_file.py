@@ -1,10 +1,17 @@
-"""What ``ugro init`` asks about a cluster file, and what it wants in it."""
+"""Which cluster file an agent serves; what ``ugro init`` asks about one, and what it wants in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ugro.core.support.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFile:
+    path: Path | None  # None: the cluster is this machine alone
+    is_found: bool = False  # in a folder, not named by the user: what it executes must be allowed
 
 
 @dataclass(frozen=True, slots=True)

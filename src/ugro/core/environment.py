@@ -27,6 +27,7 @@ class Environment:
     torch_cuda: str | None = None
     gpu_driver: str | None = None
     node_env: str | None = None  # a hash of the node's configured variables, which may be secret
+    name: str | None = None  # of the Python environment that UGRO made, or where an existing one is
 
     @property
     def fingerprint(self) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+_MOST_NEWS = 3  # in one message about a cluster file
+
 
 class UgroError(Exception):
     kind: ClassVar[str] = "failed"
@@ -36,6 +38,36 @@ class ConfigError(UsageError):
     kind = "config"
 
 
+class Unallowed(ConfigError):
+    """A cluster file that was found in a folder does what its user has not allowed (yet)."""
+
+    kind = "unallowed"
+
+    def __init__(self, file: str, digest: str, lines: tuple[str, ...], before: tuple[str, ...] | None = None) -> None:
+        """``lines``: all that it does; ``before``: the same of what was allowed last."""
+        self.file, self.digest, self.lines, self.before = file, digest, lines, before
+        what = "not used until you allow it" if before is None else "the edit is not used until you allow it"
+        shown = self.news[:_MOST_NEWS]
+        more = f"; and {len(self.news) - len(shown)} more" if len(shown) < len(self.news) else ""
+        import shlex  # rarely needed
+
+        hint = f"see all that it does, and allow it: ugro allow {shlex.quote(file)}"
+        super().__init__(f"{file}: {what}: {'; '.join(shown)}{more}", hint=hint)
+
+    @property
+    def news(self) -> list[str]:
+        """What was not allowed before: with a + if it is new, with a - if it is gone; at the first time, all of it."""
+        if self.before is None:
+            return list(self.lines)
+        then, now = set(self.before), set(self.lines)
+        new = [f"+ {line}" for line in self.lines if line not in then]
+        return [*new, *(f"- {line}" for line in self.before if line not in now)] or ["masked values changed"]
+
+    def to_wire(self) -> dict[str, Any]:
+        own = {"file": self.file, "digest": self.digest, "lines": self.lines, "before": self.before}
+        return {**super().to_wire(), **own}
+
+
 class Unsatisfiable(UgroError):
     kind = "unsatisfiable"
     exit_code = 3
@@ -49,6 +81,18 @@ class NotFound(UgroError):
 class NotAllowed(UgroError):
     kind = "not_allowed"
     exit_code = 6
+
+
+class Damaged(UgroError):
+    """The state on disk cannot be trusted; nothing is written to it until a backup is restored."""
+
+    kind = "damaged"
+
+
+class InSafeMode(NotAllowed):
+    """The agent is in safe mode: a request that changes jobs is refused."""
+
+    kind = "safe_mode"
 
 
 class TimedOut(UgroError):
@@ -94,6 +138,32 @@ class RemoteFailure(UgroError):
         return {**super().to_wire(), "cause": self.cause}
 
 
+class EnvFailed(RemoteFailure):
+    """A Python environment could not be made, or an existing one cannot be used. Nothing half-made is left.
+
+    ``cause`` is one of: not-found (a package or version), no-space, no-network, no-access (the index wants a login),
+    hash, python-missing, no-contents (installer or wheels have not arrived), unsafe-folder, killed (the installer, by
+    somebody else), crashed.
+    """
+
+    kind = "environment"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        subject: str | None = None,
+        cause: str = "unknown",
+        tail: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, subject=subject, cause=cause)
+        self.tail = tail  # the installer's last lines; without passwords
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**super().to_wire(), "tail": self.tail}
+
+
 _KINDS: dict[str, type[UgroError]] = {
     kind.kind: kind
     for kind in (
@@ -103,17 +173,26 @@ _KINDS: dict[str, type[UgroError]] = {
         Unsatisfiable,
         NotFound,
         NotAllowed,
+        Damaged,
+        InSafeMode,
         TimedOut,
         Interrupted,
         Unreachable,
         RemoteFailure,
+        EnvFailed,
     )
 }
 
 
 def error_from_wire(wire: dict[str, Any]) -> UgroError:
+    if wire.get("kind") == Unallowed.kind:
+        before = wire.get("before")
+        lines = tuple(map(str, wire["lines"]))
+        return Unallowed(str(wire["file"]), str(wire["digest"]), lines, tuple(map(str, before)) if before else None)
     kind = _KINDS.get(str(wire.get("kind")), UgroError)
     fields: dict[str, Any] = {"hint": wire.get("hint"), "subject": wire.get("subject")}
-    if kind in (Unreachable, RemoteFailure):
+    if kind in (Unreachable, RemoteFailure, EnvFailed):
         fields["cause"] = str(wire.get("cause", "unknown"))
+    if kind is EnvFailed:
+        fields["tail"] = tuple(map(str, wire.get("tail") or ()))
     return kind(str(wire.get("message", "unknown error")), **fields)

@@ -38,3 +38,5 @@ class Experiment:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     note: str = ""
     tags: tuple[str, ...] = ()
+    energy_wh: float | None = None  # None: not measured
+    cost: float | None = None  # at the present price; None: there is none

@@ -14,7 +14,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    subject: str  # a node, a pair "a → b", or "cluster"
+    subject: str  # a node, a pair "a → b", "cluster", or "this machine": the one that the agent runs on
     check: str
     grade: Grade
     text: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ugro.core.energy import JobEnergy
+
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
@@ -57,3 +59,4 @@ class Headline:
     loss: LossLine | None = None
     speed: Speed | None = None
     devices: DeviceUse | None = None
+    energy: JobEnergy | None = None

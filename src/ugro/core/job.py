@@ -7,8 +7,7 @@ reached has not failed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING
 from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
+from ugro.core.python_env import EnvRequest
+from ugro.core.support.moment import Instant, elapsed_s, instant_at, instant_of
 
 if TYPE_CHECKING:
     from ugro.core.node import Machine
@@ -94,6 +95,7 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
     PREEMPTED = "preempted"
+    OWNER = "owner_is_back"  # of one of its machines: the job makes way, and is queued again
 
 
 class Launcher(StrEnum):
@@ -118,6 +120,7 @@ class Resources:
     cpus: int | None = None  # None: one for each process, if the node has that many; 0: none
     memory_bytes: int = 0
     labels: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # the names of the nodes that may be used; empty: all
     any_of: tuple[Resources, ...] = ()  # alternatives in order of preference; the fields above are then ignored
 
 
@@ -215,6 +218,15 @@ class JobSpec:
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
     imports: Imports = Imports()
+    environment: EnvRequest | None = None  # the Python environment it runs in; None: the node's own Python
+
+    @property
+    def node_imports(self) -> Imports:
+        """Of its imports, what a node must have before the job comes: an environment brings its own packages."""
+        if self.environment is not None:
+            return Imports()
+        # A set-up may install them.
+        return self.imports if self.setup is None else replace(self.imports, is_certain=False)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -274,8 +286,18 @@ class Tries:
 
     charged: int = 0  # retries used of those that its submitter allowed
     free: int = 0  # retries that do not count, because machines failed and not the program
-    not_before: float | None = None  # seconds since the epoch
+    not_before: float | None = None  # the end of the pause, in seconds since the epoch
     avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
+    pause_s: float | None = None
+    pause_boot: str = ""  # the boot and its clock when the pause began
+
+    @property
+    def pause(self) -> tuple[Instant, float] | None:
+        """When the pause before the next attempt began, and its length."""
+        if self.not_before is None:
+            return None
+        length_s = self.pause_s or 0.0
+        return instant_at(self.not_before - length_s, self.pause_boot), length_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +310,17 @@ class Attempt:
     ended_at: str | None = None
     outcome: str | None = None  # the reason its job moved on
     failure: Failure | None = None
+    # The boot and its clock at these times: a wall clock that is set changes no duration.
+    started_boot: str | None = None
+    ended_boot: str | None = None
+
+    @property
+    def started(self) -> Instant:
+        return instant_of(self.started_at, self.started_boot)
+
+    def lasts_s(self, now: Instant) -> float:
+        end = instant_of(self.ended_at, self.ended_boot) if self.ended_at else now
+        return elapsed_s(self.started, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +342,12 @@ class Job:
     origin: Origin | None = None
     cached_from: int | None = None  # not run: that job had done the same before
     results_removed_at: str | None = None
+    # The boot and its clock at these times.
+    submitted_boot: str | None = None
+    started_boot: str | None = None
+    attempt_started_boot: str | None = None
+    ended_boot: str | None = None
+    submit_key: str = ""  # that its client chose: the same key is the same job
 
     @property
     def is_final(self) -> bool:
@@ -319,11 +358,27 @@ class Job:
         """What it holds now. Between attempts that is nothing, and ``placement`` still has the last one."""
         return self.placement if self.state in HOLDING_STATES else None
 
-    def lasts_s(self, now: datetime) -> float:
+    @property
+    def submitted(self) -> Instant:
+        return instant_of(self.submitted_at, self.submitted_boot)
+
+    @property
+    def started(self) -> Instant | None:
+        """Its first attempt."""
+        return instant_of(self.started_at, self.started_boot) if self.started_at else None
+
+    @property
+    def attempt_started(self) -> Instant | None:
+        return instant_of(self.attempt_started_at, self.attempt_started_boot) if self.attempt_started_at else None
+
+    @property
+    def ended(self) -> Instant | None:
+        return instant_of(self.ended_at, self.ended_boot) if self.ended_at else None
+
+    def lasts_s(self, now: Instant) -> float:
         """How long it has waited or run."""
-        begin = self.submitted_at if self.state in WAITING_STATES or not self.started_at else self.started_at
-        end = datetime.fromisoformat(self.ended_at) if self.ended_at else now
-        return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())
+        begin = self.submitted if self.state in WAITING_STATES else self.started or self.submitted
+        return elapsed_s(begin, self.ended or now)
 
 
 def holders(jobs: Iterable[Job], node: str, gpu: int | None) -> list[Job]:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from ugro.core.owner import OwnerReport, OwnerRule
+
+_LAST_S = 2**37  # in the year 6325
+
 
 class Role(StrEnum):
     MASTER = "master"
@@ -40,6 +44,8 @@ class NodeSpec:
     # "ssh", "local", or an argv prefix that gives stdin and stdout on the node.
     transport: str | tuple[str, ...] = "ssh"
     env: tuple[tuple[str, str], ...] = ()
+    owner: OwnerRule | None = None  # None: its owner is not looked for
+    found_by: str | None = None  # the source of a node that is not configured; its host key must be known
 
     @property
     def target(self) -> str:
@@ -93,7 +99,8 @@ class GpuHolder:
 
     def __str__(self) -> str:
         job = f"job {self.job} on {self.node}" if self.is_same_agent else f"job {self.job} of another agent"
-        since = datetime.fromtimestamp(self.since, UTC).strftime("%H:%M UTC")
+        # The node says when: a time that no calendar has must not keep others from being told.
+        since = datetime.fromtimestamp(self.since if 0 <= self.since < _LAST_S else 0, UTC).strftime("%H:%M UTC")
         left = "processes that are left of " if self.is_leftover else ""
         return f"{left}{job} (user {self.user}, since {since})"
 
@@ -111,6 +118,7 @@ class Gpu:
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    energy_j: float | None = None  # what it has used since its driver was loaded
     throttle: tuple[str, ...] | None = None  # what throttles it now: power, heat, hardware; None: not known
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
@@ -140,6 +148,35 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How a node holds jobs to what they ask for: cgroup2, cgroup1, systemd, affinity or none."""
+
+    cpus: str
+    memory: str
+
+    @property
+    def words(self) -> str:
+        if self.cpus == self.memory and self.holds_memory:
+            return f"cpus and memory of jobs are limited by {_LIMITED_BY[self.memory]}"
+        by = _LIMITED_BY.get(self.cpus)
+        cpus = f"cpus of jobs are limited by {by}" if by else "cpus of jobs are not limited"
+        memory = f"memory by {_LIMITED_BY[self.memory]}" if self.holds_memory else "their memory is not limited"
+        return f"{cpus}, {memory}"
+
+    @property
+    def holds_memory(self) -> bool:
+        return self.memory in _LIMITED_BY
+
+
+_LIMITED_BY = {
+    "cgroup2": "control groups",
+    "cgroup1": "control groups (version 1)",
+    "systemd": "systemd",
+    "affinity": "affinity",
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What one probe found."""
 
@@ -155,6 +192,7 @@ class Facts:
     gpu_driver: str | None = None
     gpu_error: str | None = None
     rank_processes: int = 0
+    limits: Limits | None = None
 
     @property
     def root_disk(self) -> Disk | None:
@@ -204,9 +242,17 @@ class NodeReport:
     role: Role = Role.WORKER
     labels: tuple[str, ...] = ()
     target: str = ""
+    found_by: str | None = None  # the source that lists it, if it joined by itself
     machine: Machine | None = None
     facts: Facts | None = None
     link: LinkQuality = field(default_factory=LinkQuality)
+    owner: OwnerReport | None = None  # None: nobody is looked for there
+
+    @property
+    def owner_note(self) -> str | None:
+        """That it takes no new jobs because somebody uses it, without its name."""
+        words = self.owner.words if self.owner and self.facts else None
+        return words.removeprefix("is ") if words else None
 
     @property
     def second_name(self) -> str | None:

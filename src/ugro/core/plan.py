@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ugro.core.code import Snapshot
 from ugro.core.job import JobSpec, Placement
+from ugro.core.planning import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class NodePlan:
     node: str
     ranks: tuple[RankPlan, ...]
     cwd: str | None = None  # None: the attempt's own folder on the node
+    environment: str | None = None  # the name of the Python environment that it uses, if UGRO made it
+    path: tuple[str, ...] = ()  # folders in which its programs are looked for first
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,6 @@ class DryRun:
     plan: Plan | None = None  # of a job that would wait: as if it were alone; None: it fits nowhere now
     placement: Placement | None = None
     snapshot: Snapshot | None = None  # of the code that would be sent
+    note: str | None = None  # what would not be as the job asks
+    environment: str | None = None  # the Python environment that its nodes would get, in words
+    prediction: Prediction | None = None  # if its nodes were measured with this training: ``ugro plan``

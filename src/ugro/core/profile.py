@@ -15,6 +15,7 @@ class FindingKind(StrEnum):
     INPUT = "input"
     SCRIPT = "script"  # work between the parts of a step
     FIXED_COST = "fixed_cost"  # work that does not depend on the number of samples
+    ENERGY = "energy"  # a rank adds less than its share of the energy
     TOO_EARLY = "too_early"
 
 
@@ -42,6 +43,8 @@ class RankProfile:
     other_s: float
     waiting_s: float
     communication_s: float
+    watts: float | None = None  # of its device, in these steps; None: not measured
+    samples_per_joule: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class JobProfile:
     device: str
     ranks: tuple[RankProfile, ...]
     findings: tuple[Finding, ...]  # the most expensive first
+    watts: float | None = None  # of all devices; None: one of them was not measured
+    samples_per_joule: float | None = None
 
     @property
     def verdict(self) -> Finding:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ugro.core.energy import JobEnergy
 from ugro.core.metrics import MetricsSummary
+from ugro.core.planning import Forecast
 
 
 class ResultState(StrEnum):
@@ -76,6 +78,8 @@ class JobResults:
     metrics: MetricsSummary | None = None
     removed_at: str | None = None
     left_before: tuple[int, ...] = ()  # earlier attempts that left files on their nodes
+    energy: JobEnergy | None = None  # None: nothing was measured
+    forecast: Forecast | None = None  # what was predicted when the job was submitted
 
     @property
     def left_count(self) -> int:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_LINE = 1 << 20
 MAX_RANKS = 4096
 _MAX_TEXT = 1000
 _NAME = 200
+_LAST_UNIX_S = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class StepRecord:
     waiting_s: tuple[float, ...]
     communication_s: tuple[float, ...]
     optimizer_s: tuple[float, ...]
+    time_s: float = 0.0  # unix seconds of the first rank's clock when it was over; 0: not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class RunRecord:
 class ModelRecord:
     gradient_bytes: int
     is_compressed: bool  # by a hook of the script
+    parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,22 @@ class AdviceRecord:
     best_ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A short run that measures; the lists have an entry for each rank."""
+
+    global_batch: int = 0
+    least: int = 1
+    can_accumulate: bool = False
+    problem: str | None = None  # why nothing can be measured
+    nodes: tuple[str, ...] = ()
+    # The most memory in use with the smaller and with the larger share, and the device's; 0: not known.
+    memory_bytes: tuple[tuple[int, int, int], ...] = ()
+    exchange_s: float = 0.0  # of all gradients between all ranks
+    pairs: tuple[tuple[int, int, float], ...] = ()  # two ranks, and the same between them alone
+    sizes: tuple[int, ...] = ()  # of the batches
+
+
 @dataclass(slots=True)
 class Training:
     """The last record of each kind, and the steps in order."""
@@ -74,6 +93,7 @@ class Training:
     model: ModelRecord | None = None
     plan: PlanRecord | None = None
     advice: AdviceRecord | None = None
+    trial: TrialRecord | None = None
     steps: list[StepRecord] = field(default_factory=list)
 
     def names(self, ranks: int) -> tuple[str, ...]:
@@ -105,11 +125,14 @@ def step_record(record: dict[str, Any]) -> StepRecord | None:
     try:
         shares = tuple(_whole(share) for share in _list(record["shares"]))
         names = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
-        lists = [tuple(_seconds(one) for one in _list(record[name])) for name in names]
+        lists: list[Any] = [tuple(_seconds(one) for one in _list(record[name])) for name in names]
         if not shares or any(len(one) != len(shares) for one in lists):
             return None
         head = (_whole(record["step"]), _whole(record.get("epoch", 0)), _whole(record["samples"]))
-        return StepRecord(*head, loss_of(record.get("loss")), _seconds(record["step_s"]), shares, *lists)
+        step_s, time_s = _seconds(record["step_s"]), record.get("time", 0)
+        time_s = float(time_s) if isinstance(time_s, int | float) and 0 < time_s < _LAST_UNIX_S else 0.0
+        step = StepRecord(*head, loss_of(record.get("loss")), step_s, shares, *lists)
+        return replace(step, time_s=time_s) if time_s else step
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -132,12 +155,8 @@ def _add(found: Training, record: dict[str, Any]) -> None:
     try:
         if kind == "run":
             _begin(found, record)
-        elif kind == "model":
-            found.model = ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")))
-        elif kind == "plan":
-            found.plan = _plan(record)
-        elif kind == "advice":
-            found.advice = _advice(record)
+        elif isinstance(kind, str) and kind in _READERS:
+            setattr(found, kind, _READERS[kind](record))
     except (KeyError, TypeError, ValueError):
         return
 
@@ -146,8 +165,13 @@ def _begin(found: Training, record: dict[str, Any]) -> None:
     """Drops earlier records: they are about ranks that a launcher has since restarted."""
     nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
     found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
-    found.model = found.plan = found.advice = None
+    found.model = found.plan = found.advice = found.trial = None
     found.steps.clear()
+
+
+def _model(record: dict[str, Any]) -> ModelRecord:
+    parameters = _whole(record.get("parameters", 0))
+    return ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")), parameters)
 
 
 def _plan(record: dict[str, Any]) -> PlanRecord:
@@ -167,6 +191,40 @@ def _advice(record: dict[str, Any]) -> AdviceRecord:
         _seconds(record["best_s"]),
         tuple(_whole(rank) for rank in _list(record["best_ranks"])),
     )
+
+
+def _trial(record: dict[str, Any]) -> TrialRecord:
+    problem = record.get("problem")
+    return TrialRecord(
+        _whole(record.get("global_batch", 0)),
+        max(1, _whole(record.get("least", 1))),
+        bool(record.get("can_accumulate")),
+        None if problem is None else str(problem)[:_MAX_TEXT],
+        tuple(str(name)[:_NAME] for name in _list(record.get("nodes", []))),
+        tuple(_three(one) for one in _list(record.get("memory_bytes", []))),
+        _seconds(record.get("exchange_s", 0.0)),
+        tuple(_pair(one) for one in _list(record.get("pairs", []))),
+        tuple(_whole(one) for one in _list(record.get("sizes", []))),
+    )
+
+
+# The last record of each of these kinds counts, and is the attribute of that name.
+_READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "model": _model,
+    "plan": _plan,
+    "advice": _advice,
+    "trial": _trial,
+}
+
+
+def _three(value: object) -> tuple[int, int, int]:
+    first, second, third = (_whole(one) for one in _list(value))
+    return first, second, third
+
+
+def _pair(value: object) -> tuple[int, int, float]:
+    first, second, seconds = _list(value)
+    return _whole(first), _whole(second), _seconds(seconds)
 
 
 def _list(value: object) -> list[Any]:

@@ -1,11 +1,13 @@
 /* A stub of libnvidia-ml.so for the lab and the tests: the GPUs are the lines of the file named by UGRO_PRETEND_GPUS.
  *
- *   uuid|name|memory_total|memory_used|use_percent|temperature|power_mw|power_limit_mw|error|pid:bytes,pid:bytes|throttle
+ *   uuid|name|memory_total|memory_used|use_percent|temperature|power_mw|power_limit_mw|error|pid:bytes,pid:bytes|throttle|
+ *   energy_mj
  *
  * The file is read again at every call, so a GPU can be changed or lost while a program runs. A value of "-" is not
  * supported and "!CODE" fails with that NVML code; an error other than 0 is what opening the GPU gives. A process with
- * "-" bytes has unknown memory, and "pid:bytes:g" draws instead of computing. No file means that no driver is loaded;
- * when it comes back the library has to be initialised again, as after a driver was reloaded.
+ * "-" bytes has unknown memory, and "pid:bytes:g" draws instead of computing. An energy of "*" grows with the machine's
+ * uptime, as the power makes it. No file means that no driver is loaded; when it comes back the library has to be
+ * initialised again, as after a driver was reloaded.
  *
  * UGRO_OLD_DRIVER leaves out the newer symbols; UGRO_WIDE_PROCESSES writes entries as some 535 drivers do.
  */
@@ -15,10 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9 };
 
-enum { UUID, NAME, MEMORY_TOTAL, MEMORY_USED, USE, TEMPERATURE, POWER, POWER_LIMIT, ERROR, PROCESSES, THROTTLE, FIELDS };
+enum { UUID, NAME, MEMORY_TOTAL, MEMORY_USED, USE, TEMPERATURE, POWER, POWER_LIMIT, ERROR, PROCESSES, THROTTLE, ENERGY, FIELDS };
 
 #define MAX_LINE 65536
 #define NOT_AVAILABLE UINT64_MAX
@@ -213,6 +216,26 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *
     *reasons = number;
     return code;
 }
+
+#ifndef UGRO_OLD_DRIVER
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
+{
+    char line[MAX_LINE];
+    const char *fields[FIELDS];
+    struct timespec now;
+    uint64_t number = 0;
+    int code = read_gpu(handle, line, fields);
+    if (code == SUCCESS && fields[ENERGY][0] == '*') {
+        code = parse_value(fields[POWER], &number);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        *millijoules = (unsigned long long)((double)number * ((double)now.tv_sec + (double)now.tv_nsec / 1e9));
+        return code;
+    }
+    code = code != SUCCESS ? code : parse_value(fields[ENERGY], &number);
+    *millijoules = number;
+    return code;
+}
+#endif
 
 static void put(void *entries, size_t size, unsigned at, unsigned pid, uint64_t used)
 {

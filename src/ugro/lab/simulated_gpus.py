@@ -20,6 +20,7 @@ from pathlib import Path
 from ugro.core.errors import UgroError
 
 GPU_IS_LOST = 15  # NVML's code for a GPU that fell off the bus
+GROWS = "*"
 
 _GIB = 1024**3
 _COMPILE_TIMEOUT_S = 60
@@ -41,6 +42,8 @@ class SimulatedGpu:
     error: int = 0  # an NVML return code
     processes: tuple[tuple[int, int | None], ...] = ()  # pid and bytes
     throttle: int | None = None  # NVML's bit mask
+    # What it has used since its driver was loaded; ``GROWS``: as much as its power makes of the machine's uptime.
+    energy_j: float | str | None = GROWS
 
 
 def _model(name: str, memory_gib: int, power_limit_w: float) -> SimulatedGpu:
@@ -97,10 +100,17 @@ def _line(gpu: SimulatedGpu, place: str) -> str:
     texts = ["-" if value is None else str(value) for value in values]
     processes = ",".join(f"{pid}:{'-' if memory is None else memory}" for pid, memory in gpu.processes)
     gpu_uuid = gpu.uuid or f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, place)}"
-    fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes, "-" if gpu.throttle is None else str(gpu.throttle))
+    throttle = "-" if gpu.throttle is None else str(gpu.throttle)
+    fields = (gpu_uuid, gpu.name, *texts, str(gpu.error), processes, throttle, _energy(gpu.energy_j))
     if any(mark in field for field in fields for mark in "|\n\r"):
         raise UgroError("the text of a simulated GPU may contain neither | nor line breaks", subject=gpu.name)
     return "|".join(fields) + "\n"
+
+
+def _energy(joules: float | str | None) -> str:
+    if isinstance(joules, str):
+        return joules
+    return "-" if joules is None else str(round(joules * 1000))
 
 
 def _replace(path: Path, text: str, *, mode: int) -> None:
@@ -193,7 +203,7 @@ app_rows() {
 
 [ -s "$gpus" ] || { echo 'No devices were found'; exit 6; }
 index=0
-while IFS='|' read -r uuid name total used use temperature power limit error processes throttle; do
+while IFS='|' read -r uuid name total used use temperature power limit error processes throttle energy; do
     case $1 in
         --query-gpu=*) gpu_row "${1#--query-gpu=}" ;;
         --query-compute-apps=*) app_rows ;;

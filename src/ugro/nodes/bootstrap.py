@@ -2,21 +2,23 @@
 
 The command works in bash, dash, fish and csh alike because it contains no user data and nothing that any of them
 treats specially inside single quotes. Whatever rc files print before our marker is skipped.
+
+The node program is one file on the node. What runs are the bytes whose hash was compared, imported from memory: nothing
+that others could put beside it, or change afterwards, is ever executed.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import io
-import zipfile
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ugro import remote
 from ugro.core.node import NodeSpec
-from ugro.remote import wire
+from ugro.remote import loader, wire
 
 MARKER = b"UGRO1 "
 MAX_BANNER = 64 * 1024
@@ -45,67 +47,48 @@ def newer():
         for folder in os.environ.get("PATH", "").split(":"):
             path = os.path.join(folder, "python3.%d" % minor)
             if os.access(path, os.X_OK): return path
-def is_whole(home):
-    return all(os.path.isfile(os.path.join(home, "ugro", "remote", name)) for name in A["files"])
-def receive():
-    import hashlib
-    say("want")
+def is_whole(data):
+    # Python's own SHA-256 first: hashlib would load OpenSSL.
+    for name in ("_sha2", "_sha256", "hashlib"):
+        try: return __import__(name).sha256(data).hexdigest() == A["digest"]
+        except ImportError: pass
+def read(fd):
     data = b""
     while len(data) < A["size"]:
-        part = os.read(0, A["size"] - len(data))
-        if not part: os._exit(1)
+        part = os.read(fd, A["size"] - len(data))
+        if not part: break
         data += part
-    if hashlib.sha256(data).hexdigest() != A["digest"]:
+    return data
+def kept(path):
+    # Whatever was put there: nothing is waited for, and nothing is believed but the hash of the bytes that will run.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try: data = read(fd)
+        finally: os.close(fd)
+    except OSError: return b""
+    return data if is_whole(data) else b""
+def receive():
+    say("want")
+    data = read(0)
+    if len(data) < A["size"]: os._exit(1)
+    if not is_whole(data):
         say("damaged"); os._exit(1)
     return data
-def write(data, folder):
-    import io, zipfile
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for name in archive.namelist():
-            path = os.path.join(folder, name)
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(archive.read(name)); file.flush(); os.fsync(file.fileno())
-def move_in(fresh, home):
-    try: os.rename(fresh, home)
-    except OSError:
-        # Another process was quicker, or a cleaner of old files removed some: missing files are added one by one.
-        # Nothing is ever taken away: others may be reading it at this moment.
-        for folder, _, names in os.walk(fresh):
-            there = os.path.join(home, os.path.relpath(folder, fresh))
-            os.makedirs(there, 0o700, exist_ok=True)
-            for name in names: os.replace(os.path.join(folder, name), os.path.join(there, name))
-def unpack(home):
-    import shutil
-    data = receive()
-    fresh = home + "." + A["nonce"]
-    try:
-        write(data, fresh)
-        move_in(fresh, home)
-    except OSError:
-        if not is_whole(home): raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        clean(os.path.dirname(home))
-def clean(folder):
-    # By age, not by whether it is in use: the folder may be shared with other machines.
-    import shutil, time
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        try: is_left = "." in name and time.time() - os.stat(path).st_mtime > A["leftover_s"]
-        except OSError: continue
-        if is_left: shutil.rmtree(path, ignore_errors=True)
 def start():
+    import json
     root = os.path.expanduser(A["root"])
-    home = os.path.join(root, ".ugro", "program", A["digest"][:16])
-    try:
-        if not is_whole(home):
-            os.makedirs(os.path.dirname(home), 0o700, exist_ok=True)
-            unpack(home)
+    data, received = kept(os.path.join(root, ".ugro", "program", A["name"])), b""
+    if not data: data = received = receive()
+    names = {"__name__": "loader"}
+    exec(A["loader"], names)
+    names["install"](data)
+    from ugro.remote import home, trust
+    try: home.settle(root, A["name"], received, A["nonce"])
+    except trust.Unsafe as error:
+        say("unsafe " + json.dumps(error.fields())); os._exit(1)
     except OSError as error:
         say("os-error %d %s" % (error.errno or 0, root)); os._exit(1)
     os.environ.update(A["env"])
-    sys.path.insert(0, home)
     from ugro.remote.main import main
     signal.alarm(0)
     main(root, A["nonce"], A["silence_s"], A["node"])
@@ -122,7 +105,6 @@ elif newer() and "again" not in A:
 else:
     say("old-python %d.%d %s" % (sys.version_info[0], sys.version_info[1], sys.executable)); os._exit(1)
 """
-_LEFTOVER_S = 600
 
 
 class Greeting:
@@ -164,24 +146,23 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The node program as it is sent, identified by the digest of its content."""
+    """The node program as it is sent, known by the hash of its content."""
 
     content: bytes
     digest: str
-    files: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its file on a node."""
+        return f"{self.digest[:16]}.program"
 
 
 @functools.cache
 def node_program() -> Archive:
     folder = Path(remote.__file__).parent
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_entry("ugro/__init__.py"), "")
-        for name in names:
-            archive.writestr(_entry(f"ugro/remote/{name}"), (folder / name).read_bytes())
-    content = buffer.getvalue()
-    return Archive(content, hashlib.sha256(content).hexdigest(), tuple(names))
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.py"))}
+    content = loader.pack({"ugro/__init__.py": b"", **{f"ugro/remote/{name}": text for name, text in files.items()}})
+    return Archive(content, hashlib.sha256(content).hexdigest())
 
 
 def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
@@ -194,16 +175,9 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
         "root": spec.remote_root,
         "digest": program.digest,
         "size": len(program.content),
-        "files": program.files,
-        "leftover_s": _LEFTOVER_S,
+        "name": program.name,
+        "loader": inspect.getsource(loader),
         "silence_s": silence_s,
         "env": dict(spec.env),
     }
     return f"{':'.join(candidates)}\n".encode() + f"S={_STAGE!a};A={arguments!a};exec(S)\n".encode("ascii")
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    # A fixed time, so that the same code has the same digest wherever it is installed.
-    entry = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    return entry

@@ -6,11 +6,14 @@ Pure: text in, an ``Unreachable`` with a stable cause and a hint out.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shlex
 from dataclasses import dataclass
 
 from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
+from ugro.core.support.codec import decode
 
 # Retrying soon does not help, and too many failed logins get addresses banned.
 LASTING_CAUSES = frozenset(
@@ -22,6 +25,7 @@ LASTING_CAUSES = frozenset(
         "python-missing",
         "python-old",
         "home-not-writable",
+        "unsafe-folder",
         "disk-full",
         "ssh-missing",
         "transport-missing",
@@ -37,6 +41,7 @@ _SSH_FAILED = 255
 # another error message, it is about a jump host's ssh that failed and ended.
 _HUNG_UP = "_exchange_identification"
 _MAX_MESSAGE = 400
+_MAX_PATH = 250
 _TRY = "try: ssh {ssh}"
 
 
@@ -139,6 +144,8 @@ def from_stage(spec: NodeSpec, said: str) -> Unreachable:
     if word == "os-error":
         number, _, root = rest.partition(" ")
         return _from_errno(spec, int(number) if number.isdigit() else 0, root)
+    if word == "unsafe" and (found := _unsafe_folder(rest)) is not None:
+        return _from_unsafe(spec, found)
     return _unreachable(spec, "protocol", f"unexpected message from the node: {said[:80]!r}", "try again")
 
 
@@ -231,6 +238,43 @@ def _from_errno(spec: NodeSpec, number: int, root: str) -> Unreachable:
     return _unreachable(
         spec, "home-not-writable", f"{root}: {os.strerror(number)}", "set remote_root to a folder that can be created"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class UnsafeFolder:
+    """What others could change below or above ``remote_root``; see ``remote/trust.py``."""
+
+    path: str
+    fault: str
+    owner: str
+    is_own: bool
+    mode: str
+
+
+def _unsafe_folder(said: str) -> UnsafeFolder | None:
+    try:
+        return decode(UnsafeFolder, json.loads(said))
+    except ValueError:  # a DecodeError, too
+        return None
+
+
+def _from_unsafe(spec: NodeSpec, found: UnsafeFolder) -> Unreachable:
+    path = found.path[:_MAX_PATH]
+    quoted = shlex.quote(path)
+    own, is_inside, _ = f"{path}/".partition("/.ugro/")
+    recursive = f"-R go-w {shlex.quote(own)}/.ugro" if is_inside else f"go-w {quoted}"
+    chmod, elsewhere = f"chmod {recursive}", "set remote_root to a folder that only you can write to"
+    if found.fault == "owner":
+        what, remedy = f"{path} belongs to {found.owner}, who could replace what runs there as you", ""
+    elif found.fault == "link":
+        what, remedy = f"{path} is a link, where UGRO keeps files of its own", f"remove it (rm {quoted}), or "
+    elif found.fault == "acl":
+        what = f"{path} has an access list (mode {found.mode}) by which others may write: they could replace what runs"
+        remedy = f"look at getfacl {quoted} and remove it (setfacl -b), or "
+    else:
+        what = f"others can write to {path} (mode {found.mode}): they could replace what runs there as you"
+        remedy = f"on that node: {chmod}, or " if found.is_own else f"ask {found.owner} for: {chmod}, or "
+    return _unreachable(spec, "unsafe-folder", what, (remedy + elsewhere).replace("{", "{{").replace("}", "}}"))
 
 
 def _unreachable(spec: NodeSpec, cause: str, message: str, hint: str) -> Unreachable:

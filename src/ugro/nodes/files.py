@@ -30,7 +30,11 @@ _ANSWER_S = 60.0
 _COMPARE_S = 3600.0
 _WHAT = "a transfer of files"
 _MOST_CPU_S = 60.0
+_MOST_UNLISTED = 1 << 40
+_MOST_FOUND = 100  # checkpoints in one answer; the node sends the newest and those that cannot be sent
 _MOST_LINE_BYTES = 64 * 1024
+_MOST_ATTEMPTS = 10**9
+_MOST_LIST_BYTES = 64 << 20
 _MESSAGE_BYTES = wire.MAX_PAYLOAD // 2
 
 
@@ -58,12 +62,12 @@ class Where:
     job: int
     dir: str | None = None
     cwd: str | None = None
-    since: float = 0.0  # seconds since the epoch: what a folder of the user contained before is not the job's
+    age_s: float = 0.0  # since it was submitted: what a folder of the user contained before is not the job's
     attempt: int = 1  # in whose working directory the folder is
 
     def params(self) -> dict[str, Any]:
         named = {"job": str(self.job), "attempt": self.attempt}
-        return {**named, "dir": self.dir, "cwd": self.cwd, "since": self.since}
+        return {**named, "dir": self.dir, "cwd": self.cwd, "age_s": self.age_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class Found:
     number: int | None
     fingerprint: str
     problem: str | None = None  # why it cannot be sent
+    attempt: int = 0  # in which it was written; 0: not known
+    serial: int = 0  # the higher, the later its node saw it first; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +123,20 @@ class NodeFiles(NodeCalls):
 
     async def list_files(self, source: Source) -> Listing:
         files: list[RunFile] = []
-        unread = b""
+        unread, left = b"", _MOST_LIST_BYTES
         async with self._stream("list", **source) as (_, stream):
             pieces = aiter(stream)
             while (piece := await in_time(anext(pieces, None), self.name, _WHAT)) is not None:
                 *lines, unread = (unread + piece[1]).split(b"\n")
-                if len(unread) > _MOST_LINE_BYTES or len(files) + len(lines) > listing.MOST_FILES:
+                left -= len(piece[1])
+                if left < 0 or len(unread) > _MOST_LINE_BYTES or len(files) + len(lines) > listing.MOST_FILES:
                     raise self._invalid("more files than allowed")
                 files += map(self._parsed, lines)
             answer = await stream.result()
         try:
-            cpu_s = min(_MOST_CPU_S, max(0.0, float(answer.get("cpu_s") or 0.0)))
-            return Listing(tuple(files), int(answer["unlisted"]), int(answer["now_ns"]), cpu_s)
-        except (KeyError, TypeError, ValueError) as error:
+            unlisted = min(_MOST_UNLISTED, max(0, int(answer["unlisted"])))
+            return Listing(tuple(files), unlisted, int(answer["now_ns"]), _cpu_s(answer))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._invalid(f"{error!r:.100}") from error
 
     async def fetch(self, source: Source, wanted: Sequence[Wanted], writer: Writer) -> None:
@@ -168,9 +175,9 @@ class NodeFiles(NodeCalls):
         """Those of these runs (job and attempt) that have made any files, and what it cost the node, in seconds."""
         answer = await self._call("written", _ANSWER_S, runs=[[str(job), attempt] for job, attempt in runs])
         try:
-            cpu_s = min(_MOST_CPU_S, max(0.0, float(answer.get("cpu_s") or 0.0)))
-            return [runs[int(place)] for place in answer["written"] if int(place) >= 0], cpu_s
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            places = {int(place) for place in answer["written"]}  # each once
+            return [runs[place] for place in sorted(places) if place >= 0], _cpu_s(answer)
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise self._invalid(f"{error!r:.100}") from error
 
     async def keep(self, source: Source, names: Sequence[bytes], *, with_unlisted: bool = False) -> None:
@@ -231,9 +238,15 @@ class NodeFiles(NodeCalls):
         return _invalid(text, self.name)
 
 
+def _cpu_s(answer: Mapping[str, Any]) -> float:
+    return min(_MOST_CPU_S, max(0.0, float(answer.get("cpu_s") or 0.0)))
+
+
 def decode_found(answer: Mapping[str, Any], node: str) -> list[Found]:
     """A name never becomes part of a path here, but must still be one that a checkpoint can have."""
     items = answer.get("found")
+    if isinstance(items, list) and len(items) > _MOST_FOUND:
+        raise _invalid(f"{len(items)} checkpoints", node)
     found = [_decoded(Found, one, node) for one in items] if isinstance(items, list) else []
     for one in found:
         is_valid = (
@@ -242,6 +255,8 @@ def decode_found(answer: Mapping[str, Any], node: str) -> list[Found]:
             and one.kind in ("file", "folder")
             and 0 <= one.bytes < listing.MOST_BYTES
             and abs(one.changed_ns) < 1 << 63
+            and 0 <= one.attempt < _MOST_ATTEMPTS
+            and 0 <= one.serial < 1 << 53
             and (one.problem is not None or _is_fingerprint(one.fingerprint))
         )
         if not is_valid:

@@ -27,6 +27,7 @@ class Change:
 class Inventory:
     def __init__(self, environment: Callable[[], Mapping[str, str]]) -> None:
         self._environment = environment
+        self.ssh_config: str | None = None  # used instead of the file that the configuration names
         self._nodes: dict[str, Node] = {}
         self._dialling: Dialling | None = None
 
@@ -36,11 +37,15 @@ class Inventory:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    async def apply(self, config: Config) -> Change:
-        """Opens links to new nodes, closes links to removed ones, and leaves unchanged ones alone."""
+    async def apply(self, config: Config, found: Sequence[NodeSpec] = ()) -> Change:
+        """Opens links to new nodes, closes links to removed ones, and leaves unchanged ones alone.
+
+        ``found``: nodes that are not in the file; a name that is in the file means the node there.
+        """
         dialling = self.dialling(config)
         same_way = self._dialling is not None and self._dialling.options == dialling.options
         specs = {spec.name: spec for spec in config.nodes}
+        specs |= {spec.name: spec for spec in found if spec.name not in specs}
         kept = {
             name: node
             for name, node in self._nodes.items()
@@ -62,7 +67,7 @@ class Inventory:
     def dialling(self, config: Config) -> Dialling:
         ssh = config.ssh
         key_file = str(ssh.key_file) if ssh.key_file else None
-        config_file = str(ssh.config_file) if ssh.config_file else None
+        config_file = (self.ssh_config or str(ssh.config_file)) if ssh.config_file else None
         return Dialling(
             options=SshOptions(ssh.connect_timeout, key_file, config_file),
             quick_retries=ssh.max_retries,
@@ -109,7 +114,8 @@ class Inventory:
 
 def _reach(spec: NodeSpec) -> NodeSpec:
     """Everything that a link depends on: a changed label is no reason to close it."""
-    return replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=())
+    found_by = "found" if spec.found_by else None
+    return replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=(), owner=None, found_by=found_by)
 
 
 def _groups(spec: NodeSpec) -> set[str]:

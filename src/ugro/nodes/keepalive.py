@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugro.core.node import LinkQuality
+from ugro.core.support.clock import boot_clock_s
 from ugro.remote import wire
 
 INTERVAL_S = 2.0
@@ -18,6 +19,7 @@ INTERVAL_S = 2.0
 SILENCE_S = 8.0
 ANSWER_IN_TIME_S = 1.0
 _TICK_S = 1.0
+_SET_S = 1.0  # a clock that differs by more was set
 _REMEMBERED = 30  # one minute of pings
 
 
@@ -26,7 +28,8 @@ class _Ping:
     number: int
     sent: float
     rtt_s: float | None = None
-    offset_s: float | None = None
+    offset_s: float | None = None  # of the node's clock from ours
+    ours_s: float = 0.0  # of our wall clock from the clock of our boot, at that time
 
 
 class Keepalive:
@@ -72,8 +75,16 @@ class Keepalive:
                 if ping.rtt_s > ANSWER_IN_TIME_S:
                     self.revived_at = now
                 if node_clock is not None and math.isfinite(node_clock):
-                    ping.offset_s = node_clock - (time.time() - ping.rtt_s / 2)
+                    self._note_clock(ping, node_clock - (time.time() - ping.rtt_s / 2))
                 return
+
+    def _note_clock(self, ping: _Ping, offset_s: float) -> None:
+        """If the node's clock was set, what was measured before no longer counts."""
+        ping.ours_s = time.time() - boot_clock_s()
+        for other in self._pings:
+            if other.offset_s is not None and abs(_now_s(other, ping.ours_s) - offset_s) > _SET_S + (ping.rtt_s or 0.0):
+                other.offset_s = None
+        ping.offset_s = offset_s
 
     def quality(self) -> LinkQuality:
         answered = [ping for ping in self._pings if ping.rtt_s is not None]
@@ -83,9 +94,11 @@ class Keepalive:
         due = [ping for ping in self._pings if ping.rtt_s is not None or now - ping.sent > ANSWER_IN_TIME_S]
         late = sum(1 for ping in due if ping.rtt_s is None or ping.rtt_s > ANSWER_IN_TIME_S)
         # The quickest answer bounds the clock's error best.
-        best = min(answered, key=lambda ping: ping.rtt_s or 0.0)
+        timed = [ping for ping in answered if ping.offset_s is not None]
+        best = min(timed, key=lambda ping: ping.rtt_s or 0.0, default=None)
+        offset_s = None if best is None else _now_s(best, time.time() - boot_clock_s())
         rtts = [ping.rtt_s for ping in answered[-5:] if ping.rtt_s is not None]
-        return LinkQuality(statistics.median(rtts), late / len(due), best.offset_s)
+        return LinkQuality(statistics.median(rtts), late / len(due), offset_s)
 
     def _ping(self) -> None:
         self._count += 1
@@ -107,3 +120,10 @@ class Keepalive:
         if now - self._pings[-1].sent >= INTERVAL_S - _TICK_S / 10:
             self._ping()
         self._schedule()
+
+
+def _now_s(ping: _Ping, ours_s: float) -> float:
+    """The offset that it measured, from our clock as it is now: that may have been set since."""
+    assert ping.offset_s is not None
+    by_s = ours_s - ping.ours_s
+    return ping.offset_s - by_s if abs(by_s) > _SET_S else ping.offset_s

@@ -13,10 +13,11 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from ugro.core.errors import Unreachable
 from ugro.core.node import LinkQuality, Machine, NodeSpec
+from ugro.core.support.clock import boot_clock_s
 from ugro.nodes import diagnosis
 from ugro.nodes.link import Link
 from ugro.nodes.transport import LINK_ENVIRONMENT, SshOptions
@@ -49,7 +50,7 @@ class Node:
         self.spec = spec
         self.dialling = dialling  # used by the next dial
         self.error: Unreachable | None = None
-        self.since: datetime | None = None  # when it became unreachable
+        self._down_s: float | None = None  # when it became unreachable, by the clock of our boot
         self._linked_at = float("-inf")
         self._link: Link | None = None
         self._machine: Machine | None = None
@@ -69,6 +70,13 @@ class Node:
     @property
     def machine(self) -> Machine | None:
         return self._machine
+
+    @property
+    def since(self) -> datetime | None:
+        """When it became unreachable, by the wall clock as it goes now."""
+        if self._down_s is None:
+            return None
+        return datetime.now(UTC) - timedelta(seconds=boot_clock_s() - self._down_s)
 
     @property
     def quality(self) -> LinkQuality:
@@ -141,7 +149,7 @@ class Node:
             self._is_dialling = False
             self._dialled_at = self._loop.time()
         self._machine = link.machine
-        self._link, self.error, self.since = link, None, None
+        self._link, self.error, self._down_s = link, None, None
         self._linked_at = self._loop.time()
         log.info("connected", extra={"node": self.spec.name})
         return link
@@ -166,7 +174,7 @@ class Node:
 
     def _note_down(self, error: Unreachable) -> None:
         self._link = None
-        self.since = self.since or datetime.now(UTC)
+        self._down_s = self._down_s if self._down_s is not None else boot_clock_s()
         if self.error is None or self.error.cause != error.cause:
             log.warning("unreachable: %s", error.message, extra={"node": self.spec.name, "cause": error.cause})
         self.error = error

@@ -13,6 +13,8 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from ugro.core.support.descriptors import restore_limit
+
 # ssh prints a line or two, rc files perhaps a page; a process that prints more never stops.
 MAX_STDERR = 1 << 20
 _KEPT_STDERR = 16 * 1024
@@ -101,6 +103,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str]) -> tuple[subprocess.Pope
             env=env,
             start_new_session=True,
         )
+        restore_limit(process.pid)  # it starts nothing before it has read what we send
         ours.pop_all()
     talk.setblocking(False)
     os.set_blocking(heard, False)

@@ -49,12 +49,12 @@ class NodeCalls:
             stream.cancel()
 
 
-async def in_time(work: Awaitable[T], node: str, what: str) -> T:
+async def in_time(work: Awaitable[T], node: str, what: str, stall_s: float = STALL_S) -> T:
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(stall_s):
             return await work
     except TimeoutError as error:
-        raise TimedOut(f"{what} made no progress for {STALL_S:g} s", subject=node) from error
+        raise TimedOut(f"{what} made no progress for {stall_s:g} s", subject=node) from error
 
 
 class Thread:

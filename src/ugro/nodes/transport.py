@@ -25,6 +25,13 @@ _LINK_OPTIONS = {
     "ServerAliveCountMax": "2",
     "ServerAliveInterval": "5",
 }
+# Anybody who writes to a registry chooses the address of a node that is found there. So its host key must be one of
+# those that the user has accepted, whatever his configuration says about hosts that are not known.
+_KNOWN_KEYS_ONLY = {
+    "StrictHostKeyChecking": "yes",
+    "NoHostAuthenticationForLocalhost": "no",
+    "VerifyHostKeyDNS": "no",
+}
 # A jump is another ssh, which the options above do not reach: it must not prompt either, not even in a window.
 LINK_ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
 
@@ -49,7 +56,8 @@ def ssh_command(spec: NodeSpec, options: SshOptions, **extra: str) -> list[str]:
     words = ["ssh"]
     if options.config_file:
         words += ["-F", os.path.expanduser(options.config_file)]
-    settings = {**_LINK_OPTIONS, "ConnectTimeout": str(max(1, round(options.connect_timeout_s))), **extra}
+    strict = _KNOWN_KEYS_ONLY if spec.found_by else {}
+    settings = {**_LINK_OPTIONS, **strict, "ConnectTimeout": str(max(1, round(options.connect_timeout_s))), **extra}
     for key, value in settings.items():
         words += ["-o", f"{key}={value}"]
     if options.key_file:

@@ -88,7 +88,7 @@ def is_being_written(file: RunFile, checkpoints: str, now_ns: int) -> bool:
     entry = _entry(file.name, checkpoints)
     if entry is not None and not checkpoint_names.is_complete(text(entry)):
         return True
-    return file.size >= _LARGE_BYTES and now_ns - file.changed_ns < _FRESH_NS
+    return file.size >= _LARGE_BYTES and abs(now_ns - file.changed_ns) < _FRESH_NS
 
 
 def _named(file: RunFile, by: Selection) -> str | None:

@@ -23,6 +23,16 @@ def moment() -> Dict[str, Any]:
     return {"boot_id": boot_id(), "clock_s": round(clock_s(), 3)}
 
 
+def wall_s(boot: object, then_s: float, wall_then_s: float) -> float:
+    """When that was by the wall clock: as it said then or as it goes now, the earlier. It may have been set meanwhile.
+
+    What was stamped since then is never older than this.
+    """
+    if boot != boot_id():
+        return wall_then_s
+    return min(wall_then_s, time.time() - max(0.0, clock_s() - then_s))
+
+
 def age_s(as_of: Optional[Dict[str, Any]]) -> float:
     """How long ago that moment was; endless when it was before a restart of this machine."""
     if as_of is None:

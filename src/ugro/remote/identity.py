@@ -8,6 +8,7 @@ file servers do not pass locks on to other machines.
 from __future__ import annotations
 
 import os
+import pwd
 
 _ID_CHARACTERS = 12
 
@@ -29,3 +30,10 @@ def node_key(node: str) -> str:
 
 def file_name(text: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in text)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 MODULES = {
     "exec": "ugro.remote.process.execute",
     "check": "ugro.remote.checks.check",
+    "bench": "ugro.remote.bench.api",
     "runs": "ugro.remote.runs.api",
     "files": "ugro.remote.files.api",
     "contents": "ugro.remote.cas.contents",
+    "presence": "ugro.remote.presence.api",
+    "env": "ugro.remote.python_env.api",
 }
 
 
@@ -54,6 +57,7 @@ class _Probing:
         from ugro.remote.hardware.gpu_hint import has_gpu_hint
 
         self._prober = probe.Prober(program.root)
+        self._limits: Optional[Dict[str, str]] = None
         self._sampler: Optional[Any] = None
         if has_gpu_hint():
             from ugro.remote.hardware.sampler import Sampler
@@ -62,7 +66,11 @@ class _Probing:
             program.read_gpus = self._sampler.read
 
     def probe(self, call: Call, params: Dict[str, Any]) -> None:
-        facts = self._prober.sample()
+        if self._limits is None:
+            from ugro.remote.runs.enforcement import offered
+
+            self._limits = offered()
+        facts = {**self._prober.sample(), "limits": self._limits}
         if self._sampler is None:
             call.finish(facts)
             return

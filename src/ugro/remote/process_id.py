@@ -9,7 +9,7 @@ import os
 from typing import NamedTuple
 
 from ugro.remote.identity import machine_id
-from ugro.remote.process.terminate import Processes, start_time
+from ugro.remote.process.terminate import Processes, is_running, start_time
 
 
 class ProcessName(NamedTuple):
@@ -35,7 +35,7 @@ class ProcessName(NamedTuple):
         return {self.pid: self.started} if self.machine == machine_id() else {}
 
     def is_alive(self) -> bool:
-        return any(start_time(pid) == started for pid, started in self.processes().items())
+        return any(is_running(pid, started) for pid, started in self.processes().items())
 
     def is_orphaned(self) -> bool:
         """It was here, and is gone."""

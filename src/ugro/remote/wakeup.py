@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import signal
-from typing import Callable
+from typing import Callable, Optional
 
 
 def listen(on_term: Callable[[], None]) -> int:
@@ -25,6 +27,13 @@ def listen(on_term: Callable[[], None]) -> int:
 def drain(wake: int) -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(wake, 4096)
+
+
+def is_readable(fd: int, timeout_s: Optional[float]) -> bool:
+    """Waits for it, without an end if the time is None. ``select.select`` would take no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
 
 def open_control(path: str) -> int:

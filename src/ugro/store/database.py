@@ -6,19 +6,27 @@ Only the agent writes to the file, and every change is durable before it is ackn
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from ugro.core.errors import Damaged
 from ugro.store.alerts import AlertStore
+from ugro.store.audit import AuditStore
+from ugro.store.clock import ClockStore
 from ugro.store.code import CodeStore
+from ugro.store.discovered import DiscoveredStore
 from ugro.store.ends import EndStore
-from ugro.store.engine import Database
+from ugro.store.engine import Database, Opening
 from ugro.store.environments import EnvironmentStore
+from ugro.store.hardware import HardwareStore
 from ugro.store.jobs import JobStore
 from ugro.store.listing import ListingStore
 from ugro.store.notes import NoteStore
+from ugro.store.python_envs import PythonEnvStore
 from ugro.store.retention import RetentionStore
+from ugro.store.trials import TrialStore
 
 
 class Store:
@@ -26,15 +34,38 @@ class Store:
         self._database = Database(path)
         self.jobs = JobStore(self._database)
         self.code = CodeStore(self._database)
+        self.discovered = DiscoveredStore(self._database)
         self.environments = EnvironmentStore(self._database)
+        self.python_envs = PythonEnvStore(self._database)
+        self.hardware = HardwareStore(self._database)
         self.alerts = AlertStore(self._database)
+        self.clock = ClockStore(self._database)
         self.ends = EndStore(self._database)
         self.notes = NoteStore(self._database)
         self.listing = ListingStore(self._database)
+        self.audit = AuditStore(self._database)
         self.retention = RetentionStore(self._database)
+        self.trials = TrialStore(self._database)
 
-    async def open(self) -> None:
-        await self._database.open()
+    async def open(self, opening: Opening | None = None) -> None:
+        await self._database.open(opening)
+
+    @property
+    def damage(self) -> Damaged | None:
+        """Set once damage is found while the state is in use; from then on every call raises it."""
+        return self._database.damage
+
+    def refuse(self, what: str) -> None:
+        self._database.refuse(what)
+
+    def advise_with(self, advise: Callable[[], str | None]) -> None:
+        """``advise`` gives the hint of the error about damage."""
+        self._database.advise = advise
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change."""
+        return self._database.changes
 
     async def close(self) -> None:
         await self._database.close()
@@ -48,10 +79,12 @@ class Store:
         return await self._database.run(_agent_id)
 
     async def drain(self, node: str, reason: str) -> None:
+        """By a person: stays until a person resumes it."""
         await self._database.run(
             lambda db: db.execute(
-                "INSERT INTO drained_nodes (name, reason, drained_at) VALUES (?, ?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET reason = excluded.reason, drained_at = excluded.drained_at",
+                "INSERT INTO drained_nodes (name, reason, drained_at, drained_by) VALUES (?, ?, ?, 'person') "
+                "ON CONFLICT (name) DO UPDATE SET reason = excluded.reason, drained_at = excluded.drained_at, "
+                "drained_by = excluded.drained_by",
                 (node, reason, datetime.now(UTC).isoformat()),
             )
         )

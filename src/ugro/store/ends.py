@@ -6,6 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, JobState
+from ugro.core.support.moment import elapsed_s, instant_of
 from ugro.store.engine import Database
 from ugro.store.events import newest_event
 
@@ -21,8 +22,7 @@ class End:
     name: str
     state: JobState
     reason: str
-    started_at: str | None
-    ended_at: str | None
+    lasted_s: float | None  # None: it was never started
     has_notify: bool  # the job names channels to notify
 
 
@@ -41,8 +41,9 @@ class EndStore:
 def _after(db: sqlite3.Connection, seq: int, limit: int) -> list[End]:
     # The plus keeps SQLite from using the index by kind: in the order of events it can stop at the limit.
     query = (
-        "SELECT e.seq, e.at, e.job, e.attempt, j.name, e.kind, e.text, j.started_at, j.ended_at, "
-        "j.spec NOT LIKE '%\"notify\":[]%' AS has_notify FROM events e JOIN jobs j ON j.id = e.job "
+        "SELECT e.seq, e.at, e.job, e.attempt, j.name, e.kind, e.text, j.started_at, j.started_boot, "
+        "j.ended_at, j.ended_boot, j.spec NOT LIKE '%\"notify\":[]%' AS has_notify "
+        "FROM events e JOIN jobs j ON j.id = e.job "
         f"WHERE e.seq > ? AND +e.kind IN ({','.join('?' * len(_FINAL))}) ORDER BY e.seq LIMIT ?"
     )
     return [_end(row) for row in db.execute(query, (seq, *_FINAL, limit))]
@@ -51,5 +52,12 @@ def _after(db: sqlite3.Connection, seq: int, limit: int) -> list[End]:
 def _end(row: sqlite3.Row) -> End:
     return End(
         row["seq"], row["at"], row["job"], row["attempt"], row["name"], JobState(row["kind"]), row["text"],
-        row["started_at"], row["ended_at"], bool(row["has_notify"]),
+        _lasted_s(row), bool(row["has_notify"]),
     )  # fmt: skip
+
+
+def _lasted_s(row: sqlite3.Row) -> float | None:
+    if not row["started_at"] or not row["ended_at"]:
+        return None
+    started = instant_of(row["started_at"], row["started_boot"])
+    return elapsed_s(started, instant_of(row["ended_at"], row["ended_boot"]))

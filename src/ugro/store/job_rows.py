@@ -30,24 +30,26 @@ def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
 def attempt_of(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["number"],
-        placement=_placement(row["placement"]),
+        placement=placement_of(row["placement"]),
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         outcome=row["outcome"],
         failure=decode(Failure, json.loads(row["failure"])) if row["failure"] else None,
+        started_boot=row["started_boot"],
+        ended_boot=row["ended_boot"],
     )
 
 
 def job_of(row: sqlite3.Row) -> Job:
     return Job(
         id=row["id"],
-        spec=_spec(row["spec"]),
+        spec=spec_of(row["spec"]),
         user=row["user_name"],
         state=JobState(row["state"]),
         reason=row["reason"],
         submitted_at=row["submitted_at"],
         attempt=row["attempt"],
-        placement=_placement(row["placement"]) if row["placement"] else None,
+        placement=placement_of(row["placement"]) if row["placement"] else None,
         started_at=row["started_at"],
         attempt_started_at=row["attempt_started_at"],
         ended_at=row["ended_at"],
@@ -57,6 +59,11 @@ def job_of(row: sqlite3.Row) -> Job:
         origin=decode(Origin, json.loads(row["origin"])) if row["origin"] else None,
         cached_from=row["cached_from"],
         results_removed_at=row["results_removed_at"],
+        submitted_boot=row["submitted_boot"],
+        started_boot=row["started_boot"],
+        attempt_started_boot=row["attempt_started_boot"],
+        ended_boot=row["ended_boot"],
+        submit_key=row["submit_key"],
     )
 
 
@@ -66,12 +73,12 @@ _SHARED = 512
 
 
 @lru_cache(maxsize=_SHARED)
-def _spec(text: str) -> JobSpec:
+def spec_of(text: str) -> JobSpec:
     return decode(JobSpec, json.loads(text))
 
 
 @lru_cache(maxsize=_SHARED)
-def _placement(text: str) -> Placement:
+def placement_of(text: str) -> Placement:
     return decode(Placement, json.loads(text))
 
 

@@ -9,7 +9,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TypedDict, Unpack
 
@@ -30,12 +29,15 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
+from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
-from ugro.store import smalllogs
+from ugro.store import placements, smalllogs
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
 from ugro.store.job_rows import attempt_of, job_of, readable_jobs
+from ugro.store.placements import Key, RecordedRuns
 from ugro.store.smalllogs import SmallLog
+from ugro.store.standing import StandingStore
 
 _LARGEST_ID = 2**63 - 1
 _MOST_WITHDRAWN = 10_000
@@ -79,7 +81,9 @@ Mark = tuple[str, int, str | None]  # a job's state, attempt and ending
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.standing = StandingStore(database, self.notify)
         self._on_change: Callable[[Job], None] = lambda job: None
+        self._journal: Callable[[Job], None] = lambda job: None
         # Used by the database's thread only. Not on disk: a submission that is under way ends with this process.
         self._withdrawn: dict[str, None] = {}
 
@@ -87,11 +91,19 @@ class JobStore:
         """``on_change`` is called with every changed job once the change is durable, in the order of the changes."""
         self._on_change = on_change
 
+    def keep_journal(self, note: Callable[[Job], None]) -> None:
+        """``note`` is called as the listener is, and before it."""
+        self._journal = note
+
+    def notify(self, job: Job) -> None:
+        self._journal(job)
+        self._on_change(job)
+
     async def submit(self, spec: JobSpec, user: str, key: str, about: About | None = None) -> Submission:
         """Idempotent by ``key``: a client that got no answer may submit again."""
         return await self._database.run(
             lambda db: self._submit(db, spec, user, key, about or _NOTHING),
-            then=lambda submission: self._on_change(submission.job),
+            then=lambda submission: self.notify(submission.job),
         )
 
     async def submitted(self, key: str) -> Job | None:
@@ -103,7 +115,7 @@ class JobStore:
 
         def notify(submissions: list[Submission]) -> None:
             for submission in submissions:
-                self._on_change(submission.job)
+                self.notify(submission.job)
 
         each = list(wanted)
         return await self._database.run(lambda db: [self._submit(db, *one) for one in each], then=notify)
@@ -131,7 +143,7 @@ class JobStore:
     async def start_many(self, wanted: Iterable[tuple[Job, Placement, str]]) -> list[Job | Exception]:
         """Each alone. Returns the started job or the error, in the same order."""
         works = (partial(_start, job=job, placement=placement, reason=reason) for job, placement, reason in wanted)
-        return await self._database.run_each(works, then=self._on_change)
+        return await self._database.run_each(works, then=self.notify)
 
     async def move(self, job: Job, state: JobState, reason: str, **changes: Unpack[Changes]) -> Job:
         return await self._change(lambda db: _move(db, job, state, reason, changes))
@@ -169,6 +181,10 @@ class JobStore:
         """All attempts of a job, the first one first."""
         query = "SELECT * FROM attempts WHERE job = ? ORDER BY number"
         return await self._database.run(lambda db: [attempt_of(row) for row in db.execute(query, (job,))])
+
+    async def recorded(self, runs: Collection[Key]) -> RecordedRuns:
+        """What was placed where, of these jobs and attempts."""
+        return await self._database.run(lambda db: placements.read(db, runs))
 
     async def note(self, kind: str, text: str, *, job: Job | None = None, node: str | None = None) -> None:
         await self._database.run(lambda db: _note(db, kind, text, job, node))
@@ -237,10 +253,12 @@ class JobStore:
     def _submit(self, db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
         if key in self._withdrawn:
             raise NotAllowed("this submission was withdrawn", hint="submit it again with another key")
-        return _submit(db, spec, user, key, about)
+        submission = _submit(db, spec, user, key, about)
+        self.standing.keep_reserved(db, submission.job.id)
+        return submission
 
     async def _change(self, work: Work[Job]) -> Job:
-        return await self._database.run(work, then=self._on_change)
+        return await self._database.run(work, then=self.notify)
 
 
 def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
@@ -264,13 +282,15 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     if (known := _submitted(db, key)) is not None:
         return Submission(known, is_new=False)
     _check_exist(db, (*spec.after.ok, *spec.after.any))
-    now, reason = _now(), "submitted"
+    now, state, reason = clock.now(), JobState.QUEUED, "submitted"
+    more = (_text(about.origin), about.cache_key)
     cursor = db.execute(
-        "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, origin, cache_key) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (key, spec.name, user, dumps(spec), JobState.QUEUED, reason, now, _text(about.origin), about.cache_key),
+        "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
+        "cache_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more),
     )
-    job = Job(int(cursor.lastrowid or 0), spec, user, JobState.QUEUED, reason, now, origin=about.origin)
+    number, origin = int(cursor.lastrowid or 0), about.origin
+    job = Job(number, spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
     for note in about.notes:
         _note(db, "cache", note, job, None)
@@ -329,15 +349,17 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
                 "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)",
                 (share.node, device, job.id, attempt),
             )
-    now = _now()
+    now = clock.now()
+    first = (now.at, now.boot) if current.started_at is None else (current.started_at, current.started_boot)
     text = dumps(placement)
     db.execute(
-        "INSERT INTO attempts (job, number, placement, started_at) VALUES (?, ?, ?, ?)", (job.id, attempt, text, now)
+        "INSERT INTO attempts (job, number, placement, started_at, started_boot) VALUES (?, ?, ?, ?, ?)",
+        (job.id, attempt, text, now.at, now.boot),
     )
     db.execute(
         "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, attempt_started_at = ?, "
-        "started_at = COALESCE(started_at, ?) WHERE id = ?",
-        (JobState.STARTING, reason, attempt, text, now, now, job.id),
+        "attempt_started_boot = ?, started_at = ?, started_boot = ? WHERE id = ?",
+        (JobState.STARTING, reason, attempt, text, now.at, now.boot, *first, job.id),
     )
     started = replace(
         current,
@@ -345,8 +367,10 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
         reason=reason,
         attempt=attempt,
         placement=placement,
-        started_at=current.started_at or now,
-        attempt_started_at=now,
+        started_at=first[0],
+        started_boot=first[1],
+        attempt_started_at=now.at,
+        attempt_started_boot=now.boot,
     )
     _note(db, JobState.STARTING, reason, started, None)
     return started
@@ -366,18 +390,22 @@ def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, change
 
 def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, changes: Changes) -> Job:
     check_move(current.state, state)
+    end = clock.now() if state in FINAL_STATES else None
     moved = replace(
         current,
         state=state,
         reason=reason,
         exit_code=changes.get("exit_code"),
-        ended_at=_now() if state in FINAL_STATES else None,
+        ended_at=end.at if end else None,
+        ended_boot=end.boot if end else None,
         ending=changes.get("ending", current.ending),
         tries=changes.get("tries", current.tries),
     )
+    how = (moved.exit_code, moved.ended_at, moved.ended_boot, moved.ending, dumps(moved.tries))
     db.execute(
-        "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ending = ?, tries = ? WHERE id = ?",
-        (state, reason, moved.exit_code, moved.ended_at, moved.ending, dumps(moved.tries), current.id),
+        "UPDATE jobs SET state = ?, reason = ?, exit_code = ?, ended_at = ?, ended_boot = ?, ending = ?, tries = ? "
+        "WHERE id = ?",
+        (state, reason, *how, current.id),
     )
     if state in FINAL_STATES and current.attempt and current.spec.has_checkpoints:
         db.execute("INSERT INTO to_keep (job) VALUES (?)", (current.id,))
@@ -401,7 +429,7 @@ def _finish(db: sqlite3.Connection, job: Job, log: SmallLog) -> Job:
 def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     current = _get(db, job)
     may_end = not current.is_final if ending is Ending.CANCELLED else current.state in HOLDING_STATES
-    is_outranked = current.ending in (None, Ending.FAILED, Ending.PREEMPTED, Ending.TIME_LIMIT)
+    is_outranked = current.ending not in (Ending.DONE, Ending.CANCELLED)
     if may_end and (current.ending is None or (ending is Ending.CANCELLED and is_outranked)):
         db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))
         _note(db, "asked", f"to end: {ending.value.replace('_', ' ')}", current, None)
@@ -411,7 +439,7 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
 def _note_results_removed(db: sqlite3.Connection, job: int, reason: str) -> Job:
     current = _get(db, job)
     if current.results_removed_at is None:
-        db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (_now(), job))
+        db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (clock.now().at, job))
         _note(db, "results", reason, current, None)
     return _get(db, job)
 
@@ -422,10 +450,11 @@ def _plan(db: sqlite3.Connection, job: int, attempt: int) -> Plan | None:
 
 
 def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | None) -> None:
+    now = clock.now()
     db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
     db.execute(
-        "UPDATE attempts SET ended_at = ?, outcome = ?, failure = ? WHERE job = ? AND number = ?",
-        (_now(), outcome, dumps(failure) if failure else None, job.id, job.attempt),
+        "UPDATE attempts SET ended_at = ?, ended_boot = ?, outcome = ?, failure = ? WHERE job = ? AND number = ?",
+        (now.at, now.boot, outcome, dumps(failure) if failure else None, job.id, job.attempt),
     )
 
 
@@ -448,7 +477,7 @@ def _current(db: sqlite3.Connection, seen: Job) -> Job:
 def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
     db.execute(
         "INSERT INTO events (at, job, attempt, node, kind, text) VALUES (?, ?, ?, ?, ?, ?)",
-        (_now(), job.id if job else None, job.attempt if job else None, node, str(kind), text),
+        (clock.now().at, job.id if job else None, job.attempt if job else None, node, str(kind), text),
     )
 
 
@@ -469,7 +498,3 @@ def _find(db: sqlite3.Connection, word: str, without: Collection[int]) -> Job:
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")
     return job_of(row)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

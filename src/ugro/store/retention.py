@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.support.moment import Instant, instant_of
 from ugro.store.engine import Database
 from ugro.store.job_rows import readable_jobs
 
+_FIRST_EVENTS = 100  # of a job, which are never trimmed
 _FINAL = ",".join(f"'{state}'" for state in sorted(FINAL_STATES))
 # The rows of a job, those that refer to others first.
 _PARTS = (
-    ("notes", "job"), ("to_keep", "job"), ("small_logs", "job"),
+    ("notes", "job"), ("forecasts", "job"), ("to_keep", "job"), ("small_logs", "job"),
     ("attempt_environments", "job"), ("attempts", "job"), ("events", "job"), ("jobs", "id"),
 )  # fmt: skip
 
@@ -22,7 +24,7 @@ _PARTS = (
 class Ended:
     id: int
     state: JobState
-    ended_at: str
+    ended: Instant
     has_note: bool
     is_source: bool
     is_pending: bool
@@ -82,10 +84,23 @@ class RetentionStore:
         query = "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE job IS NULL AND at < ? LIMIT ?)"
         return await self._database.run(lambda db: db.execute(query, (before, limit)).rowcount)
 
+    async def trim_events(self, most: int, limit: int) -> int:
+        """Of jobs with more events than that: those after the first ones, the oldest. Returns how many."""
+        return await self._database.run(lambda db: _trim(db, most, limit))
+
+
+def _trim(db: sqlite3.Connection, most: int, limit: int) -> int:
+    query = "SELECT job, COUNT(*) AS count FROM events WHERE job IS NOT NULL GROUP BY job HAVING COUNT(*) > ? LIMIT 1"
+    if (found := db.execute(query, (most,)).fetchone()) is None:
+        return 0
+    first = min(_FIRST_EVENTS, most)
+    query = "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE job = ? ORDER BY seq LIMIT ? OFFSET ?)"
+    return db.execute(query, (found["job"], min(limit, found["count"] - most), first)).rowcount
+
 
 def _ended(db: sqlite3.Connection, clause: str, values: Sequence[object], limit: int) -> list[Ended]:
     query = (
-        "SELECT j.id, j.state, j.ended_at, j.results_removed_at IS NOT NULL AS are_removed, "
+        "SELECT j.id, j.state, j.ended_at, j.ended_boot, j.results_removed_at IS NOT NULL AS are_removed, "
         "EXISTS (SELECT 1 FROM notes n WHERE n.job = j.id AND (n.text <> '' OR n.tags <> '[]')) AS has_note, "
         "EXISTS (SELECT 1 FROM jobs o WHERE o.cached_from = j.id) AS is_source, "
         "EXISTS (SELECT 1 FROM to_keep k WHERE k.job = j.id) AS is_pending "
@@ -96,8 +111,8 @@ def _ended(db: sqlite3.Connection, clause: str, values: Sequence[object], limit:
 
 def _row(row: sqlite3.Row) -> Ended:
     return Ended(
-        row["id"], JobState(row["state"]), row["ended_at"], bool(row["has_note"]), bool(row["is_source"]),
-        bool(row["is_pending"]), bool(row["are_removed"]),
+        row["id"], JobState(row["state"]), instant_of(row["ended_at"], row["ended_boot"]), bool(row["has_note"]),
+        bool(row["is_source"]), bool(row["is_pending"]), bool(row["are_removed"]),
     )  # fmt: skip
 
 

@@ -6,17 +6,21 @@ comes twice. Reading has a connection of its own, so that a large chart holds ba
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ugro.core.errors import UgroError
+from ugro.core.errors import Damaged
 from ugro.core.experiment import Figure
-from ugro.store.engine import Database
+from ugro.store.engine import Database, Design, Work
+from ugro.store.examine import Thoroughness
 from ugro.telemetry import series
 from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
 from ugro.telemetry.figures import read_figures
@@ -25,7 +29,10 @@ from ugro.telemetry.series import Points, SeriesKey
 
 log = logging.getLogger(__name__)
 
-_MIGRATIONS = "ugro.telemetry"
+T = TypeVar("T")
+
+# A file of many gigabytes is not read through at every start: damage is found when it is met, too.
+_DESIGN = Design("ugro.telemetry", ("series", "chunk", "source"), Thoroughness("quick_check", limit_s=0.5))
 MOST_FOUND = 2000  # curves of a job from files of other libraries
 _REPEATED = 5  # Origin.TRAINER_STATE: each file repeats the one before it
 NODE = "node/"
@@ -80,27 +87,48 @@ def node_owner(node: str) -> str:
 class MetricStore:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writing = Database(path, _MIGRATIONS)
-        self._reading = Database(path, _MIGRATIONS)
+        self._writing, self._reading = _connections(path)
+        self._replacing = asyncio.Lock()
         self._on_change: Callable[[frozenset[str]], None] = lambda owners: None
 
     async def open(self) -> None:
+        """A damaged file is moved aside: the metrics of jobs are read again from their files."""
         try:
             await self._writing.open()
-        except UgroError as error:
-            # Other errors are about the disk or a newer version: the file itself is fine.
-            if type(error.__cause__) is not sqlite3.DatabaseError:
-                raise
-            await self._writing.close()
-            log.error("%s is damaged and was moved aside; metrics of jobs are read again from their files", self._path)
-            _put_aside(self._path)
-            self._writing = Database(self._path, _MIGRATIONS)
+        except Damaged as error:
+            await asyncio.to_thread(_put_aside, self._path, error)
+            self._writing, self._reading = _connections(self._path)
             await self._writing.open()
         await self._reading.open()
 
     async def close(self) -> None:
         await self._reading.close()
         await self._writing.close()
+
+    async def _write(self, work: Work[T]) -> T:
+        return await self._run(self._writing, work)
+
+    async def _read(self, work: Work[T]) -> T:
+        return await self._run(self._reading, work)
+
+    async def _run(self, database: Database, work: Work[T]) -> T:
+        try:
+            return await database.run(work)
+        except Damaged as error:
+            async with self._replacing:
+                if database in (self._writing, self._reading):  # else another call has replaced it
+                    await self._replace(error)
+            raise
+
+    async def _replace(self, error: Damaged) -> None:
+        await asyncio.to_thread(_put_aside, self._path, error)
+        old = self._writing, self._reading
+        fresh = _connections(self._path)
+        for database in fresh:
+            await database.open()
+        self._writing, self._reading = fresh
+        for database in old:
+            await database.close()
 
     def listen(self, on_change: Callable[[frozenset[str]], None]) -> None:
         """``on_change`` is called with the owners whose curves have grown or lost points."""
@@ -111,12 +139,12 @@ class MetricStore:
 
     async def take(self, batch: Batch) -> None:
         """Adds points, and records how far their files have been read, in one transaction."""
-        await self._writing.run(lambda db: _take(db, batch))
+        await self._write(lambda db: _take(db, batch))
         self._on_change(frozenset(key.owner for key in batch.points) | batch.parameters.keys())
 
     async def places(self, owner: str) -> dict[Source, Place]:
         query = "SELECT * FROM source WHERE owner = ?"
-        return await self._writing.run(
+        return await self._write(
             lambda db: {
                 Source(row["owner"], row["attempt"], row["path"]): Place(row["place"], row["state"], row["prefix"])
                 for row in db.execute(query, (owner,))
@@ -128,29 +156,29 @@ class MetricStore:
 
         Drops the points of its attempt, whose files are then read again.
         """
-        await self._writing.run(lambda db: _start_again(db, source))
+        await self._write(lambda db: _start_again(db, source))
 
     async def seal(self, owner: str) -> None:
-        await self._writing.run(lambda db: series.seal(db, owner))
+        await self._write(lambda db: series.seal(db, owner))
 
     async def curves(self, wanted: Wanted) -> list[Curve]:
-        return await self._reading.run(lambda db: read_curves(db, wanted))
+        return await self._read(lambda db: read_curves(db, wanted))
 
     async def keys(self, wanted: Wanted) -> list[KeySummary]:
-        return await self._reading.run(lambda db: read_keys(db, wanted))
+        return await self._read(lambda db: read_keys(db, wanted))
 
     async def figures(
         self, jobs: Sequence[int] | None = None, attempt: int | None = None
     ) -> dict[int, dict[str, Figure]]:
         """By job and key, for some jobs or all; without attempts after that one."""
         owners = None if jobs is None else [job_owner(job) for job in jobs]
-        found = await self._reading.run(lambda db: read_figures(db, owners, attempt))
+        found = await self._read(lambda db: read_figures(db, owners, attempt))
         return {int(owner.removeprefix(JOB)): figures for owner, figures in found.items()}
 
     async def parameters(self, jobs: Sequence[int] | None = None) -> dict[int, dict[str, str]]:
         """What trainings wrote beside their metrics, by job and name, for some jobs or all."""
         owners = None if jobs is None else [job_owner(job) for job in jobs]
-        found = await self._reading.run(lambda db: read_parameters(db, owners))
+        found = await self._read(lambda db: read_parameters(db, owners))
         return {int(owner.removeprefix(JOB)): given for owner, given in found.items()}
 
     async def means(self, job: int, names: Sequence[str], attempt: int) -> dict[str, float]:
@@ -167,23 +195,28 @@ class MetricStore:
         return {name: mean for name, curve in found.items() if (mean := curve.mean) is not None}
 
     async def points(self, wanted: Wanted) -> dict[SeriesKey, Points]:
-        return await self._reading.run(lambda db: read_raw(db, wanted))
+        return await self._read(lambda db: read_raw(db, wanted))
 
     async def size_bytes(self) -> int:
-        return await self._reading.run(_size_bytes)
+        return await self._read(_size_bytes)
 
     async def forget_jobs(self, jobs: Sequence[int]) -> None:
         """Removes all metrics of removed jobs."""
         owners = [job_owner(job) for job in jobs]
-        await self._writing.run(lambda db: _forget_owners(db, owners))
+        await self._write(lambda db: _forget_owners(db, owners))
 
-    async def keep_within(self, limits: Limits, now: float) -> list[str]:
-        """Removes what is too old, then points of the oldest jobs if there are too many. Returns their owners."""
+    async def keep_within(self, limits: Limits, now: float | None) -> list[str]:
+        """Removes what is too old, then points of the oldest jobs if there are too many. Returns their owners.
+
+        Without ``now`` nothing is too old: the time is not known for sure.
+        """
         forgotten: list[str] = []
-        for kind, age_s in ((NODE, limits.node_hours * 3600), (JOB, limits.job_days * 86400)):
-            forgotten += await self._writing.run(partial(_forget, kind=kind, before=now - age_s))
+        ages = ((NODE, limits.node_hours * 3600), (JOB, limits.job_days * 86400))
+        for kind, age_s in ages if now is not None else ():
+            assert now is not None
+            forgotten += await self._write(partial(_forget, kind=kind, before=now - age_s))
         while await self.size_bytes() > limits.bytes:
-            oldest = await self._writing.run(_drop_oldest_points)
+            oldest = await self._write(_drop_oldest_points)
             if oldest is None:
                 break
             forgotten.append(oldest)
@@ -192,10 +225,21 @@ class MetricStore:
         return forgotten
 
 
-def _put_aside(path: Path) -> None:
-    path.replace(path.with_name(f"{path.name}.damaged"))
-    for more in ("-wal", "-shm"):
-        path.with_name(path.name + more).unlink(missing_ok=True)
+def _connections(path: Path) -> tuple[Database, Database]:
+    """To write and to read."""
+    return Database(path, _DESIGN), Database(path, replace(_DESIGN, how=None))
+
+
+def _put_aside(path: Path, error: Damaged) -> None:
+    """Only the newest such file is kept."""
+    for older in path.parent.glob(f"{path.name}.damaged-*"):
+        with contextlib.suppress(OSError):
+            older.unlink()
+    aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    for ending in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + ending).replace(aside.with_name(aside.name + ending))
+    log.error("%s; moved to %s; metrics of jobs are read again from their files", error, aside.name)
 
 
 def _take(db: sqlite3.Connection, batch: Batch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
-from ugro.core.support.secret import looks_secret
+from ugro.core.support.secret import is_secret
 
 _MOST = 200  # of one job
 
@@ -15,7 +15,7 @@ def write_parameters(db: sqlite3.Connection, owner: str, given: Mapping[str, str
     known = {row["name"] for row in db.execute("SELECT name FROM parameter WHERE owner = ?", (owner,))}
     room = _MOST - len(known)
     for name, value in given.items():
-        if looks_secret(name.replace("-", "_").replace(".", "_")):
+        if is_secret(name, value):
             continue
         room -= name not in known
         if name in known or room >= 0:

@@ -71,7 +71,7 @@ class Balance:
         balancer, schedule = self.balancer, self.schedule
         if balancer is None or schedule is None:
             return
-        plan = balancer.limit([word.cap for word in words])
+        plan = balancer.limit([word.cap for word in words], [word.part for word in words])
         observation = self._observation(words)
         if plan is None and observation is not None:
             plan = balancer.observe(observation)

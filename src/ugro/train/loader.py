@@ -46,6 +46,7 @@ class Loader:
 
         self._course = course
         self.order = order
+        self.is_endless = False  # a trial ends by itself, and the script's epochs do not
         self._handed_out: deque[Slice] = deque()
         batches = _Batches(lambda: slices(order, schedule, course.progress, rank), self._handed_out, order.steps)
         self._torchs = DataLoader(dataset, batch_sampler=batches, **options)
@@ -54,6 +55,11 @@ class Loader:
         return self.order.steps
 
     def __iter__(self) -> Iterator[Any]:
+        yield from self._epoch()
+        while self.is_endless:
+            yield from self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
         progress = self._course.progress
         if progress.cursor >= self.order.end:  # the script counts epochs itself
             progress.epoch, progress.cursor = progress.epoch + 1, 0
@@ -62,7 +68,7 @@ class Loader:
         is_first = True
         while True:
             # Not after the last batch: what the script does at the end of an epoch belongs to the epoch.
-            if not is_first and progress.cursor < self.order.end:
+            if (not is_first and progress.cursor < self.order.end) or self.is_endless:
                 self._course.boundary()
             is_first = False
             self._course.fetching()

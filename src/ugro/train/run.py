@@ -16,6 +16,7 @@ from typing import Any, overload
 
 from ugro.core.errors import UsageError
 from ugro.policy.balance.advice import Advice
+from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch
 from ugro.train import batchnorm, checkpoint, loader
 from ugro.train.balance import Balance
@@ -24,12 +25,14 @@ from ugro.train.group import Group
 from ugro.train.guard import Guard, LossFunction
 from ugro.train.loader import Loader
 from ugro.train.metrics import Metrics, kept
+from ugro.train.part import PartOfShare
 from ugro.train.sampler import Order, Progress, Schedule, Slice
 from ugro.train.step import Step
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings, mode
 from ugro.train.telemetry import History
 from ugro.train.trace import Tracer
+from ugro.train.trial import Trial, Wish, leave
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3
@@ -60,6 +63,9 @@ def init(
         surroundings = replace(surroundings, output=folder, checkpoints=folder / "checkpoints")
     if resume is not None:
         surroundings = replace(surroundings, resume=Path(resume))
+    if (wish := Wish.of(surroundings.trial)) is not None:  # measures each rank as it is, from the beginning
+        how = surroundings.mode if wish.is_joint else Mode.OFF
+        surroundings = replace(surroundings, resume=None, mode=how)
     return Run(surroundings, seed, checkpoints_kept)
 
 
@@ -72,18 +78,20 @@ class Run:
         self._group = Group(surroundings, self.device)
         self.rank, self.ranks = self._group.rank, self._group.ranks
         self._metrics = Metrics(_metrics_path(surroundings.output, self.rank), self._stamp())
-        names = _distinct(self._group.texts(surroundings.node))
-        self._balance = Balance(names, self._metrics if self.is_main else None)
-        clock = CudaClock() if self.device.type == "cuda" else CpuClock()
-        self._stepping = Stepping(self._group, History(clock), self._balance, self.progress)
+        names = _distinct(nodes := self._group.texts(surroundings.node))
+        main = self._metrics if self.is_main else None
+        self._balance = Balance(names, main)
+        self._stepping = Stepping(self._group, History(_clock(self.device)), self._balance, self.progress)
         self._stepping.tracer = self._tracer = _tracer(surroundings, self.rank, self.device)
+        self._stepping.part = PartOfShare(surroundings.run_folder, _run_name(surroundings))
+        self._stepping.trial = self._trial = Trial.of(surroundings.trial, self._group, nodes, main)
         self._kept: dict[str, Any] = {}
         self._has_left = False
         self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
         self._loader: Loader | None = None
         self._epochs: int | None = None
         self._guard: Guard | None = None
-        self._least = 1
+        self._least = self._least_in_company = 1
         _seed(seed)
         self._listen()
         # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these two.
@@ -93,6 +101,7 @@ class Run:
         if self.is_main:
             self._introduce(names)
             atexit.register(self._balance.close)
+        atexit.register(self._end_early_trial)  # runs before the writer's
 
     @property
     def is_main(self) -> bool:
@@ -116,6 +125,8 @@ class Run:
         if self._stepping.model is not None:
             raise UsageError("a run has one model", hint="put several into one torch.nn.Module")
         model = model.to(self.device)
+        if batchnorm.has_batch_norm(model) and not sync_batchnorm:
+            self._least_in_company = _LEAST_WITH_BATCH_NORM
         if self.ranks > 1 and batchnorm.has_batch_norm(model):
             if sync_batchnorm:
                 model = batchnorm.synchronised(model, self._stepping.company)
@@ -175,6 +186,9 @@ class Run:
         self._balance.begin(balancer, schedule)
         order = Order(len(dataset), global_batch, shuffle, drop_last)
         self._loader = Loader(self, dataset, order, schedule, self.rank, options)
+        if self._trial is not None:
+            self._trial.begin(min(global_batch, order.end), self._least_in_company)
+            schedule.total_at, self._loader.is_endless = self._trial.total_at, True
         self._announce()
         return self._loader
 
@@ -262,9 +276,25 @@ class Run:
     def boundary(self) -> None:
         """Runs between two steps, the same two on all ranks, and ends the run if it was asked to stop."""
         if self._stepping.stops:
+            if self._trial is not None:
+                self._end_trial(self._trial)
             if self._kept:
                 self._save()
             self._leave()
+
+    def _end_early_trial(self) -> None:
+        """Of a script that has ended before its trial was over; after an error, other ranks may be gone."""
+        if self._trial is not None and self._trial.has_steps and getattr(sys, "last_type", None) is None:
+            self._end_trial(self._trial)
+
+    def _end_trial(self, trial: Trial) -> None:
+        """Before the script does anything with what it has trained."""
+        trained = self._stepping.model.parameters() if self._stepping.model is not None else ()
+        size_bytes = sum(one.numel() * one.element_size() for one in trained if one.requires_grad)
+        trial.end(size_bytes, can_accumulate=self._guard is not None)
+        self._balance.close()
+        self._metrics.close()
+        leave()
 
     def _leave(self) -> None:
         self._tracer.close()
@@ -303,8 +333,8 @@ class Run:
     def checkpoint(self, **objects: Any) -> Path | None:
         """Writes a checkpoint. All ranks call it, at the end of an epoch; the main rank writes it and gets its path."""
         self._kept.update(objects)
-        path = self._save()
-        if self._stepping.stops:
+        path = self._save() if self._trial is None else None
+        if self._stepping.stops and self._trial is None:
             self._leave()
         return path
 
@@ -335,6 +365,7 @@ class Run:
 
     def close(self) -> None:
         """Writes everything and leaves the process group. A script that ends without it loses nothing."""
+        self._end_early_trial()
         self._tracer.close()
         self._balance.close()
         self._metrics.close()
@@ -350,7 +381,8 @@ class Run:
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
         # Before the first step there is nothing to save; a second signal means to exit at once.
-        if self.progress.step == 0 or self._stepping.is_asked_to_stop:
+        if self.progress.step == 0 or self._stepping.is_asked_to_stop or self._trial is not None:
+            self._trial = None
             raise SystemExit(128 + number)
         self._stepping.is_asked_to_stop = True
 
@@ -409,9 +441,17 @@ def _metrics_path(output: Path, rank: int) -> Path:
     return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
 
 
+def _clock(device: Any) -> CudaClock | CpuClock:
+    return CudaClock() if device.type == "cuda" else CpuClock()
+
+
 def _tracer(surroundings: Surroundings, rank: int, device: Any) -> Tracer:
-    name = f"{surroundings.job}.{surroundings.attempt}"
-    return Tracer(surroundings.run_folder, name, surroundings.output, rank, device.type == "cuda")
+    is_cuda = device.type == "cuda"
+    return Tracer(surroundings.run_folder, _run_name(surroundings), surroundings.output, rank, is_cuda)
+
+
+def _run_name(surroundings: Surroundings) -> str:
+    return f"{surroundings.job}.{surroundings.attempt}"
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ takes a slice of the batch according to the plan of that step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class Schedule:
 
     first: Plan
     lead: int = 0
+    total_at: Callable[[int], int] | None = None  # the size of a step's batch, where that is not always the same
     _plans: deque[tuple[int, Plan]] = field(default_factory=deque)
 
     def change(self, plan: Plan, after_step: int) -> int:
@@ -98,7 +99,8 @@ def slices(order: Order, schedule: Schedule, progress: Progress, rank: int) -> I
     permutation = order.of(progress.seed, progress.epoch)
     cursor, step = progress.cursor, progress.step
     while cursor < order.end:
-        total = min(order.global_batch, order.end - cursor)
+        wanted = order.global_batch if schedule.total_at is None else schedule.total_at(step)
+        total = min(wanted, order.end - cursor)
         plan = schedule.at(step)
         shares = plan.share_of(total)
         begin = cursor + sum(shares[:rank])

@@ -9,9 +9,11 @@ from ugro.train.balance import Balance, Verdict
 from ugro.train.batchnorm import Company
 from ugro.train.clock import Moments
 from ugro.train.group import Gathering, Group
+from ugro.train.part import PartOfShare
 from ugro.train.sampler import Progress, Slice
 from ugro.train.telemetry import History, Word
 from ugro.train.trace import Tracer
+from ugro.train.trial import Trial
 
 
 class Stepping:
@@ -26,6 +28,8 @@ class Stepping:
         self.is_out_of_memory = False
         self.is_asked_to_stop = False
         self.tracer: Tracer | None = None
+        self.part: PartOfShare | None = None
+        self.trial: Trial | None = None
         self.stops = False  # all ranks know it, and stop after the same step
         self._history = history
         self._gathering: Gathering | None = None
@@ -122,6 +126,7 @@ class Stepping:
             is_out_of_memory=self.is_out_of_memory,
             cap=self.cap,
             trace_steps=self.tracer.asked() if self.tracer is not None else 0,
+            part=self.part.asked() if self.part is not None else 1.0,
         )
         self._gathering = self.group.gather(word.numbers())
 
@@ -141,6 +146,8 @@ class Stepping:
         verdict = self.balance.digest(words, step, self.progress.epoch)
         self.stops = self.stops or verdict.stops
         self._trace(step, verdict.trace_steps)
+        if self.trial is not None and self.trial.after_step(step, has_loader=self.slice is not None):
+            self.is_asked_to_stop = True
         if self.slice is not None:
             self.progress.cursor, self.progress.step = self.slice.cursor, self.slice.step + 1
         else:

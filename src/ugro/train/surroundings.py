@@ -27,6 +27,7 @@ class Surroundings:
     mode: Mode
     speeds: tuple[float, ...]
     run_folder: Path | None = None  # of this attempt on this node, where UGRO writes requests
+    trial: str | None = None  # what to measure, if this is not the training itself
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Surroundings:
@@ -46,6 +47,7 @@ class Surroundings:
             mode=mode(env.get("UGRO_BALANCE") or Mode.ADAPTIVE),
             speeds=_speeds(env.get("UGRO_SPEEDS", "")),
             run_folder=Path(env["UGRO_RUN_DIR"]) if env.get("UGRO_RUN_DIR") else None,
+            trial=env.get("UGRO_TRIAL") or None,
         )
 
 

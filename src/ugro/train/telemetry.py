@@ -34,22 +34,23 @@ class Word:
     tail_s: float = 0.0  # of the previous step: from ready to synchronised
     optimizer_s: float = 0.0  # the same
     trace_steps: int = 0  # steps to record from the next one on, as requested from the main rank
+    part: float = 1.0  # of an equal share, the most that this rank is to take
 
     def numbers(self) -> list[float]:
         flags = _STOP * self.stops + _OUT_OF_MEMORY * self.is_out_of_memory + _UNCLEAN * (not self.is_clean)
         return [
             *(float(flags), float(self.cap or 0), float(self.step), float(self.share), float(self.micro_batches)),
             *(self.own_s, self.data_s, self.forward_s, self.backward_s, self.loss, self.tail_s, self.optimizer_s),
-            float(self.trace_steps),
+            *(float(self.trace_steps), self.part),
         ]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Word:
         flags, cap, step, share, micro_batches = (int(number) for number in numbers[:5])
-        own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, trace_steps = numbers[5:]
+        own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, trace_steps, part = numbers[5:]
         return cls(
             bool(flags & _STOP), bool(flags & _OUT_OF_MEMORY), not flags & _UNCLEAN, cap or None, step, share,
-            micro_batches, own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, int(trace_steps),
+            micro_batches, own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, int(trace_steps), part,
         )  # fmt: skip
 
 
@@ -79,17 +80,19 @@ class History:
         if latest is not None and latest.ended is None and latest.synced is not None:
             latest.ended = self.clock.now()
 
-    def word(self, *, stops: bool, is_out_of_memory: bool, cap: int | None, trace_steps: int = 0) -> Word:
+    def word(
+        self, *, stops: bool, is_out_of_memory: bool, cap: int | None, trace_steps: int = 0, part: float = 1.0
+    ) -> Word:
         """The numbers of the newest step whose moments can be read, and of the one before it."""
         measured, finished = self._at(-1 - self.clock.lag), self._at(-2 - self.clock.lag)
         if measured is None or is_out_of_memory:
-            return Word(stops, is_out_of_memory, False, cap, trace_steps=trace_steps)
+            return Word(stops, is_out_of_memory, False, cap, trace_steps=trace_steps, part=part)
         found = phases(self.clock, measured)
         tail_s, optimizer_s = after_ready(self.clock, finished) if finished is not None else (0.0, 0.0)
         return Word(
             stops, is_out_of_memory, measured.is_clean, cap, measured.step, measured.share, measured.micro_batches,
             found.own_s, found.data_s, found.forward_s, found.backward_s, _value(measured.loss), tail_s, optimizer_s,
-            trace_steps,
+            trace_steps, part,
         )  # fmt: skip
 
     def _at(self, place: int) -> Moments | None:

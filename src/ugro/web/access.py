@@ -1,19 +1,16 @@
 """Access control of the dashboard: a token even on loopback, known host names only, and no changes from other sites.
 
 Every program and every web page on this machine can reach a loopback port. A browser signs in with a link that works
-once. Its cookie is a signed expiry date, so it survives a restart of the agent.
+once (``tokens.py``). Strangers get the pages with which they sign in, one answer for all else, and no word about the
+cluster.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,14 +18,19 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ugro.agent.api.body_limit import BodyLimit
 from ugro.config.schema import Dashboard
+from ugro.web.door import CONNECTION, Connection
+from ugro.web.streams import Streams
+from ugro.web.tokens import Tokens
 
-LINK_LIFETIME_S = 600.0
-COOKIE_LIFETIME_S = 30 * 86400
-_MOST_LINKS = 100
+SESSION = "ugro.session"  # in a request's scope: who asks; None is a stranger
+LARGEST_BODY = 2 << 20
+_LARGEST_BODY_OF_STRANGERS = 4096
+PROGRAM = "program"  # the session of those who have the token
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _READING = frozenset({"GET", "HEAD"})
-_OPEN_PATHS = ("/static/", "/login")  # these show nothing of the cluster
+_SIGN_IN_FILES = frozenset({"/static/ugro.css", "/static/icon.svg", "/static/login.js"})
 _HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -36,56 +38,8 @@ _HEADERS = {
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-class Tokens:
-    def __init__(self, path: Path) -> None:
-        self._token = _load_or_create(path)
-        self._links: dict[str, float] = {}  # by word, until when it may be used
-
-    def link(self, now: float) -> str:
-        """A word that lets one browser in, once, within ``LINK_LIFETIME_S``."""
-        self._links = {word: until for word, until in self._links.items() if until > now}
-        while len(self._links) >= _MOST_LINKS:
-            del self._links[next(iter(self._links))]
-        word = secrets.token_urlsafe(24)
-        self._links[word] = now + LINK_LIFETIME_S
-        return word
-
-    def take(self, word: str, now: float) -> bool:
-        return self._links.pop(word, 0.0) > now
-
-    def cookie(self, now: float) -> str:
-        until = str(int(now + COOKIE_LIFETIME_S))
-        return f"{until}.{self._signature(until)}"
-
-    def is_cookie(self, value: str, now: float) -> bool:
-        until, _, signature = value.partition(".")
-        is_signed = hmac.compare_digest(signature.encode(), self._signature(until).encode())
-        return is_signed and until.isascii() and until.isdigit() and int(until) > now
-
-    def is_bearer(self, value: str) -> bool:
-        scheme, _, token = value.partition(" ")
-        is_token = hmac.compare_digest(token.strip().encode(), self._token.encode())
-        return is_token and scheme.lower() == "bearer"
-
-    def _signature(self, text: str) -> str:
-        return hmac.new(self._token.encode(), b"cookie " + text.encode(), "sha256").hexdigest()
-
-
-def _load_or_create(path: Path) -> str:
-    """The token, readable by its user alone. Deleting the file signs everybody out."""
-    try:
-        if token := path.read_text(encoding="ascii").strip():
-            return token
-    except (FileNotFoundError, UnicodeDecodeError):
-        pass  # there is none yet, or it is not ours
-    token = secrets.token_urlsafe(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
-    return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +50,16 @@ class AccessSettings:
     names: frozenset[str]
     cookie_name: str
     is_encrypted: bool = False
+    streams: Streams = field(default_factory=Streams)
 
 
 class AccessControl:
-    """The outermost middleware: only allowed requests reach the application."""
+    """Only allowed requests reach the application."""
 
     def __init__(self, app: ASGIApp, settings: AccessSettings, sign_in_page: Callable[[], Response]) -> None:
-        self._app = app
+        hint = "use the command line: ugro --help"
+        self._app = BodyLimit(app, most_bytes=LARGEST_BODY, hint=hint)
+        self._sign_in = BodyLimit(app, most_bytes=_LARGEST_BODY_OF_STRANGERS, hint=hint)
         self._settings = settings
         self._hosts = _LOOPBACK | settings.names
         self._sign_in_page = sign_in_page
@@ -112,13 +69,19 @@ class AccessControl:
             return
         guarded = _with_headers(send, is_static=scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
-        problem = self._problem(scope, headers)
-        if problem is not None:
+        session = self._session(headers)
+        _identify(scope.get(CONNECTION), is_known=session is not None)
+        scope[SESSION] = session
+        if (problem := self._problem(scope, headers)) is not None:
             await PlainTextResponse(f"{problem}\n", 403)(scope, receive, guarded)
-        elif scope["path"].startswith(_OPEN_PATHS) or self._is_known(headers):
-            await self._app(scope, receive, guarded)
-        else:
+        elif _signs_in(scope):
+            await self._sign_in(scope, receive, guarded)
+        elif session is None:
             await self._sign_in_page()(scope, receive, guarded)
+        elif scope["path"] == "/live":
+            await self._settings.streams.serve(session, self._app, scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)
 
     def _problem(self, scope: Scope, headers: Headers) -> str | None:
         host = _name(headers.get("host", ""))
@@ -134,11 +97,24 @@ class AccessControl:
         is_unsigned = not is_reading and site is None and origin is None and "authorization" not in headers
         return "this request came from another site" if is_foreign or is_unsigned else None
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _session(self, headers: Headers) -> str | None:
+        tokens = self._settings.tokens
         if (given := headers.get("authorization")) is not None:
-            return self._settings.tokens.is_bearer(given)
+            return PROGRAM if tokens.is_bearer(given) else None
         cookies: Mapping[str, str] = cookie_parser(headers.get("cookie", ""))
-        return self._settings.tokens.is_cookie(cookies.get(self._settings.cookie_name, ""), time.time())
+        return tokens.sessions.find(cookies.get(self._settings.cookie_name, ""), time.time())
+
+
+def _signs_in(scope: Scope) -> bool:
+    """These are for everybody, and only these: they show nothing of the cluster."""
+    if scope["path"] == "/login":
+        return scope["method"] in ("GET", "POST")
+    return scope["path"] in _SIGN_IN_FILES and scope["method"] in _READING
+
+
+def _identify(connection: Connection | None, *, is_known: bool) -> None:
+    if connection is not None:
+        connection.identify(is_known=is_known)
 
 
 def is_loopback(host: str) -> bool:
@@ -162,7 +138,10 @@ def _name(host: str) -> str | None:
 
 
 def _is_same(origin: str, headers: Headers) -> bool:
-    return urlsplit(origin).netloc == headers.get("host")
+    try:
+        return urlsplit(origin).netloc == headers.get("host")
+    except ValueError:
+        return False
 
 
 def _with_headers(send: Send, *, is_static: bool) -> Send:

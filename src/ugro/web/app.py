@@ -3,56 +3,88 @@
 from __future__ import annotations
 
 import time
+from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.app import http_status
+from ugro.agent.api.audit_trail import AuditTrail
 from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.web.access import COOKIE_LIFETIME_S, AccessControl, AccessSettings
+from ugro.core.support.clock import boot_clock_s
+from ugro.web.access import PROGRAM, SESSION, AccessControl, AccessSettings
 from ugro.web.api_allowlist import AllowedApi
 from ugro.web.live import add_live
 from ugro.web.pages.cluster import add_cluster_pages
 from ugro.web.pages.experiments import add_experiment_pages
+from ugro.web.pages.hardware import add_hardware_pages
 from ugro.web.pages.jobs import add_job_pages
 from ugro.web.pages.launch import add_launch_pages
 from ugro.web.pages.settings import add_settings_pages
 from ugro.web.site import STATIC, Site
+from ugro.web.tokens import COOKIE_LIFETIME_S
 
 
-def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> FastAPI:
-    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None)
+def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> ASGIApp:
     site = Site(agent)
+    # Around all pages, so that even the answer to a request that failed has its headers.
+    guarded = AccessControl(create_pages(site, api, access), access, site.sign_in)
+    return AuditTrail(guarded, agent.audit, _browser, _is_stranger)
+
+
+def _browser(scope: Scope) -> tuple[str, str]:
+    """For the audit log. A session's name there is of no use without its cookie."""
+    session, client = scope.get(SESSION), scope.get("client")
+    address = client[0] if client else "unknown address"
+    user = "browser" if session != PROGRAM else "token"
+    return user, f"{address}, session {session[:8]}" if session not in (None, PROGRAM) else address
+
+
+def _is_stranger(scope: Scope) -> bool:
+    return scope.get(SESSION) is None
+
+
+def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
+    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None)
     _add_errors(app, site)
     _add_login(app, site, access)
     add_cluster_pages(app, site)
     add_job_pages(app, site)
     add_launch_pages(app, site)
     add_experiment_pages(app, site)
+    add_hardware_pages(app, site)
     add_settings_pages(app, site)
-    add_live(app, agent)
+    add_live(app, site.agent)
     app.mount("/v1", AllowedApi(api))
     app.router.routes.append(Route("/metrics", api, methods=["GET"]))  # Prometheus cannot scrape a unix socket
     app.mount("/static", StaticFiles(directory=STATIC))
-    app.add_middleware(AccessControl, settings=access, sign_in_page=site.sign_in)
     return app
 
 
 def _add_login(app: FastAPI, site: Site, access: AccessSettings) -> None:
+    tokens = access.tokens
+
     @app.get("/login")
-    async def login(once: str = "", to: str = "/") -> Response:
-        if not access.tokens.take(once, time.time()):
-            return site.sign_in()
-        # Browsers treat a second slash, of either kind, as the start of another host.
-        response = site.welcome(to if to.startswith("/") and to[1:2] not in ("/", "\\") else "/")
+    async def offer(once: str = "", to: str = "/") -> Response:
+        """A GET changes nothing: programs that look at links before people do must not use them up."""
+        return site.sign_in(once, to)
+
+    @app.post("/login")
+    async def login(request: Request) -> Response:
+        given = dict(parse_qsl((await request.body()).decode("ascii", "replace")))
+        to = {"location": _own_path(given.get("to", "/"))}
+        if not tokens.take(given.get("once", ""), boot_clock_s()):
+            return site.sign_in() if request.scope[SESSION] is None else Response(status_code=303, headers=to)
+        response = Response(status_code=303, headers=to)
         response.set_cookie(
             access.cookie_name,
-            access.tokens.cookie(time.time()),
+            tokens.sessions.begin(time.time()),
             max_age=COOKIE_LIFETIME_S,
             httponly=True,
             samesite="strict",
@@ -61,10 +93,18 @@ def _add_login(app: FastAPI, site: Site, access: AccessSettings) -> None:
         return response
 
     @app.post("/logout")
-    async def logout() -> Response:
+    async def logout(request: Request) -> Response:
+        tokens.sessions.end(request.scope[SESSION])
+        access.streams.end(request.scope[SESSION])
         response = Response(status_code=303, headers={"location": "/"})
         response.delete_cookie(access.cookie_name)
         return response
+
+
+def _own_path(to: str) -> str:
+    """Browsers treat a second slash, of either kind, as the start of another host."""
+    is_own = to.startswith("/") and to[1:2] not in ("/", "\\") and to.isprintable()
+    return quote(to, safe="/?&=%#,+:;@!$'()*~-._") if is_own else "/"
 
 
 def _add_errors(app: FastAPI, site: Site) -> None:
@@ -79,6 +119,11 @@ def _add_errors(app: FastAPI, site: Site) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         return await site.error(request, UsageError(f"{where}: {first['msg']}"), 400)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: Exception) -> Response:
+        # Nobody reads it. As a failure of ours it would be logged: anybody could fill the log.
+        return Response(status_code=499)
 
     @app.exception_handler(500)
     async def bug(request: Request, error: Exception) -> Response:

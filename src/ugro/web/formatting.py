@@ -9,18 +9,21 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-from ugro.core.support.moment import unix_seconds
-from ugro.core.support.quantity import format_duration, format_size
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant, shown_s, unix_seconds
+from ugro.core.support.quantity import format_cost, format_duration, format_energy, format_size
 
 UNKNOWN = "–"
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-When = str | float | None
+When = str | float | Instant | None
 
 
 def seconds(when: When) -> float | None:
-    """Unix seconds of a time from the API, which is RFC 3339 or already in seconds."""
+    """Unix seconds of a time from the API, which is RFC 3339 or already in seconds; or of an instant."""
     if when is None or when == "":
         return None
+    if isinstance(when, Instant):
+        return shown_s(when, clock.now())
     return unix_seconds(when) if isinstance(when, str) else float(when)
 
 
@@ -52,6 +55,14 @@ def size(count: float | None) -> str:
 
 def duration(length: float | None) -> str:
     return UNKNOWN if length is None else format_duration(length)
+
+
+def energy(joules: float | None) -> str:
+    return UNKNOWN if joules is None else format_energy(joules)
+
+
+def cost(amount: float | None, currency: str | None = None) -> str:
+    return UNKNOWN if amount is None else format_cost(amount, currency or "")
 
 
 def percent(ratio: float | None) -> str:

@@ -8,24 +8,28 @@ import errno
 import logging
 import socket
 import ssl
-import time
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ugro.agent.agent import Agent
 from ugro.agent.server import Server
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
-from ugro.web.access import LINK_LIFETIME_S, AccessSettings, Tokens, is_loopback
+from ugro.core.support.clock import boot_clock_s
+from ugro.web.access import AccessSettings, is_loopback
 from ugro.web.app import create_web
+from ugro.web.door import Door
+from ugro.web.tokens import LINK_LIFETIME_S, Tokens
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _SHUTDOWN_GRACE_S = 1
-_BACKLOG = 128
+_BACKLOG = 1024  # a browser must not wait because a crowd came before it
+_LONGEST_HEAD = 32 * 1024
 
 
 async def serve_web(agent: Agent, api: FastAPI) -> None:
@@ -66,15 +70,20 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
         log.info("dashboard at %s", endpoint.url)
         agent.dashboard.opened(endpoint.link)
         async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve([listener]), name="serve the dashboard")
+            group.create_task(server.serve([]), name="serve the dashboard")
+            accepting = group.create_task(Door(server).serve(listener), name="the dashboard's door")
             await _until_changed(agent, settings)
+            accepting.cancel()
             server.should_exit = True
 
 
-def _server(app: FastAPI, settings: Dashboard) -> Server:
+def _server(app: ASGIApp, settings: Dashboard) -> Server:
     return Server(
         uvicorn.Config(
             app,
+            http="h11",
+            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            ws="none",
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
@@ -140,7 +149,7 @@ class Endpoint:
         self.access = AccessSettings(tokens, names, f"ugro_{port}", self._is_encrypted)
 
     def link(self) -> DashboardLink:
-        word = self.access.tokens.link(time.time())
+        word = self.access.tokens.link(boot_clock_s())
         warning = None
         if self._is_open and not self._is_encrypted:
             warning = "other machines can reach the dashboard and it is not encrypted: eavesdroppers can use it"

@@ -10,15 +10,15 @@ from typing import Any
 
 import jinja2
 from fastapi import Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 
 import ugro
 from ugro.agent.agent import Agent
 from ugro.config.yamltext import escaped
-from ugro.core.errors import UgroError
+from ugro.core.errors import Damaged, UgroError
 from ugro.policy.nodes import health
 from ugro.web import formatting
-from ugro.web.access import may_launch
+from ugro.web.access import SESSION, may_launch
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -42,6 +42,8 @@ class Site:
             "codes": formatting.codes,
             "escaped": escaped,
             "duration": formatting.duration,
+            "energy": formatting.energy,
+            "cost": formatting.cost,
             "iso": formatting.iso,
             "number": formatting.number,
             "pattern": formatting.pattern,
@@ -59,7 +61,7 @@ class Site:
             "request": request,
             "path": request.url.path,
             "theme": theme if theme in THEMES else None,
-            "cursor": await self.agent.store.ends.newest(),
+            "cursor": await self._cursor(),
             "agent": self.agent.status(),
             "may_launch": may_launch(self.agent.cluster.config.dashboard),
             "now": time.time(),
@@ -69,18 +71,22 @@ class Site:
         page = self._templates.get_template(template).render(base | context)
         return HTMLResponse(page, status)
 
+    async def _cursor(self) -> int:
+        try:
+            return await self.agent.store.ends.newest()
+        except Damaged:  # the page says so, and needs no events
+            return 0
+
     async def error(self, request: Request, error: UgroError, status: int) -> Response:
         title = HTTPStatus(status).phrase.lower()
+        if request.scope.get(SESSION) is None:
+            return PlainTextResponse(f"{title}\n", status)  # not for strangers: what happened, and to which cluster
         return await self.render(request, "error.html", status=status, title=title, error=error)
 
-    def sign_in(self) -> Response:
-        """For browsers without a cookie. It shows nothing of the cluster."""
-        page = self._templates.get_template("login.html").render(theme=None, version=ugro.__version__)
-        return HTMLResponse(page, 401)
-
-    def welcome(self, to: str) -> Response:
-        """A page instead of a redirect: browsers do not send a strict cookie on a redirect from another site."""
-        return HTMLResponse(self._templates.get_template("welcome.html").render(to=to))
+    def sign_in(self, once: str = "", to: str = "/") -> Response:
+        """For strangers: how to sign in, or the button if a link's word is given. It shows nothing of the cluster."""
+        page = self._templates.get_template("login.html").render(once=once, to=to)
+        return HTMLResponse(page, 200 if once else 401)
 
 
 def own_user() -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
+from ugro.core.python_env import Made
 from ugro.policy.balance.hardware_speed import Speeds
 
 Env = dict[str, str]
@@ -23,6 +25,12 @@ class Surroundings:
     # Variables that nothing overrides.
     extra_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     speeds: Speeds | None = None  # of the ranks, for a static balance
+    # The Python environments that nodes have for this job; none: their own Python is used.
+    environments: Mapping[str, Made] = field(default_factory=dict)
+
+    def python(self, node: str) -> str:
+        made = self.environments.get(node)
+        return made.python if made is not None else self.pythons[node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,24 @@ def plan(job: Job, attempt: int, placement: Placement, surroundings: Surrounding
 
 def follows_from_spec(spec: JobSpec) -> bool:
     """Whether an attempt's plan follows from its spec and placement: nothing has to be found out or set up first."""
-    return spec.launcher is Launcher.COMMAND and not (spec.setup or spec.checkpoint.is_given or spec.is_cached)
+    is_prepared = spec.setup or spec.environment or spec.checkpoint.is_given or spec.is_cached
+    return spec.launcher is Launcher.COMMAND and not is_prepared
+
+
+def ranks_on(spec: JobSpec, placement: Placement, node: str) -> range:
+    """The ranks that a plan of the job starts on one of its nodes."""
+    group = next(group for group in _groups(placement) if group.node == node)
+    if spec.launcher is Launcher.DDP:
+        return range(group.first_rank, group.first_rank + group.size)
+    if spec.launcher is Launcher.TORCHRUN:  # one process on each node
+        return range(group.number, group.number + 1)
+    return range(1 if group.number == 0 else 0)
+
+
+def cpu_limit(job: Job, share: Share) -> int:
+    """Only what the job asked for: one core per process is where it is counted, not what it may use. 0: no limit."""
+    ways = job.spec.resources.any_of or (job.spec.resources,)
+    return share.cpus if all(way.cpus is not None for way in ways) else 0
 
 
 def needs_rendezvous(job: Job) -> bool:
@@ -61,16 +86,17 @@ def needs_rendezvous(job: Job) -> bool:
 
 def _command(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
     share = placement.shares[0]
-    env = _environment(job, share, surroundings, {}, {})
-    return (NodePlan(share.node, (RankPlan(0, 0, job.spec.argv, env),), job.spec.cwd),)
+    env = _environment(job, share, surroundings, _threads(job, share, 1), {})
+    return (_node_plan(job, share.node, (RankPlan(0, 0, job.spec.argv, env),), surroundings),)
 
 
 def _ddp(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
     return tuple(
-        NodePlan(
+        _node_plan(
+            job,
             group.node,
             tuple(_rank(job, group, local, surroundings) for local in range(group.size)),
-            job.spec.cwd,
+            surroundings,
         )
         for group in _groups(placement)
     )
@@ -78,8 +104,8 @@ def _ddp(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[No
 
 def _rank(job: Job, group: _Group, local: int, surroundings: Surroundings) -> RankPlan:
     rank = group.first_rank + local
-    argv = (surroundings.pythons[group.node], "-u", *job.spec.argv)
-    defaults = _defaults(group, surroundings)
+    argv = (surroundings.python(group.node), "-u", *job.spec.argv)
+    defaults = _defaults(job, group, surroundings)
     fixed = {**_rank_variables(job, group, local), **_master_variables(surroundings)}
     return RankPlan(rank, local, argv, _environment(job, group.share, surroundings, defaults, fixed))
 
@@ -90,14 +116,24 @@ def _torchrun(job: Job, placement: Placement, surroundings: Surroundings) -> tup
     nodes = []
     for group in _groups(placement):
         argv = (
-            *(surroundings.pythons[group.node], "-u", "-m", "torch.distributed.run"),
+            *(surroundings.python(group.node), "-u", "-m", "torch.distributed.run"),
             *(f"--nnodes={group.group_count}", f"--node-rank={group.number}", f"--nproc-per-node={group.size}"),
             *(f"--master-addr={rendezvous.address}", f"--master-port={rendezvous.port}", "--max-restarts=0"),
             *job.spec.argv,
         )
-        env = _environment(job, group.share, surroundings, _interface(rendezvous, group.node), {})
-        nodes.append(NodePlan(group.node, (RankPlan(group.number, 0, argv, env),), job.spec.cwd))
+        defaults = {**_interface(rendezvous, group.node), **_threads(job, group.share, group.size)}
+        env = _environment(job, group.share, surroundings, defaults, {})
+        nodes.append(_node_plan(job, group.node, (RankPlan(group.number, 0, argv, env),), surroundings))
     return tuple(nodes)
+
+
+def _node_plan(job: Job, node: str, ranks: tuple[RankPlan, ...], surroundings: Surroundings) -> NodePlan:
+    made = surroundings.environments.get(node)
+    if made is None:
+        return NodePlan(node, ranks, job.spec.cwd)
+    # One that a user has made is not UGRO's to keep from being removed.
+    name = made.name if made.installer else None
+    return NodePlan(node, ranks, job.spec.cwd, name, (str(PurePosixPath(made.python).parent),))
 
 
 _BUILDERS: dict[Launcher, Callable[[Job, Placement, Surroundings], tuple[NodePlan, ...]]] = {
@@ -136,6 +172,7 @@ def _environment(
     env = {
         **{name: value for name, value in defaults.items() if name not in own},
         **given,
+        **_virtual_env(surroundings.environments.get(share.node)),
         **_devices(share),
         **balance,
         **fixed,
@@ -144,6 +181,11 @@ def _environment(
         **surroundings.extra_env.get(share.node, {}),
     }
     return tuple(env.items())
+
+
+def _virtual_env(made: Made | None) -> Env:
+    """As if somebody had activated it; its programs are found by the plan's ``path``."""
+    return {} if made is None else {"VIRTUAL_ENV": str(PurePosixPath(made.python).parent.parent)}
 
 
 def _rank_variables(job: Job, group: _Group, local: int) -> Env:
@@ -169,10 +211,17 @@ def _rank_variables(job: Job, group: _Group, local: int) -> Env:
     }
 
 
-def _defaults(group: _Group, surroundings: Surroundings) -> Env:
+def _defaults(job: Job, group: _Group, surroundings: Surroundings) -> Env:
     env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **_interface(_rendezvous(surroundings), group.node)}
     # As torchrun does: several processes that each use all cores are slower than one.
-    return {**env, "OMP_NUM_THREADS": "1"} if group.size > 1 else env
+    several = {"OMP_NUM_THREADS": "1"} if group.size > 1 else {}
+    return {**env, **several, **_threads(job, group.share, group.size)}
+
+
+def _threads(job: Job, share: Share, processes: int) -> Env:
+    """Of a job that is limited to some cores: a thread for each core of the node would only wait for its turn."""
+    cpus = cpu_limit(job, share)
+    return {"OMP_NUM_THREADS": str(max(1, cpus // processes))} if cpus else {}
 
 
 def _speeds(speeds: Speeds | None) -> Env:

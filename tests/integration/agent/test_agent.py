@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import ugro as package
-from tests.integration.conftest import Ugro
+from tests.integration.conftest import Farms, InProcess, Ugro
+from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
 from ugro.client.client import Client
@@ -32,6 +33,28 @@ from ugro.{module}.main import main
 main()
 """
 OLD = "0.0.1"
+
+
+@pytest.fixture
+def inside(ugro: Ugro) -> Ugro:
+    """For tests whose commands need no process of their own."""
+    return InProcess(ugro.home)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Ugro]:
+    """An agent for several tests, that logs all it can, in a home that it made itself while nothing was forbidden."""
+    with commands() as outer:
+        found = InProcess(outer.home / "fresh")
+        before = os.umask(0)
+        try:
+            assert found("--log-level", "debug", "agent", "start", cwd=outer.home).returncode == 0
+        finally:
+            os.umask(before)
+        for folder in ("cwd", "user"):
+            (found.home / folder).mkdir(exist_ok=True)
+        yield found
+        assert found("agent", "stop").returncode == 0
 
 
 def start_agent(ugro: Ugro, *words: str, code: Sequence[str] = ("-m", "ugro.agent")) -> dict[str, Any]:
@@ -79,14 +102,15 @@ def test_ten_commands_at_once_start_one_agent_and_all_succeed(ugro: Ugro) -> Non
     assert agents(ugro) == [found[0]["pid"]]
 
 
-def test_a_second_agent_in_the_same_home_says_taken_and_ends_by_itself(ugro: Ugro) -> None:
-    first = start_agent(ugro)
-    second = start_agent(ugro)
-    assert (first["state"], second["state"], second["code"]) == ("ready", "taken", 0)
-    assert "taken" in (ugro.home / "started.err").read_text()
-    assert status(ugro)["pid"] == first["pid"]
+def test_a_second_agent_in_the_same_home_says_taken_and_ends_by_itself(served: Ugro) -> None:
+    first = status(served)["pid"]
+    second = start_agent(served)
+    assert (second["state"], second["code"]) == ("taken", 0)
+    assert "taken" in (served.home / "started.err").read_text()
+    assert status(served)["pid"] == first
 
 
+@pytest.mark.proof
 def test_a_killed_agents_socket_is_in_nobodys_way(ugro: Ugro) -> None:
     assert ugro("health").returncode == 0
     old = status(ugro)
@@ -152,13 +176,13 @@ def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> No
 # --- versions ------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_agent_of_another_version_is_replaced(ugro: Ugro) -> None:
-    old = start_agent(ugro, OLD, code=("-c", AS_VERSION.format(module="agent")))
-    assert status(ugro)["version"] == OLD, "looking at it replaces nothing"
-    answer = ugro("health")
+def test_an_idle_agent_of_another_version_is_replaced(inside: Ugro) -> None:
+    old = start_agent(inside, OLD, code=("-c", AS_VERSION.format(module="agent")))
+    assert status(inside)["version"] == OLD, "looking at it replaces nothing"
+    answer = inside("health")
     assert answer.returncode == 0, answer.stderr
     assert not is_alive(old["pid"])
-    new = status(ugro)
+    new = status(inside)
     assert (new["version"], new["generation"]) == (package.__version__, 2)
 
 
@@ -202,18 +226,11 @@ def test_an_agent_that_knows_less_of_itself_is_still_understood() -> None:
 # --- its files -----------------------------------------------------------------------------------------------------
 
 
-def test_nobody_else_may_open_what_belongs_to_an_agent(ugro: Ugro) -> None:
-    ugro.home = ugro.home / "fresh"
-    (ugro.home.parent / "fresh-cwd").mkdir()
-    before = os.umask(0)
-    try:
-        assert ugro("agent", "start", cwd=ugro.home.parent).returncode == 0
-    finally:
-        os.umask(before)
-    (ugro.home / "cwd").mkdir()
-    ours = [entry for entry in ugro.home.iterdir() if entry.name not in ("cwd", "user")]  # the fixture's
+def test_nobody_else_may_open_what_belongs_to_an_agent(served: Ugro) -> None:
+    others = ("cwd", "user", "started.err")  # the test's own
+    ours = [entry for entry in served.home.iterdir() if entry.name not in others]
     modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in ours}
-    assert stat.S_IMODE(ugro.home.stat().st_mode) == 0o700
+    assert stat.S_IMODE(served.home.stat().st_mode) == 0o700
     assert set(modes) >= {"agent.sock", "agent.lock", "agent.log", "agent.err", "state.db"}
     assert {name: mode for name, mode in modes.items() if mode & 0o177} == {}
 
@@ -312,7 +329,9 @@ def test_a_signal_ends_it_cleanly_with_all_it_started(ugro: Ugro, cluster: SshdF
     assert log_lines(ugro.home)[-1]["message"] == "agent stopped"
 
 
-def test_stopping_it_ends_the_commands_it_runs_and_tells_them(ugro: Ugro, cluster: SshdFarm) -> None:
+def test_stopping_it_ends_the_commands_it_runs_and_tells_them(ugro: Ugro, farm_of: Farms) -> None:
+    cluster = farm_of(1)
+    ugro.cluster = cluster.cluster_yaml()
     script = "trap 'echo told; exit 3' TERM; echo begun; while :; do sleep 0.02; done"
     with ugro.start("exec", "n001", "--", "sh", "-c", script) as running:
         assert running.stdout is not None
@@ -325,16 +344,16 @@ def test_stopping_it_ends_the_commands_it_runs_and_tells_them(ugro: Ugro, cluste
 # --- its commands --------------------------------------------------------------------------------------------------
 
 
-def test_start_status_and_stop_say_what_there_is(ugro: Ugro) -> None:
-    missing = ugro("agent", "status", "--json")
+def test_start_status_and_stop_say_what_there_is(inside: Ugro) -> None:
+    missing = inside("agent", "status", "--json")
     assert (missing.returncode, json.loads(missing.stdout)) == (5, {"agent": None})
-    assert ugro("agent", "stop").stderr == "no agent was running\n"
-    assert json.loads(ugro("agent", "stop", "--json").stdout) == {"stopped": False}
-    started = ugro("agent", "start")
-    assert started.stdout.startswith(f"agent {package.__version__}, pid {status(ugro)['pid']}, since ")
+    assert inside("agent", "stop").stderr == "no agent was running\n"
+    assert json.loads(inside("agent", "stop", "--json").stdout) == {"stopped": False}
+    started = inside("agent", "start")
+    assert started.stdout.startswith(f"agent {package.__version__}, pid {status(inside)['pid']}, since ")
     assert "this machine (no cluster file)" in started.stdout
-    assert json.loads(ugro("agent", "stop", "--json").stdout) == {"stopped": True}
-    assert ugro("agent", "status").returncode == 5
+    assert json.loads(inside("agent", "stop", "--json").stdout) == {"stopped": True}
+    assert inside("agent", "status").returncode == 5
 
 
 @pytest.mark.proof
@@ -347,6 +366,7 @@ def test_the_agent_can_be_stopped_when_its_cluster_file_is_gone(ugro: Ugro, tmp_
     assert ugro("agent", "stop").stderr == "the agent has stopped\n"
 
 
+@pytest.mark.proof
 def test_logs_show_the_last_lines_and_follow_also_into_a_new_file(ugro: Ugro) -> None:
     missing = ugro("agent", "logs")
     assert (missing.returncode, missing.stdout) == (4, "")
@@ -372,20 +392,18 @@ def test_logs_show_the_last_lines_and_follow_also_into_a_new_file(ugro: Ugro) ->
         assert follower.stderr.read().strip() == b""
 
 
-def test_the_log_is_json_and_holds_no_secret(ugro: Ugro) -> None:
+def test_the_log_is_json_and_holds_no_secret(served: Ugro) -> None:
     secret = "hunter2-never-logged"
-    ugro("--log-level", "debug", "agent", "start")
-    answer = ugro("exec", "@all", "--env", f"TOKEN={secret}", "--", "sh", "-c", "echo $TOKEN")
+    answer = served("exec", "@all", "--env", f"TOKEN={secret}", "--", "sh", "-c", "echo $TOKEN")
     assert secret in answer.stdout
     bad = {"key": "k", "nodes": ["@all"], "argv": ["true"], "env": {"TOKEN": [secret]}}
-    assert ask_raw(ugro.home, "/v1/exec", bad).startswith(b"HTTP/1.1 400")
-    assert ask_raw(ugro.home, "/v1/exec", {"argv": [secret]}).startswith(b"HTTP/1.1 400")
-    ugro("agent", "stop")
-    lines = log_lines(ugro.home)
+    assert ask_raw(served.home, "/v1/exec", bad).startswith(b"HTTP/1.1 400")
+    assert ask_raw(served.home, "/v1/exec", {"argv": [secret]}).startswith(b"HTTP/1.1 400")
+    lines = log_lines(served.home)
     assert {"time", "level", "logger", "message"} <= set(lines[0])
     assert "debug" in {line["level"] for line in lines}
     assert any(line.get("node") and line["message"] == "connected" for line in lines)
-    for file in ugro.home.glob("agent.*"):
+    for file in filter(Path.is_file, served.home.glob("agent.*")):
         assert secret not in file.read_text(errors="replace")
 
 

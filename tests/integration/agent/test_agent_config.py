@@ -152,12 +152,14 @@ def test_one_agent_serves_one_cluster_file_however_it_is_spelt(ugro: Ugro, tmp_p
     assert ugro("health", cwd=tmp_path).returncode == 0, "a folder without a file takes the agent as it is"
 
 
+@pytest.mark.proof
 def test_an_agent_without_a_file_takes_up_the_first_that_it_is_shown(ugro: Ugro, tmp_path: Path) -> None:
     assert ugro("health", cwd=tmp_path).returncode == 0
     before = status(ugro)
     assert before["cluster_file"] is None
     local_cluster(ugro, tmp_path)
     ugro.cluster = None
+    assert ugro("allow", "--yes", cwd=tmp_path).returncode == 0
     answer = ugro("health", cwd=tmp_path)
     assert [line.split("\t")[0] for line in answer.stdout.splitlines()[1:]] == ["one", "two"]
     after = status(ugro)

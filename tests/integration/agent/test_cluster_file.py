@@ -29,6 +29,11 @@ def project(ugro: Ugro, name: str, node: str) -> Path:
     return folder
 
 
+def allowed(ugro: Ugro, folder: Path) -> Path:
+    assert ugro("allow", "--yes", str(folder / "cluster.yaml")).returncode == 0
+    return folder
+
+
 def nodes(ugro: Ugro, cwd: Path, *options: str) -> list[str]:
     answer = ugro(*options, "health", "--json", cwd=cwd)
     assert answer.returncode == 0, answer.stderr
@@ -36,7 +41,7 @@ def nodes(ugro: Ugro, cwd: Path, *options: str) -> list[str]:
 
 
 def test_the_cluster_does_not_depend_on_the_folder_below_it_nor_on_a_crash(ugro: Ugro) -> None:
-    ours, elsewhere = project(ugro, "ours", "a1"), ugro.home / "user" / "other"
+    ours, elsewhere = allowed(ugro, project(ugro, "ours", "a1")), ugro.home / "user" / "other"
     elsewhere.mkdir()
     assert nodes(ugro, ours / "src") == ["a1"]
     assert nodes(ugro, elsewhere) == ["a1"], "a folder without a file uses the running agent's cluster"
@@ -44,7 +49,7 @@ def test_the_cluster_does_not_depend_on_the_folder_below_it_nor_on_a_crash(ugro:
     assert nodes(ugro, elsewhere) == ["a1"], "and so does the agent that follows a killed one"
     ran = ugro("run", "true", cwd=elsewhere)
     assert (ran.returncode, ALONE in ran.stderr) == (0, False)
-    theirs = project(ugro, "theirs", "b1")
+    theirs = allowed(ugro, project(ugro, "theirs", "b1"))
     refused = ugro("health", cwd=theirs / "src")
     assert refused.returncode == 6
     assert f"uses {ours}/cluster.yaml, not {theirs}/cluster.yaml" in refused.stderr
@@ -75,6 +80,7 @@ def test_the_file_of_another_program_is_named_as_that(ugro: Ugro) -> None:
         assert "name yours: ugro --cluster FILE" in answer.stderr
 
 
+@pytest.mark.proof
 def test_a_setting_that_the_agent_does_not_use_is_named_without_its_value(ugro: Ugro) -> None:
     assert ugro("agent", "start").returncode == 0
     other = {"UGRO_SSH_TIMEOUT": "7", "UGRO_DEBUG": "1"}
@@ -90,7 +96,7 @@ def test_a_setting_that_the_agent_does_not_use_is_named_without_its_value(ugro: 
 
 @pytest.mark.proof
 def test_a_restarted_agent_serves_the_same_file_from_any_folder(ugro: Ugro) -> None:
-    ours = project(ugro, "ours", "a1")
+    ours = allowed(ugro, project(ugro, "ours", "a1"))
     assert nodes(ugro, ours) == ["a1"]
     pid = json.loads(ugro("agent", "status", "--json").stdout)["agent"]["pid"]
     again = json.loads(ugro("agent", "restart", "--json").stdout)["agent"]

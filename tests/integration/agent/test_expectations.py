@@ -22,6 +22,7 @@ def write_cluster(folder: Path, *names: str) -> None:
 
 
 def names_of(ugro: Ugro, folder: Path) -> list[str]:
+    assert ugro("allow", "--yes", cwd=folder).returncode == 0
     answer = ugro("node", "ls", "--json", cwd=folder)
     return [node["name"] for node in json.loads(answer.stdout)["nodes"]]
 
@@ -36,7 +37,7 @@ def test_a_command_right_after_an_edit_means_the_edited_file(ugro: Ugro, tmp_pat
 
 def test_a_broken_edit_is_told_by_the_very_next_command_and_so_is_its_mending(ugro: Ugro, tmp_path: Path) -> None:
     write_cluster(tmp_path, "a")
-    ugro("node", "ls", cwd=tmp_path)
+    assert names_of(ugro, tmp_path) == ["a"]
     (tmp_path / "cluster.yaml").write_text("nodes: [a\n")
     assert "cluster.yaml" in ugro("node", "ls", cwd=tmp_path).stderr
     write_cluster(tmp_path, "a")
@@ -46,6 +47,7 @@ def test_a_broken_edit_is_told_by_the_very_next_command_and_so_is_its_mending(ug
 @pytest.mark.proof
 def test_agent_stop_also_ends_an_agent_that_hangs(ugro: Ugro, tmp_path: Path) -> None:
     write_cluster(tmp_path, "a")
+    assert ugro("allow", "--yes", cwd=tmp_path).returncode == 0
     pid = json.loads(ugro("agent", "start", "--json", cwd=tmp_path).stdout)["agent"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.integration.nodes.test_shells import needs
 from tests.rig.checkpoints import Rig, contents, is_home, job, name_at_home, nodes_and_home, write
+from tests.rig.clock import HOUR_S, RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.core.errors import RemoteFailure
 from ugro.core.node import NodeSpec
@@ -96,6 +98,53 @@ async def test_a_node_that_has_the_very_same_is_not_sent_it_again(rig: Rig) -> N
         assert (await checkpoints.place(job(2), "n2")).resume == resume
         assert (Path(resume) / "step.txt").read_text() == "step_1"
         assert [path.name for path in rig.resumed("n2").iterdir()] == [Path(resume).name]
+
+
+@in_loop
+async def test_a_node_whose_clock_is_hours_behind_does_not_hide_what_a_later_attempt_wrote_there(rig: Rig) -> None:
+    late = rig.clocks["n2"] = RigClock(rig.folder / "rig")
+    late.jump(-5 * HOUR_S)
+    async with rig.agent("n1", "n2") as checkpoints:
+        await checkpoints.place(job(1), "n1")
+        write(rig.written("n1"), "last", b"first")
+        assert (await checkpoints.collect(job(1), ["n1"])).problems == ()
+        await checkpoints.place(job(2), "n2")
+        write(rig.written("n2"), "last", b"second")
+        stamp(rig.written("n2") / "last", -5 * HOUR_S)
+        newest = (await checkpoints.collect(job(2), ["n1", "n2"])).newest
+        assert newest is not None
+        assert (newest.node, newest.attempt) == ("n2", 2)
+        place = await checkpoints.place(job(3), "n1")
+        assert place.resume is not None
+        assert contents(place.resume)["shard/weights.bin"] == b"second"
+
+
+@in_loop
+async def test_in_a_folder_of_the_user_a_clock_that_is_behind_does_not_make_a_checkpoint_older_than_the_job(
+    rig: Rig,
+) -> None:
+    rig.clocks["n1"] = RigClock(rig.folder / "rig")
+    rig.clocks["n1"].jump(-5 * HOUR_S)
+    folder = rig.folder / "theirs"
+    folder.mkdir()
+    (folder / "before.pt").write_text("of another job")
+    stamp(folder / "before.pt", -6 * HOUR_S)
+    mine = job(1, directory=str(folder), submitted=datetime.now(UTC).isoformat())
+    async with rig.agent("n1") as checkpoints:
+        await checkpoints.place(mine, "n1")
+        assert (await checkpoints.collect(mine, ["n1"])).newest is None
+        (folder / "last.pt").write_text("mine")
+        stamp(folder / "last.pt", -5 * HOUR_S)
+        newest = (await checkpoints.collect(mine, ["n1"])).newest
+        assert newest is not None
+        assert newest.name == "last.pt"
+
+
+def stamp(path: Path, by_s: float) -> None:
+    """As a kernel whose clock is off by so much stamps what is written now."""
+    at_s = time.time() + by_s
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (at_s, at_s))
 
 
 @in_loop

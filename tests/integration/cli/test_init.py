@@ -107,6 +107,7 @@ def test_named_hosts_are_all_written_and_the_result_works_as_it_is(ugro: Ugro, f
         assert [report["cause"] for report in reports] == ["refused", None, None, None]
 
 
+@pytest.mark.proof
 def test_the_same_address_twice_makes_two_names(ugro: Ugro, farm: SshdFarm) -> None:
     words = ("127.0.0.1:1", "127.0.0.1:2", "[::1]:3", "127.0.0.1:1")
     answer = ugro("init", "--no-local", "--output", "other.yaml", *words)
@@ -313,6 +314,9 @@ def test_accepted_hosts_are_added_to_what_is_there_and_nothing_else_changes(
     mine = f"# mine\nnodes:\n  me:    {{transport: local}}  # here\nssh: {{config_file: '{strangers}'}}  # how\n"
     written(ugro).write_text(mine)
     (ugro.home / "cwd" / "src").mkdir()
+    refused = ugro("init", "--accept-new", cwd=ugro.home / "cwd" / "src")
+    assert (refused.returncode, "until you allow it" in refused.stderr) == (2, True), "it names an ssh configuration"
+    assert ugro("allow", "--yes").returncode == 0
     answer = ugro("init", "--accept-new", cwd=ugro.home / "cwd" / "src")
     assert answer.returncode == 0, answer.stderr
     assert known(tmp_path, farm) == ["n001", "n002", "n003"], "the jump host first, then the one behind it"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Ugro
+from tests.integration.conftest import InProcess, Ugro
 
 _ROOT = Path(__file__).parents[3]
 # What fails on purpose.
@@ -19,8 +19,9 @@ _FAILS = {"ugro run -- python3 -c 'print(1 / 0)'": 1}
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("torch") is None, reason="the example is a PyTorch training")
 def test_every_step_of_the_tour_works_and_says_what_is_printed(ugro: Ugro) -> None:
+    typed = InProcess(ugro.home)
     for command, printed in tour():
-        done = ugro(*shlex.split(command)[1:], cwd=_ROOT, timeout=200)
+        done = typed(*shlex.split(command)[1:], cwd=_ROOT)
         assert done.returncode == _FAILS.get(command, 0), f"{command}\n{done.stdout}{done.stderr}"
         missing = [word for word in printed if word not in _words(done.stdout + done.stderr)]
         assert missing == [], f"{command}\n{done.stdout}{done.stderr}"

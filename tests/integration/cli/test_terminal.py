@@ -145,7 +145,7 @@ def test_what_a_job_writes_does_not_steer_the_terminal(ugro: Ugro) -> None:
     evil = r"printf '\033[32mgreen\033[0m \033[2J\033]0;owned\007\033[5A gone\n'; exit 3"
     assert ugro("run", "--", "sh", "-c", evil).returncode == 3
     harmless = re.compile(rb"(\x1b\[[0-9;]*m|\r?\x1b\[K|[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f])*")
-    for command, shows_it in {"logs": True, "why": True, "status": True, "events": False}.items():
+    for command, shows_it in {"logs": False, "why": True, "status": True, "events": False}.items():
         _, content = written(ugro, command, "last", kind="xterm-256color")
         assert harmless.fullmatch(content), content
         assert (b"owned" in content) == shows_it, content
@@ -241,3 +241,14 @@ def test_top_without_a_terminal_prints_once(ugro: Ugro) -> None:
     refused = ugro("top", "--interval", "nan")
     assert refused.returncode == 2
     assert "hint:" in refused.stderr
+
+
+def test_a_log_does_not_steer_the_terminal_unless_it_is_asked_to(ugro: Ugro, screen: Screen) -> None:
+    steers = r"before\033]0;owned\007\033[2J\033]52;c;ZXZpbA==\007 \033]0;no end\nafter\n"
+    assert ugro("run", "--name", "steering", "--", "printf", steers).returncode == 0
+    title = screen.title()
+    screen.type("clear; ugro logs steering; echo code=$?")
+    assert "before �]0;no end\nafter\ncode=0" in screen.wait_for("^code=0")
+    assert screen.title() == title
+    screen.type("ugro logs --raw steering")
+    wait_until(lambda: screen.title() != title, 20, "the title of the terminal to change")

@@ -57,6 +57,7 @@ async def sent_to(sending: CodeTransfers, node: str, tree: str) -> int:
                 return cuts
 
 
+@pytest.mark.proof
 @FEW
 @given(st.lists(TREES, min_size=1, max_size=3))
 def test_random_trees_and_random_edits_of_them_arrive_identical(versions: list[object]) -> None:

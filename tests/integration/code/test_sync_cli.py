@@ -56,6 +56,7 @@ def test_jobs_run_the_code_they_were_submitted_with_whatever_is_edited_later(ugr
     assert again.stdout.strip() == "one", again.stderr
 
 
+@pytest.mark.proof
 def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: Path) -> None:
     (here / "sub").mkdir()
     (here / "sub" / "train.py").write_text("print('trained')\n")

@@ -7,8 +7,9 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.integration.dashboard.test_access import FOREIGN, ask
+from tests.integration.dashboard.test_access import FOREIGN
 from tests.rig.browser import ONE_NODE, Dashboard, dashboards
+from tests.rig.web import ask
 from ugro.core.job import Job, JobState
 
 _SECRET = "hush-hush"

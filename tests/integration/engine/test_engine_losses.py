@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
-from tests.rig.waiting import wait_until
+from tests.rig.waiting import parent_of, signal_all, wait_until
 from ugro.core.failure import Cause
 from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources
 
@@ -76,8 +75,9 @@ def test_a_cancelled_job_is_not_over_before_its_silent_node_is_asked(place: Engi
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("with_reaper", [False, True])
 def test_a_killed_supervisor_is_noticed_and_the_job_is_tried_again_free_of_charge(
-    place: EngineRig, tmp_path: Path
+    place: EngineRig, tmp_path: Path, with_reaper: bool
 ) -> None:
     ledger = tmp_path / "ledger"
     script = f"echo $UGRO_ATTEMPT >> {ledger}; [ $UGRO_ATTEMPT = 1 ] && sleep 600; true"
@@ -87,13 +87,17 @@ def test_a_killed_supervisor_is_noticed_and_the_job_is_tried_again_free_of_charg
             job = (await store.jobs.submit(command("sh", "-c", script), "ann", "k")).job
             job = await until(store, job, lambda seen: seen.state is JobState.RUNNING)
             (state,) = place.folder.glob(f"*/.ugro/agents/*/runs/{job.id}.1/state.json")
-            os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
+            supervisor = json.loads(state.read_text())["pid"]
+            doomed = [supervisor, *([parent_of(supervisor)] if with_reaper else [])]
+            signal_all(signal.SIGSTOP, doomed)  # at one instant: each would see the other go
+            signal_all(signal.SIGKILL, doomed)
             ended = await until(store, job, is_final)
             assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 2)
             assert (ended.tries.charged, ended.tries.free) == (0, 1)
             first, _ = await store.jobs.attempts(job.id)
             assert first.failure is not None
             assert first.failure.cause is Cause.SUPERVISOR_LOST
+            assert ("may still run on n1" in (first.failure.hint or "")) == with_reaper
 
     in_loop(work())
     assert ledger.read_text() == "1\n2\n"

@@ -89,10 +89,14 @@ async def unmeasured(job: int, attempt: int) -> Measured:
     return Measured()
 
 
+async def no_energy(job: Job, attempt: int | None) -> None:
+    return None
+
+
 async def removed_on_its_way(place: EngineRig, store: Store, engine: Engine, spec: JobSpec, pause: Pause) -> Job:
     job = await until(store, await submitted(store, engine, spec), is_final)
     await pause.reached()
-    service = ResultService(place.folder / "jobs", store, place.watch, place.home, unmeasured)
+    service = ResultService(place.folder / "jobs", store, place.watch, place.home, unmeasured, no_energy)
     assert await service.remove(job) == ()
     pause.is_over.set()
     return job
@@ -116,6 +120,7 @@ def test_outputs_removed_while_they_come_home_do_not_stay_here_or_there(place: E
     in_loop(work())
 
 
+@pytest.mark.proof
 def test_checkpoints_removed_while_they_come_home_do_not_stay(place: EngineRig) -> None:
     script = "echo weights > $UGRO_CHECKPOINT_DIR/step_1"
     spec = JobSpec("training", ("sh", "-c", script), checkpoint=Checkpoint(every_s=60.0))

@@ -29,6 +29,7 @@ from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.node_modules import NodeModules
+from ugro.agent.tracking.placed_runs import PlacedRuns
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
@@ -65,7 +66,8 @@ async def preflight_of(file: Path) -> AsyncIterator[tuple[Preflight, Cluster]]:
     cluster = Cluster(file)
     await cluster.start()
     try:
-        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY), NodeModules()), cluster
+        placed = PlacedRuns(Store(file.parent / "state.db").jobs)  # not opened: nothing is asked of it
+        yield Preflight(cluster, RunTracker(cluster.inventory, IDENTITY, placed), NodeModules()), cluster
     finally:
         await cluster.inventory.close()
 
@@ -407,7 +409,7 @@ class Rig:
     def __init__(self, cluster: Cluster, store: Store, asked: list[str]) -> None:
         self.store = store
         self.asked = asked
-        self.watch = RunTracker(cluster.inventory, IDENTITY)
+        self.watch = RunTracker(cluster.inventory, IDENTITY, PlacedRuns(store.jobs))
         self.planner = Planner(cluster, self.watch, self._extra, lambda node: None, NodeModules())
         self.launch = Launch(store.jobs, self.watch, Leases(self.watch), self.planner, cast(Any, NoCode()))
 
@@ -441,8 +443,7 @@ async def test_a_plan_is_made_once_and_every_rank_starts_as_it_says(tmp_path: Pa
         "import os, pathlib\n"
         "names = ['RANK', 'MASTER_PORT', 'GLOO_SOCKET_IFNAME', 'UGRO_NODE', 'UGRO_RESUME_DIR']\n"
         f"new = pathlib.Path({str(tmp_path)!r}, 'seen-new-' + os.environ['RANK'])\n"
-        "new.write_text(' '.join(os.environ[name] for name in names))\n"
-        "new.rename(str(new).replace('-new', ''))\n"
+        "new.write_text(' '.join(os.environ[name] for name in names)); new.rename(str(new).replace('-new', ''))\n"
     )
     # Another lease and signal than a node's own.
     spec = JobSpec("j", (str(script),), Launcher.DDP, disconnect=Disconnect(60, OnLost.RESTART), stop=Stop("TERM", 1))

@@ -19,6 +19,7 @@ from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.scheduler_input import SchedulerInput
+from ugro.core.errors import NotAllowed
 from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
@@ -37,7 +38,7 @@ class World:
     scheduler_input: SchedulerInput
 
     async def take(self) -> ClusterView:
-        live = LiveJobs(self.store.jobs, lambda: None)
+        live = LiveJobs(self.store.jobs, lambda: None, self.scheduler_input.clock.reading)
         await live.read()
         view = await self.scheduler_input.take(live)
         return replace(view, waiting=tuple(live.queue), ended=live.queue.outcomes)
@@ -111,6 +112,23 @@ def test_a_silent_node_delays_no_snapshot(tmp_path: Path) -> None:
             assert time.monotonic() - began < 1.0
             silent = await here.until("silent", lambda view: view.unusable == "is unreachable")
             assert (silent.is_known, silent.is_awaited) == (False, True), "it may answer when it is dialled again"
+
+    run(work())
+
+
+def test_a_node_that_is_held_takes_no_jobs_until_it_is_let_go(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path, local(tmp_path, "n1")) as here:
+            await here.until("n1", lambda view: view.unusable is None)
+            holds, changes = here.scheduler_input.holds, []
+            holds.on_change = lambda: changes.append("changed")
+            with holds.hold(["n1"], "is being measured"):
+                assert (await here.view("n1")).unusable == "is being measured"
+                with pytest.raises(NotAllowed), holds.hold(["n2", "n1"], "is being measured"):
+                    pass
+                assert holds.reason("n2") is None, "all of them or none"
+            assert (await here.view("n1")).unusable is None
+            assert len(changes) == 2, "the scheduler hears of both"
 
     run(work())
 

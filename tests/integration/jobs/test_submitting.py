@@ -83,6 +83,7 @@ def test_ctrl_c_after_it_is_recorded_names_the_job_that_goes_on(paused: tuple[Ug
     assert ugro("wait", "1").returncode == 0
 
 
+@pytest.mark.proof
 def test_a_second_ctrl_c_leaves_at_once_and_claims_nothing(paused: tuple[Ugro, Paused]) -> None:
     ugro, submit = paused
     client = submit("submit.begun")
@@ -95,6 +96,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_claims_nothing(paused: tuple[Ugro, P
     go_on(ugro)
 
 
+@pytest.mark.proof
 def test_a_terminal_that_is_closed_before_the_job_is_recorded_submits_nothing(paused: tuple[Ugro, Paused]) -> None:
     ugro, submit = paused
     client = submit("submit.begun")

@@ -45,8 +45,9 @@ def nodes(ugro: Ugro, farm_of: Farms) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.usefixtures("nodes")
-def test_a_launch_on_three_nodes_ends_with_the_loss_of_one_process(ugro: Ugro) -> None:
-    done = ugro("launch", "--nodes", str(_NODES), str(_SCRIPT), "--", "--epochs", "1", timeout=_LIMIT_S)
+@pytest.mark.parametrize("count", [2, pytest.param(_NODES, marks=pytest.mark.proof)])
+def test_a_launch_on_several_nodes_ends_with_the_loss_of_one_process(ugro: Ugro, count: int) -> None:
+    done = ugro("launch", "--nodes", str(count), str(_SCRIPT), "--", "--epochs", "1", timeout=_LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert _final_loss(done.stdout) == loss_alone(1)
 

@@ -256,6 +256,20 @@ def test_channels_can_be_tried(watch: Watch, ugro: Ugro, web: HttpReceiver) -> N
     }
 
 
+def heard(stream: Any, keys: set[str]) -> dict[str, Any]:
+    """What a stream of changes has said, until all of these were in it."""
+    seen: dict[str, Any] = {}
+    rest = b""
+    for piece in stream:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            seen |= json.loads(line)
+        if keys <= set(seen):
+            break
+    stream.close()
+    return seen
+
+
 def test_a_jobs_metrics_become_curves_and_the_stream_tells_of_all_that_changes(watch: Watch, ugro: Ugro) -> None:
     watched = watch(1)
     assert ugro("run", "--name", "curves", "--", "true").returncode == 0
@@ -266,17 +280,10 @@ def test_a_jobs_metrics_become_curves_and_the_stream_tells_of_all_that_changes(w
         for step in range(1000):
             values = {"loss": 1 / (step + 1), "lr": 0.1}
             lines.write(json.dumps({"step": step, "time": time.time(), "rank": 0, "values": values}) + "\n")
-    seen: dict[str, Any] = {}
-    rest = b""
-    for piece in stream:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            document = json.loads(line)
-            seen |= document
-        if {"event", "nodes", "metrics"} <= set(seen):
-            break
-    stream.close()
-    assert seen["metrics"] == [1]
+    assert heard(stream, {"event", "nodes", "metrics"})["metrics"] == [1]
+    # A page that was made before the metrics came, and listens only now, hears of them all the same.
+    late = watched.client._stream("GET", "/v1/changes", timeout_s=LIMIT_S)
+    assert heard(late, {"metrics"})["metrics"] == [1]
 
     def counts() -> list[int]:
         return [key["count"] for key in watched.ask("/v1/metrics/keys?job=curves")["keys"]]

@@ -1,4 +1,6 @@
-"""``ugro profile`` on a real training of two ranks, shared by all of these tests: torch is slow to import."""
+"""``ugro profile`` on trainings of two ranks: one that writes the records of a training without being one, and, since
+torch is slow to import, a real one that the long tests share.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
+from ugro.policy.balance.mode import Mode
 
 TRAIN = """
 import os, time, warnings
@@ -43,6 +46,19 @@ for epoch in run.epochs(100000):
             optimizer.step(); optimizer.zero_grad()
         run.log(loss=loss)
 """
+# The first rank writes records as a training does, a step at a time, from when the file of its first argument is there.
+TELLS = """
+import json, os, sys, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    with open(sys.argv[2]) as records, open(os.environ["UGRO_OUTPUT"] + "/metrics.jsonl", "w", buffering=1) as out:
+        for line in records:
+            out.write(line)
+            if json.loads(line).get("step", 0) >= 60:
+                time.sleep(0.05)
+time.sleep(1000)
+"""
 LIMIT_S = 150
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,24 +71,45 @@ def ugro() -> Iterator[Ugro]:
         nodes = {node.name: {"python": sys.executable} for node in farm.nodes}
         with commands(farm.cluster_yaml(nodes=nodes)) as ugro:
             (ugro.home / "train.py").write_text(TRAIN)
+            (ugro.home / "tells.py").write_text(TELLS)
             yield ugro
 
 
 @pytest.fixture(scope="module")
 def job(ugro: Ugro) -> str:
-    """A training that goes on until it is ended, and has told of some steps."""
-    done = ugro("launch", str(ugro.home / "train.py"), "--nodes", "2", "--name", "trains", "--detach")
-    assert done.returncode == 0, done.stderr
-    seen = ugro("profile", "trains", "--json")
+    """Goes on until it is ended, and has told of some steps, of which the first rank's are the slowest."""
+    pretend = Pretend([0.01, 0.002], batch=8, mode=Mode.OFF, names=tuple(_nodes(ugro)))
+    pretend.run(4000)
+    pretend.records.insert(60, {"kind": "checkpoint", "path": "/there/checkpoints/step_50", "step": 50})
+    records, go = ugro.home / "steps.jsonl", ugro.home / "go"
+    records.write_text("".join(json.dumps(record) + "\n" for record in pretend.records))
+    _launch(ugro, "tells", "--nodes", "2", "--", str(go), str(records))
+    seen = ugro("profile", "tells", "--json")
     assert seen.returncode == 4
     assert "docs/training.md" in seen.stderr
+    go.touch()
+    return _with_steps(ugro, "tells")
 
+
+@pytest.fixture(scope="module")
+def training(ugro: Ugro) -> str:
+    """A real one."""
+    _launch(ugro, "train", "--nodes", "2")
+    return _with_steps(ugro, "train")
+
+
+def _launch(ugro: Ugro, name: str, *words: str) -> None:
+    done = ugro("launch", str(ugro.home / f"{name}.py"), "--name", name, "--detach", *words)
+    assert done.returncode == 0, done.stderr
+
+
+def _with_steps(ugro: Ugro, name: str) -> str:
     def has_steps() -> bool:
-        found = ugro("profile", "trains", "--json")
+        found = ugro("profile", name, "--json")
         return found.returncode == 0 and json.loads(found.stdout)["job"]["profile"]["steps"] >= 5
 
     wait_until(has_steps, LIMIT_S, "the first steps to come home")
-    return "trains"
+    return name
 
 
 def profile_of(ugro: Ugro, *words: str) -> dict[str, Any]:
@@ -83,8 +120,8 @@ def profile_of(ugro: Ugro, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.proof
-def test_a_slow_rank_is_told_while_the_training_runs(ugro: Ugro, job: str) -> None:
-    found = profile_of(ugro, job)
+def test_a_slow_rank_is_told_while_the_training_runs(ugro: Ugro, training: str) -> None:
+    found = profile_of(ugro, training)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert found["imbalance"] > 1.2
     assert found["lost_share"] > 0.1
@@ -130,8 +167,8 @@ def test_watching_shows_new_steps_until_ctrl_c(ugro: Ugro, job: str) -> None:
 
 
 @pytest.mark.proof
-def test_a_trace_of_every_rank_is_recorded_at_the_same_steps_and_comes_home(ugro: Ugro, job: str) -> None:
-    done = ugro("profile", job, "--trace", "3", "--json", timeout=LIMIT_S)
+def test_a_trace_of_every_rank_is_recorded_at_the_same_steps_and_comes_home(ugro: Ugro, training: str) -> None:
+    done = ugro("profile", training, "--trace", "3", "--json", timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     traces = json.loads(done.stdout)["job"]["traces"]
     assert [trace["rank"] for trace in traces] == [0, 1]
@@ -144,7 +181,7 @@ def test_a_trace_of_every_rank_is_recorded_at_the_same_steps_and_comes_home(ugro
         assert any("Optimizer.step" in name for name in names)
         forwards = [name for name in names if name == "DistributedDataParallel.forward"]
         assert len(forwards) == 3
-    again = ugro("profile", job, "--trace", "1", "--json", timeout=LIMIT_S)
+    again = ugro("profile", training, "--trace", "1", "--json", timeout=LIMIT_S)
     assert again.returncode == 0, again.stderr
     later = json.loads(again.stdout)["job"]["traces"]
     assert [trace["rank"] for trace in later] == [0, 1]
@@ -167,6 +204,19 @@ def test_what_cannot_be_asked_is_said(ugro: Ugro, job: str) -> None:
 
 
 def test_when_it_has_ended_its_results_tell_of_it(ugro: Ugro, job: str) -> None:
+    metrics = _results_at_its_end(ugro, job)
+    watched = ugro("profile", job, "--watch", "--json")
+    assert watched.returncode == 0
+    assert len(watched.stdout.splitlines()) == 1, "there is nothing to wait for"
+    assert metrics["checkpoint_step"] == 50
+
+
+@pytest.mark.proof
+def test_a_training_that_is_ended_is_saved_first(ugro: Ugro, training: str) -> None:
+    assert _results_at_its_end(ugro, training)["checkpoint_step"] > 0
+
+
+def _results_at_its_end(ugro: Ugro, job: str) -> dict[str, Any]:
     assert ugro("cancel", job).returncode == 0
     ugro("wait", job)
 
@@ -175,17 +225,14 @@ def test_when_it_has_ended_its_results_tell_of_it(ugro: Ugro, job: str) -> None:
         return found
 
     wait_until(lambda: results()["state"] == "home", 60, "its results to be home")
-    metrics = results()["metrics"]
+    metrics: dict[str, Any] = results()["metrics"]
     assert metrics["throughput_name"] == "samples_per_s"
     assert metrics["throughput"] > 0
     assert metrics["imbalance"] > 1.1
     assert 0 < metrics["device_use"] < 1
-    assert metrics["checkpoint_step"] > 0, "it was saved before its end"
     shown = ugro("results", job).stdout
     assert re.search(r"checkpoint .*checkpoints/\S+ \(step \d+\)", shown), shown
-    watched = ugro("profile", job, "--watch", "--json")
-    assert watched.returncode == 0
-    assert len(watched.stdout.splitlines()) == 1, "there is nothing to wait for"
+    return metrics
 
 
 def test_a_launch_of_what_was_faster_on_fewer_nodes_is_told_so(ugro: Ugro) -> None:
@@ -193,7 +240,7 @@ def test_a_launch_of_what_was_faster_on_fewer_nodes_is_told_so(ugro: Ugro) -> No
     pretend = Pretend([0.001, 0.05], fixed_s=[0.001, 0.2], names=tuple(_nodes(ugro)))
     records = ugro.home / "records.jsonl"
     records.write_bytes(b"".join(pretend.run(60)))
-    script = ugro.home / "tells.py"
+    script = ugro.home / "copies.py"
     script.write_text(
         "import os, shutil\n"
         f"if os.environ['RANK'] == '0': shutil.copy({str(records)!r}, os.environ['UGRO_OUTPUT'] + '/metrics.jsonl')\n"

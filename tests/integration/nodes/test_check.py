@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.waiting import wait_until
+from tests.rig.waiting import parent_of, wait_until
 from ugro.agent.tracking import node_checks
 from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
@@ -84,10 +84,6 @@ def test_a_listener_is_gone_with_its_node_program(tmp_path: Path) -> None:
             await asyncio.to_thread(wait_until, lambda: not answers(port), _SOON_S, "the listener to be gone")
 
     asyncio.run(scenario())
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_cancelled_listener_is_gone_and_its_node_program_goes_on(tmp_path: Path) -> None:
@@ -248,5 +244,5 @@ def test_the_root_is_really_written_and_left_clean(tmp_path: Path) -> None:
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert left == [".ugro/folder-id"]
     assert system.root(str(tmp_path)).folder_id == found.folder_id != ""
-    assert system._filesystem("/dev/shm") == "tmpfs"
+    assert system.filesystem_of("/dev/shm") == "tmpfs"
     assert system.root(str(tmp_path / "missing")).error == "No such file or directory"

@@ -60,7 +60,7 @@ def test_nodes_that_are_well_get_good_lines_only(cluster: SshdFarm, ugro: Ugro) 
     assert {finding.grade for finding in found} == {Grade.OK}, found
     for node in cluster.nodes:
         checks = [finding.check for finding in found if finding.subject == node.name]
-        assert checks == ["reach", "host key", "python", "root", "clock", "ports", "gpu", "logout"]
+        assert checks == ["reach", "host key", "python", "root", "clock", "ports", "gpu", "limits", "logout"]
     assert "all 6 pairs reach each other" in only(found, "cluster", "network").text
     assert list((cluster.nodes[0].home / "grid_workspace").glob(".ugro-check*")) == []
 
@@ -241,6 +241,7 @@ def test_nodes_that_cannot_reach_each_other_are_failures_pair_by_pair(farm_of: F
     assert about(found, "cluster", "network") == []
 
 
+@pytest.mark.proof
 def test_a_gpu_that_is_lost_is_a_failure(farm_of: Farms, ugro: Ugro, tmp_path: Path) -> None:
     farm = farm_of(1)
     gpus = tmp_path / "gpus"

@@ -384,6 +384,7 @@ def test_what_a_command_leaves_behind_ends_with_it(ugro: Ugro, farm: SshdFarm) -
     assert processes_with(mark.encode()) == []
 
 
+@pytest.mark.proof
 def test_ctrl_c_before_a_node_is_connected_is_obeyed(farm_of: Farms) -> None:
     farm = farm_of(1)
     farm["n001"].freeze()

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.conftest import Farms, RawProgram, Ugro, in_loop, kept_nodes, link_to, run_command, until
 from tests.rig.netns import Way
 from tests.rig.sshd import SshdFarm, SshdNode
-from tests.rig.waiting import descendants, is_alive, name_of, signal_all, wait_until
+from tests.rig.waiting import descendants, is_alive, name_of, parent_of, signal_all, wait_until
 from ugro.core.errors import RemoteFailure, Unreachable
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
@@ -277,10 +277,6 @@ def test_a_gpu_driver_that_hangs_is_not_asked_again_and_again(tmp_path: Path) ->
 def is_read(program: RawProgram) -> bool:
     program.call(1, "probe", {"gpu_timeout_s": 1.0})
     return "does not answer" not in wire.parse(program.frame()[2])["gpu_error"]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.proof

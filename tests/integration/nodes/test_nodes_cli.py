@@ -414,6 +414,7 @@ def test_a_node_that_is_down_or_is_this_machine_has_no_key_to_show(strangers: tu
         assert "is not reached by ssh" in answer.stderr
 
 
+@pytest.mark.proof
 def test_without_a_place_for_keys_none_is_accepted(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     farm.ssh_config.write_text(farm.ssh_config.read_text().replace(f'"{farm.known_hosts}"', "/dev/null"))
@@ -422,6 +423,7 @@ def test_without_a_place_for_keys_none_is_accepted(strangers: tuple[Ugro, SshdFa
     assert "ssh is configured to store no host keys" in answer.stderr
 
 
+@pytest.mark.proof
 def test_a_file_whose_path_has_a_blank_is_found(strangers: tuple[Ugro, SshdFarm]) -> None:
     ugro, farm = strangers
     place = farm.directory / "my keys" / "known hosts"

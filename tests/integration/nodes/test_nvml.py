@@ -153,6 +153,7 @@ def test_two_unlike_gpus_are_read_each_with_its_own_values(sampler: SamplerProce
         use_percent=87,
         temperature_c=71,
         power_w=131.25,
+        energy_j=5_000_000_000.25,  # more than 32 bits of millijoules
     )
     write_gpus(gpus_file, [first, SIMULATED_MODELS["v100"]])
     one, two = sampler.gpus()
@@ -166,6 +167,7 @@ def test_two_unlike_gpus_are_read_each_with_its_own_values(sampler: SamplerProce
         temperature_c=71.0,
         power_w=131.25,
         power_limit_w=140.0,
+        energy_j=5_000_000_000.25,
     )
     assert (two.index, two.name, two.memory_total_bytes) == (1, "Tesla V100-SXM2-16GB", 16 * GIB)
     assert two.uuid.startswith("GPU-")
@@ -284,7 +286,7 @@ def test_a_process_that_computes_and_draws_is_listed_once(sampler: SamplerProces
 
 @needs_compiler
 def test_our_own_processes_are_known_by_their_mark(sampler: SamplerProcess, gpus_file: Path) -> None:
-    marks = {"UGRO_AGENT": "a1", "UGRO_JOB": "j7"}
+    marks = {"UGRO_RUN": "a1/j7.1", "UGRO_JOB": "j7"}
     ours = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, env=marks)
     theirs = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, env={"UGRO_JOBS": "x"})
     try:
@@ -373,7 +375,7 @@ def test_the_pretend_nvidia_smi_tells_the_same_as_the_pretend_library(
         SimulatedGpu(memory_used_bytes=None, memory_total_bytes=None, use_percent=None, power_limit_w=None),
         SimulatedGpu(error=GPU_IS_LOST),
     ]
-    write_gpus(gpus_file, gpus)
+    write_gpus(gpus_file, [dataclasses.replace(gpu, energy_j=None) for gpu in gpus])  # the tool does not tell it
     program = write_nvidia_smi(tmp_path / "bin", gpus_file)
     tool_env = {"UGRO_NVML_LIBRARY": "/nonexistent", "PATH": f"{program.parent}:/usr/bin:/bin"}
     by_tool = start(tool_env).ask()

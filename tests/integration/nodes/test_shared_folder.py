@@ -96,6 +96,7 @@ def test_a_job_on_all_three_nodes_runs_and_its_logs_are_whole(shared: Shared) ->
     assert sorted(line.rpartition("| ")[2] for line in logs) == [f"rank {rank} done" for rank in range(3)]
 
 
+@pytest.mark.proof
 def test_an_agent_that_was_killed_finds_all_three_runs_again(shared: Shared) -> None:
     job = shared.launch()
     shared.until_started(job)
@@ -108,6 +109,7 @@ def test_an_agent_that_was_killed_finds_all_three_runs_again(shared: Shared) -> 
     assert shared.started(job, 2) == []
 
 
+@pytest.mark.proof
 def test_a_retry_starts_on_all_three_nodes_again(shared: Shared) -> None:
     job = shared.launch("--retries", "1")
     shared.until_started(job)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Farms, in_loop, link_to, open_link, run_command, spec_of
+from tests.integration.conftest import Farms, RawProgram, in_loop, link_to, open_link, run_command, spec_of
 from tests.rig.sshd import SshdNode
 from tests.rig.waiting import wait_until
 from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
 from ugro.nodes import bootstrap
+from ugro.remote import wire
 
 SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"no {shell} here"))
@@ -213,6 +214,10 @@ def program_folder(node_root: Path) -> Path:
     return node_root / ".ugro" / "program"
 
 
+def kept(node_root: Path) -> list[str]:
+    return sorted(path.name for path in program_folder(node_root).glob("*"))
+
+
 def test_a_node_that_dies_during_the_upload_keeps_no_half_program(tmp_path: Path) -> None:
     spec = NodeSpec("here", remote_root=str(tmp_path))
     program = bootstrap.node_program()
@@ -221,39 +226,25 @@ def test_a_node_that_dies_during_the_upload_keeps_no_half_program(tmp_path: Path
     process.stdin.write(program.content[: len(program.content) // 2])
     process.kill()
     finish(process)
-    assert list(program_folder(tmp_path).iterdir()) == []
+    assert kept(tmp_path) == []
 
 
 def test_what_a_death_in_the_middle_left_is_not_used_and_is_removed_when_it_is_old(tmp_path: Path) -> None:
     spec = NodeSpec("here", remote_root=str(tmp_path))
-    name = bootstrap.node_program().digest[:16]
-    for suffix, age_s in ((".old", 3600), (".young", 0)):
-        left = program_folder(tmp_path) / (name + suffix) / "ugro"
-        left.mkdir(parents=True)
-        os.utime(left.parent, (left.parent.stat().st_mtime - age_s,) * 2)
+    name = bootstrap.node_program().name
+    (program_folder(tmp_path) / f"{name}.older-version" / "ugro").mkdir(parents=True)
+    for suffix, age_s in ((".older-version", 3600), (".old", 3600), (".young", 0)):
+        left = program_folder(tmp_path) / (name + suffix)
+        if not left.exists():
+            left.write_bytes(bootstrap.node_program().content[:1000])
+        os.utime(left, (left.stat().st_mtime - age_s,) * 2)
     process = started(tmp_path, spec)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(bootstrap.node_program().content)
     assert process.stdout.readline() == b"UGRO1 nonce ready\n"
     finish(process)
-    assert {path.name for path in program_folder(tmp_path).iterdir()} == {name, f"{name}.young"}
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("damage", ["a file", "the folder inside", "everything"])
-@in_loop
-async def test_a_program_of_which_a_cleaner_took_something_is_sent_anew(farm_of: Farms, damage: str) -> None:
-    node = (farm := farm_of(1)).nodes[0]
-    async with link_to(farm, node):
-        pass
-    [home] = program_folder(node.home / "grid_workspace").iterdir()
-    program = home / "ugro/remote"
-    target = {"a file": program / "process/execute.py", "the folder inside": program, "everything": home}
-    shutil.rmtree(target[damage]) if target[damage].is_dir() else target[damage].unlink()
-    async with link_to(farm, node) as link:
-        assert (await run_command(link, "true"))[0]["code"] == 0
-    assert list(program_folder(node.home / "grid_workspace").iterdir()) == [home]
+    assert kept(tmp_path) == [name, f"{name}.young"]
 
 
 def test_a_damaged_upload_is_refused(tmp_path: Path) -> None:
@@ -265,23 +256,15 @@ def test_a_damaged_upload_is_refused(tmp_path: Path) -> None:
     process.stdin.write(content)
     assert process.stdout.readline() == b"UGRO1 nonce damaged\n"
     finish(process)
-    assert list(program_folder(tmp_path).iterdir()) == []
+    assert kept(tmp_path) == []
 
 
-def test_whoever_comes_second_takes_nothing_away_from_the_first(tmp_path: Path) -> None:
-    """The first may be importing it at this moment."""
-    processes = [started(tmp_path, NodeSpec("here", remote_root=str(tmp_path))) for _ in range(2)]
-    inodes = []
-    for process in processes:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(bootstrap.node_program().content)
-        assert process.stdout.readline() == b"UGRO1 nonce ready\n"
-        [home] = program_folder(tmp_path).iterdir()
-        inodes.append((home.stat().st_ino, (home / "ugro" / "remote").stat().st_ino))
-    assert inodes[0] == inodes[1]
-    for process in processes:
-        finish(process)
+def test_a_program_that_runs_needs_no_file_any_more(tmp_path: Path) -> None:
+    """A second link may replace it, a cleaner may delete it."""
+    with RawProgram(tmp_path) as program:
+        shutil.rmtree(program_folder(tmp_path))
+        program.call(1, "exec", {"argv": ["true"], "marker": "test"})
+        assert program.frame()[0] == wire.RESULT
 
 
 @pytest.mark.proof
@@ -289,7 +272,7 @@ def test_whoever_comes_second_takes_nothing_away_from_the_first(tmp_path: Path) 
 async def test_many_agents_that_come_to_a_fresh_node_at_once_all_get_in(farm_of: Farms) -> None:
     node: SshdNode = (farm := farm_of(1)).nodes[0]
     links = await asyncio.gather(*(open_link(spec_of(node), farm) for _ in range(6)))
-    assert len(list(program_folder(node.home / "grid_workspace").iterdir())) == 1
+    assert kept(node.home / "grid_workspace") == [bootstrap.node_program().name]
     for link in links:
         link.close()
     await asyncio.gather(*(link.wait_closed() for link in links))

@@ -113,14 +113,16 @@ def test_the_wheel_runs_a_lab_and_its_dashboard(installed: Installed) -> None:
 
 
 def expect_pages(link: str) -> None:
-    address = link.partition("/login")[0]
+    address, _, word = link.partition("/login?")
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    browser.addheaders = [("Origin", address)]
 
-    def text_of(url: str) -> str:
-        with browser.open(url, timeout=20) as answer:
+    def text_of(url: str, form: bytes | None = None) -> str:
+        with browser.open(url, form, timeout=20) as answer:
             return str(answer.read().decode())
 
-    text_of(link)
+    assert "<form" in text_of(link)
+    text_of(f"{address}/login", word.encode())  # as the form does
     page = text_of(address)
     assert "lab2" in page
     found = re.findall(r'(?:href|src)="(/static/[^"]+)"', page)

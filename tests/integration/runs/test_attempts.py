@@ -109,6 +109,7 @@ def test_a_supervisor_with_a_fault_says_so_and_leaves_its_traceback(node: LocalN
     assert ledger.starts() == []
 
 
+@pytest.mark.proof
 def test_a_thousand_starts_at_once_keep_nobody_from_being_heard(node: LocalNode) -> None:
     """Most are refused: what counts is that they are many."""
     link = node.link()
@@ -238,6 +239,20 @@ def test_an_agent_of_an_older_generation_has_no_say(node: LocalNode, ledger: Led
         with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2"):
             node.call(link, method, job="train", attempt=1, spec=ledger.sleeping(), file="exit.json")
     assert len(ledger.alive_of(ONE)) == 2
+
+
+def test_an_agent_that_asks_for_tickets_to_decide_is_obeyed_from_then_on(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    assert status_of(node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())) == "running"
+    node.generation = 2
+    node.call(link, "tickets", runs=None, admits=False)
+    node.generation = 1
+    assert status_of(node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())) == "running"
+    node.generation = 2
+    node.call(link, "tickets", runs=None, admits=True)
+    node.generation = 1
+    with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2"):
+        node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping())
 
 
 def test_a_refusal_says_its_kind_in_a_stable_word(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_what_a_rank_left_ends_with_its_run_and_that_of_others_does_not(node: Lo
     ledger.expect_nothing_alive(0.1)
 
 
-@pytest.mark.parametrize("kind", ["double", "setsid-double", "empty-double"])
+@pytest.mark.parametrize("kind", ["double", "setsid-double", "empty-double", "setsid-empty-double"])
 def test_a_run_is_not_over_while_anything_it_left_lives(node: LocalNode, ledger: Ledger, kind: str) -> None:
     link = node.link()
     start(node, link, {"1": spec_of(ledger, 1, "sleep"), "2": leaving(ledger, 2, kind)})
@@ -195,13 +195,13 @@ def test_a_run_is_not_over_while_anything_it_left_lives(node: LocalNode, ledger:
 
 @pytest.mark.proof
 def test_one_that_left_every_trace_ends_when_no_run_can_have_left_it(node: LocalNode, ledger: Ledger) -> None:
-    """Its own session, no environment, no parent: two runs were there when it began."""
+    """Its own session, no environment, no parent, no file of its run: two runs were there when it began."""
     link = node.link()
     specs = {"1": spec_of(ledger, 1, "sleep")}
     start(node, link, specs)
-    start(node, link, {"2": leaving(ledger, 2, "setsid-empty-double")})
+    start(node, link, {"2": leaving(ledger, 2, "setsid-empty-double-bare")})
     wait_until(lambda: statuses(node, link)["2"] == "exited")
-    [escaped] = [entry for entry in ledger.entries() if entry.kind == "setsid-empty-double"]
+    [escaped] = [entry for entry in ledger.entries() if entry.kind == "setsid-empty-double-bare"]
     node.call(link, "stop", job="1", attempt=1)
     wait_until(lambda: not escaped.is_alive, 10, "the process that left every trace to end")
     assert records(node, link)["2"]["outcome"] == "succeeded"

@@ -354,7 +354,7 @@ def test_a_rank_that_somebody_killed_is_no_matter_of_memory(node: LocalNode, led
 @pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason=f"no {SYSTEM_PYTHON}")
 def test_a_run_works_for_a_user_without_any_rights(folder: Path, ledger: Ledger) -> None:
     os.chown(folder / "root", NOBODY, NOBODY)
-    folder.chmod(0o777)
+    folder.chmod(0o1777)  # where the ranks write their ledger
     prefix = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all")
     for node in closing(LocalNode(folder / "root", prefix=prefix, python=SYSTEM_PYTHON)):
         link = node.link()

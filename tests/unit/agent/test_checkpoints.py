@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ugro.core.errors import NotFound, RemoteFailure, UgroError
 from ugro.nodes.files import Found, decode_found
 from ugro.remote.files import checkpoint_dir, checkpoint_names, listing
 from ugro.remote.files.checkpoint_dir import CheckpointDir
+from ugro.remote.files.checkpoint_order import Written
 from ugro.remote.files.listing import Unsendable
 from ugro.remote.files.received import Folder, Writer, receive_whole, send_whole
 from ugro.remote.files.resumable import CHUNK, Reader, StreamError
@@ -74,26 +76,60 @@ def test_the_newest_has_the_highest_number_and_those_without_come_last_by_time(t
     os.mkfifo(tmp_path / "pipe_99")
     (tmp_path / "step_8").mkdir()
     os.utime(tmp_path / "step_8", (80, 80))
-    agent = AgentDir("/nowhere", "agent", "n1@machine")
-    found = CheckpointDir(agent, {"job": "7", "dir": str(tmp_path)}).complete()
+    found = CheckpointDir(agent_dir(tmp_path), {"job": "7", "dir": str(tmp_path)}).complete()
     assert [entry.name for entry in found] == ["step_10", "step_9", "step_8", "last.pt", "best.pt"]
-    found = CheckpointDir(agent, {"job": "7", "dir": str(tmp_path), "since": 45}).complete()
+    younger = {"job": "8", "dir": str(tmp_path), "age_s": time.time() - 45}
+    found = CheckpointDir(agent_dir(tmp_path), younger).complete()
     assert [entry.name for entry in found] == ["step_9", "step_8", "last.pt"]
+
+
+def test_what_a_later_attempt_wrote_is_newer_whatever_the_clock_of_the_node_said(tmp_path: Path) -> None:
+    def attempt(number: int) -> CheckpointDir:
+        return CheckpointDir(agent_dir(tmp_path), {"job": "7", "attempt": number, "dir": str(tmp_path)})
+
+    def written(name: str, time_s: int) -> None:
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (time_s, time_s))
+
+    attempt(1).make()
+    written("last.pt", 9000)
+    assert attempt(1).complete()[0].written.attempt == 1
+    written("unseen.pt", 9999)
+    attempt(2).make()
+    attempt(2).make()
+    written("model.pt", 20)
+    first = attempt(2).complete()
+    assert [(entry.name, entry.written.attempt) for entry in first] == [
+        ("model.pt", 2), ("unseen.pt", 1), ("last.pt", 1),
+    ]  # fmt: skip
+    written("last.pt", 10)
+    again = attempt(2).complete()
+    assert [(entry.name, entry.written.attempt) for entry in again[:2]] == [("last.pt", 2), ("model.pt", 2)]
+    attempt(2).make()
+    assert [entry.written for entry in attempt(2).complete()] == [entry.written for entry in again]
+
+
+def agent_dir(folder: Path) -> AgentDir:
+    agent = AgentDir(str(folder / ".agent"), "agent", "n1@machine")
+    os.makedirs(agent.path, exist_ok=True)
+    return agent
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["step_1", "step_02", "a", "b.pt", "e-7.pt"]), st.integers(0, 9)), min_size=1)
 )
 def test_whatever_order_they_are_found_in_the_same_one_is_the_newest(seen: list[tuple[str, int]]) -> None:
-    entries = [checkpoint_dir.Found("", name, "file", time_ns) for name, time_ns in seen]
+    about = os.stat_result((0o100644, *[0] * 9))
+    entries = [checkpoint_dir.Found("", name, about, Written(1, serial)) for name, serial in seen]
     newest = max(entries, key=lambda entry: entry.order)
     assert newest.order == max(reversed(entries), key=lambda entry: entry.order).order
     numbers = [entry.number for entry in entries if entry.number is not None]
     assert newest.number == (max(numbers) if numbers else None)
 
 
-def found(name: str, changed_ns: int = 1, fingerprint: str = "0" * 32, size: int = 3) -> Found:
-    return Found(name, "folder", size, changed_ns, checkpoint_names.number(name), fingerprint)
+def found(name: str, changed_ns: int = 1, fingerprint: str = "0" * 32, attempt: int = 1, serial: int = 0) -> Found:
+    made = Found(name, "folder", 3, changed_ns, checkpoint_names.number(name), fingerprint)
+    return replace(made, attempt=attempt, serial=serial)
 
 
 def at_home(offer: Found, node: str = "n1") -> Checkpoint:
@@ -113,6 +149,18 @@ def test_what_is_home_is_brought_again_only_when_it_is_newer() -> None:
     assert choose([Offer("n1", found("a")), Offer("n2", found("b"))], None) == Offer("n1", found("a"))
 
 
+def test_a_later_attempt_goes_before_a_later_time_and_on_one_node_the_order_of_writing_does() -> None:
+    home = at_home(found("last.pt", 9000, serial=5))
+    behind = Offer("n2", found("last.pt", 20, "1" * 32, attempt=2))
+    ahead = Offer("n3", found("last.pt", 99_999, "2" * 32, attempt=1))
+    assert choose([ahead, behind], home) is behind
+    assert choose([ahead], at_home(found("last.pt", 20, attempt=2), "n2")) is None
+    set_back = Offer("n1", found("last.pt", 10, "3" * 32, serial=6))
+    older = Offer("n1", found("best.pt", 99_999, "4" * 32, serial=4))
+    assert choose([set_back], home) is set_back
+    assert choose([older], home) is None
+
+
 # --- what a node says of them -----------------------------------------------------------------------------------
 
 SOUND: dict[str, Any] = {
@@ -128,6 +176,8 @@ def test_a_sound_answer_is_understood() -> None:
 @pytest.mark.parametrize(
     "lie",
     [
+        {"attempt": -1},
+        {"serial": 1 << 53},
         {"name": "../../.ssh/step_5"},
         {"name": "/etc/step_5"},
         {"name": ".step_5"},

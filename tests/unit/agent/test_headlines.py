@@ -21,6 +21,10 @@ def _job(number: int = 7) -> Job:
     return Job(number, spec, "ann", JobState.RUNNING, "", "2026-01-01T00:00:00+00:00", attempt=1, placement=place)
 
 
+async def _unmeasured(job: Job) -> None:
+    return None
+
+
 def _headline(folder: Path, offset_s: float | None) -> Headline:
     """Of a training with a step every two seconds, on a node whose clock is behind."""
 
@@ -32,7 +36,7 @@ def _headline(folder: Path, offset_s: float | None) -> Headline:
         key = SeriesKey(job_owner(7), 1, 0, "loss")
         await store.append({key: Points(list(range(1, 41)), times, [1.0] * 40)})
         report = NodeReport("gpu1", Status.HEALTHY, 100, link=LinkQuality(clock_offset_s=offset_s))
-        found = await Headlines(folder, store, lambda: {"gpu1": report}).of(_job())
+        found = await Headlines(folder, store, lambda: {"gpu1": report}, _unmeasured).of(_job())
         await store.close()
         return found
 
@@ -58,7 +62,8 @@ def test_a_list_has_the_headlines_of_its_first_jobs(tmp_path: Path) -> None:
     async def work() -> dict[int, str]:
         store = MetricStore(tmp_path / "metrics.db")
         await store.open()
-        found = await Headlines(tmp_path, store, dict).words([_job(number) for number in range(2 * MOST_IN_A_LIST)])
+        jobs = [_job(number) for number in range(2 * MOST_IN_A_LIST)]
+        found = await Headlines(tmp_path, store, dict, _unmeasured).words(jobs)
         await store.close()
         return found
 

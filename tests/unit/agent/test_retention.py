@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +12,11 @@ import pytest
 from ugro.agent.artifacts.job_folder import delete_results
 from ugro.agent.jobs.retention import Retention
 from ugro.config.schema import Retention as Settings
+from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotFound
 from ugro.core.job import After, Job, JobSpec, JobState
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant
 from ugro.store.database import Store
 from ugro.telemetry.metricstore import MetricStore
 
@@ -51,7 +53,8 @@ class World:
     remover: Remover
     retention: Retention
     settings: Settings = field(default_factory=lambda: Settings(jobs=90 * DAY_S, keep=0, notice=DAY_S))
-    now_s: float = field(default_factory=time.time)
+    now: Instant = field(default_factory=clock.now)
+    may_remove: bool = True
 
     async def ended(self, count: int, state: JobState = JobState.CANCELLED) -> list[int]:
         return [(await self.job(state)).id for _ in range(count)]
@@ -63,7 +66,11 @@ class World:
         return job if state is None else await self.store.jobs.move(job, state, "test")
 
     async def after(self, days: float) -> None:
-        await self.retention.look(self.now_s + days * DAY_S)
+        await self.retention.look(self.at(days))
+
+    def at(self, days: float, wall_by_s: float = 0.0) -> Instant:
+        passed_s = days * DAY_S
+        return replace(self.now, wall_s=self.now.wall_s + passed_s + wall_by_s, boot_s=self.now.boot_s + passed_s)
 
     async def there(self) -> list[int]:
         return sorted(job.id for job in await self.store.jobs.newest(1000))
@@ -86,7 +93,7 @@ def run(tmp_path: Path, work: Callable[[World], Awaitable[None]]) -> None:
         await metrics.open()
         folder = tmp_path / "jobs"
         remover = Remover(folder, store)
-        retention = Retention(folder, store, metrics, remover, lambda: world.settings)
+        retention = Retention(folder, store, metrics, remover, lambda: world.settings, lambda: world.may_remove)
         retention.pause_s = 0.0
         world = World(folder, store, remover, retention)
         try:
@@ -317,6 +324,37 @@ def test_old_events_without_a_job_go_too(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_entries_of_the_audit_log_go_after_their_own_time(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await world.store.audit.add([AuditEntry(world.now.at, "ann", "pid 1", "cancel", "7", "done")] * 700)
+        await world.after(364)
+        assert len(await world.store.audit.newest(1000)) == 700
+        world.settings = replace(world.settings, audit=None)
+        await world.after(4000)
+        assert len(await world.store.audit.newest(1000)) == 700, "null keeps them"
+        world.settings = replace(world.settings, audit=365 * DAY_S)
+        await world.after(366)
+        assert await world.store.audit.newest(1000) == []
+
+    run(tmp_path, work)
+
+
+def test_a_job_that_never_ends_does_not_fill_the_disk_with_events(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        job = await world.job(None)
+        other = await world.job(None)
+        for number in range(300):
+            await world.store.jobs.note("node", f"news {number}", job=job)
+        while await world.store.retention.trim_events(250, 20):
+            pass
+        texts = [event.text for event in await world.store.jobs.events(limit=1000) if event.job == job.id]
+        assert len(texts) == 250
+        assert (texts[-1], "news 50" in texts, "news 110" in texts) == ("news 299", True, False)
+        assert [event.job for event in await world.store.jobs.events(limit=1000)].count(other.id) == 1
+
+    run(tmp_path, work)
+
+
 def test_thousands_are_removed_in_small_steps(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         waiting = [(JobSpec("job", ("true",)), "ann", str(number)) for number in range(1200)]
@@ -334,3 +372,29 @@ def test_thousands_are_removed_in_small_steps(tmp_path: Path) -> None:
 
 async def submitted(store: Store, wanted: Iterable[tuple[JobSpec, str, str]]) -> list[Job]:
     return [(await store.jobs.submit(spec, user, key)).job for spec, user, key in wanted]
+
+
+def test_while_the_clock_cannot_be_believed_nothing_is_announced_or_removed(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        [job] = await world.ended(1)
+        world.may_remove = False
+        await world.after(3650)
+        await world.after(3660)
+        assert await world.there() == [job]
+        assert await world.announced() == []
+        world.may_remove = True
+        await world.after(3660)
+        assert len(await world.announced()) == 1
+
+    run(tmp_path, work)
+
+
+def test_a_job_that_ended_while_the_clock_was_years_behind_is_not_old_when_it_is_set(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await world.ended(1)
+        await world.retention.look(world.at(1, wall_by_s=10 * 365 * DAY_S))
+        assert await world.announced() == []
+        await world.retention.look(world.at(91, wall_by_s=10 * 365 * DAY_S))
+        assert len(await world.announced()) == 1
+
+    run(tmp_path, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import pytest
 
 from ugro.cli.jobs.arguments import divide
 from ugro.cli.jobs.describe import duration_s, exit_code, next_commands, ranks, variables
-from ugro.cli.jobs.document import job_document
+from ugro.cli.jobs.document import job_document, plan_document
 from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed
 from ugro.cli.jobs.moment import MOMENT
 from ugro.cli.jobs.submit import launch, run
@@ -20,6 +21,7 @@ from ugro.config.job.options import OPTIONS as JOB_OPTIONS
 from ugro.config.job.options import POSITIONAL
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Attempt, Job, JobSpec, JobState, Launcher, Placement, Share
+from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.support.codec import dumps
 from ugro.core.support.secret import looks_secret
 
@@ -91,6 +93,16 @@ def test_a_jobs_document_has_these_names_and_no_others() -> None:
     assert set(told) == {"number", "nodes", "started_at", "ended_at", "outcome", "failure"}
     assert told["failure"]["cause"] == "oom"
     assert "attempts" not in job_document(job())
+
+
+def test_programs_get_no_secret_values_either() -> None:
+    env = (("A", "b"), ("GITHUB_PAT", "hush"), ("URL", "redis://:hush@h"))
+    spec, rank = replace(job().spec, env=env), RankPlan(0, 0, ("true",), env)
+    plan = plan_document(Plan(17, 1, (NodePlan("gpu1", (rank,)),)))
+    assert plan is not None
+    for shown in (job_document(replace(job(), spec=spec))["spec"].env, plan.nodes[0].ranks[0].env):
+        assert shown == (("A", "b"), ("GITHUB_PAT", "***"), ("URL", "redis://:***@h"))
+    assert plan_document(None) is None
 
 
 def test_how_long_is_from_the_submit_for_one_that_waits() -> None:

@@ -226,7 +226,7 @@ def test_a_log_cannot_steer_the_terminal_and_a_pipe_gets_it_whole(
     output = Output()
     output.raw(evil)
     output.note("next")
-    assert screen.shown() == "\x1b[31mred�]0;owned�\n\x1b[0mnext\n", "what comes next has its own colours"
+    assert screen.shown() == "\x1b[31mred\n\x1b[0mnext\n", "what comes next has its own colours"
 
 
 def test_a_dumb_terminal_gets_plain_lines_now_and_then(
@@ -299,6 +299,21 @@ def test_progress_is_gone_before_anything_else_is_said(
     assert screen.shown().startswith("\r\x1b[K")
     output.end_progress()
     assert "\x1b[K" not in screen.shown()
+
+
+def test_progress_of_several_lines_is_drawn_over_the_last_and_never_scrolls(
+    terminal: Callable[[int, int], Terminal],
+) -> None:
+    screen = terminal(30, 6)
+    output = Output()
+    output.progress("three", "lines", "of progress")
+    assert screen.shown().count("\n") == 2
+    output.progress("one")
+    assert screen.shown().startswith("\r\x1b[K\x1b[A\x1b[K\x1b[A\x1b[K"), "from where the first line was"
+    output.progress(*(f"line {n}" for n in range(50)))
+    assert screen.shown().count("\n") < 6
+    output.text("done")
+    assert screen.shown().count("\x1b[A") == 3
 
 
 def test_text_and_bytes_come_out_in_the_order_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +443,7 @@ def test_findings_stand_below_each_other_node_by_node(terminal: Callable[[int, i
     subjects = ("gpu1 → gpu10", "gpu10", "cluster", "gpu2")
     findings = [Finding(subject, "reach", Grade.FAILED, "gone", "look") for subject in subjects]
     findings.sort(key=lambda finding: doctor._place(finding, ()))
-    doctor._show(Output(), findings)
+    doctor.show(Output(), findings)
     shown = ESCAPES.sub("", screen.shown()).splitlines()
     assert [line[2:14].strip() for line in shown[::2]] == ["gpu2", "gpu10", "cluster", "gpu1 → gpu10"]
     assert {line.index("reach  gone") for line in shown[::2]} == {16}

@@ -17,6 +17,7 @@ from ugro.cli.jobs.describe import ago
 from ugro.cli.output import Output
 from ugro.client.jobs import Details
 from ugro.core.job import Attempt, JobState, Placement, Share
+from ugro.core.support.moment import Instant
 
 NOW = datetime(2030, 1, 1, 2, 0, 40, tzinfo=UTC)
 LONG = (
@@ -46,7 +47,7 @@ def test_at_80_columns_the_reason_of_a_failure_is_whole_and_a_success_says_nothi
         job(JobState.SUCCEEDED, cached_from=3),
     ]
     with terminal():
-        lines = [ESCAPES.sub("", line) for line in status.table(Output(), jobs, NOW)]
+        lines = [ESCAPES.sub("", line) for line in status.table(Output(), jobs, Instant(NOW.timestamp()))]
     assert max(map(columns_of, lines)) <= 80
     assert LONG in " ".join(line.strip() for line in lines)
     first = next(number for number, line in enumerate(lines) if "succeeded" in line)
@@ -106,4 +107,4 @@ def test_programs_get_the_same_columns_as_ever_and_new_ones_at_the_end(capsys: p
     ],
 )
 def test_when_is_how_long_ago_and_later_the_day(passed: timedelta, words: str) -> None:
-    assert ago((NOW - passed).isoformat(), NOW) == words
+    assert ago(Instant((NOW - passed).timestamp()), Instant(NOW.timestamp())) == words

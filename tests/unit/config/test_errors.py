@@ -52,6 +52,11 @@ def error_of(text: str) -> ConfigError:
             "cluster.yaml:2: nodes.a: expected a map",
             "a: {ip: 192.168.1.11, user: ann}",
         ),
+        (
+            "nodes:\n  a:\n    owner: {when: always}\n",
+            "cluster.yaml:3: nodes.a.owner.when: expected never, active or gpu_busy, got \"always\"",
+            "for example: when: active",
+        ),
         ("nodes:\n- a\n- 7\n", "cluster.yaml:3: nodes: expected a node's name", 'put it in quotes: "7"'),
         ("nodes:\n- no\n", "cluster.yaml:2: nodes: expected a node's name", "put it in quotes"),
         ("nodes:\n- a\n- {ip: b}\n", "cluster.yaml:3: nodes: expected a node's name", "map form"),
@@ -92,6 +97,11 @@ def error_of(text: str) -> ConfigError:
             "nodes: {a: {transport: docker}}",
             "cluster.yaml:1: nodes.a.transport: expected ssh, local, or a command as a list of words",
             "[docker, exec, -i, NAME]",
+        ),
+        (
+            "nodes: [a]\nenergy: {price_per_kwh: cheap}\n",
+            'cluster.yaml:2: energy.price_per_kwh: expected a number from 0 to 1000000, got "cheap"',
+            "for example: price_per_kwh: 0.32",
         ),
         ("nodes: !foo [a]\n", "cluster.yaml:1: nodes: the tag !foo is not supported", "remove it"),
         ("nodes: [a]\nx: {<<: 3}\n", "cluster.yaml:2: x: expected a map after <<", ""),

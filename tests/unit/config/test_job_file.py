@@ -16,6 +16,7 @@ from ugro.config.job.options import OPTIONS
 from ugro.config.kinds import BadValueError
 from ugro.config.names import is_job_name
 from ugro.config.reference import job_sections
+from ugro.config.section import NO_OPTION
 from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
@@ -251,12 +252,12 @@ def test_fields_alone_are_a_job() -> None:
     )
 
 
-def test_every_key_but_the_alternatives_has_a_flag() -> None:
+def test_every_key_that_a_command_line_has_room_for_has_a_flag() -> None:
     keys = {
         (*path, key)
         for path, section in job_sections()
         for key, declared in section.known_keys().items()
-        if declared.section is None and key != "any_of"
+        if declared.section is None and declared.option != NO_OPTION
     }
     assert keys == {option.path for option in OPTIONS.values()}
     assert len(keys) == len(OPTIONS), "no two keys have an option of the same name"

@@ -13,6 +13,7 @@ from ugro.config.load import load_config, parse_config
 from ugro.config.schema import Config, NodeEntry, Settings, Ssh
 from ugro.config.section import Section
 from ugro.core.node import NodeSpec, Role
+from ugro.core.owner import OwnerRule, Then, When
 
 FILE = Path("cluster.yaml")
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +94,12 @@ def test_every_default_is_the_promised_one() -> None:
             "unhealthy_nodes": 0.5,
         },
         "metrics": {"node_hours": 24, "job_days": 365, "max_gb": 10},
-        "retention": {"jobs": 90 * 86400, "keep": 10_000, "results": None, "kept": 30 * 86400, "notice": 86400},
+        "retention": {
+            **{"jobs": 90 * 86400, "keep": 10_000, "results": None, "kept": 30 * 86400, "audit": 365 * 86400},
+            "notice": 86400,
+        },
+        "environments": {"max_size": 50_000_000_000},
+        "energy": {"price_per_kwh": None, "currency": "EUR"},
         "dashboard": {
             "enabled": True,
             "host": "127.0.0.1",
@@ -102,6 +108,39 @@ def test_every_default_is_the_promised_one() -> None:
             "launch": None,
             "certificate_file": None,
             "key_file": None,
+        },
+        "owner": {"when": "never", "then": "pause", "quiet": 600},
+        "discovery": {
+            "ssh_config": None,
+            "mdns": None,
+            "zookeeper": None,
+            "consul": None,
+            "command": (),
+            "join": "ask",
+            "match": (),
+            "user": None,
+            "accept_users": False,
+            "most": 64,
+            "leave_after": 60,
+            "interval": 30,
+            "timeout": 10,
+        },
+        "environment": {
+            "python": None,
+            "requirements": None,
+            "packages": (),
+            "constraints": None,
+            "lock": None,
+            "project": None,
+            "index_url": None,
+            "extra_index_url": (),
+            "find_links": (),
+            "no_index": False,
+            "offline": False,
+            "overrides": {},
+            "existing": None,
+            "upgrade": False,
+            "enabled": True,
         },
         "channels": {},
     }
@@ -129,6 +168,7 @@ nodes:
     remote_root: /data/ugro
     transport: [docker, exec, -i, gpu1]
     env: {B: two words, A: ""}
+    owner: {when: gpu_busy, then: shrink, quiet: 30m}
 """
     assert only_node(text) == NodeSpec(
         name="gpu1",
@@ -143,7 +183,26 @@ nodes:
         remote_root="/data/ugro",
         transport=("docker", "exec", "-i", "gpu1"),
         env=(("A", ""), ("B", "two words")),
+        owner=OwnerRule(When.GPU_BUSY, Then.SHRINK, 1800.0),
     )
+
+
+def test_what_a_node_does_not_say_of_its_owner_is_as_for_all() -> None:
+    text = """
+owner: {when: active, quiet: 5m}
+nodes: {a: {}, b: {owner: {then: drain}}, c: {owner: {when: never}}, d: {owner: {quiet: 1h}}}
+"""
+    assert [node.owner for node in config_of(text).nodes] == [
+        OwnerRule(When.ACTIVE, Then.PAUSE, 300.0),
+        OwnerRule(When.ACTIVE, Then.DRAIN, 300.0),
+        None,
+        OwnerRule(When.ACTIVE, Then.PAUSE, 3600.0),
+    ]
+    everywhere = config_of("nodes: {a: {owner: {quiet: 1h}}}", UGRO_OWNER_WHEN="gpu_busy")
+    assert everywhere.nodes[0].owner == OwnerRule(When.GPU_BUSY, Then.PAUSE, 3600.0)
+    [here] = load_config(None, {"UGRO_OWNER_WHEN": "active"}).nodes
+    assert here.owner == OwnerRule(When.ACTIVE)
+    assert only_node("nodes: [gpu1]").owner is None, "nobody is looked for by default"
 
 
 def test_a_node_without_fields_takes_the_common_ones() -> None:

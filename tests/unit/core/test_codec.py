@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.node import Disk, Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeReport, Reason, Role, Status
+from ugro.core.node import (
+    Disk,
+    Facts,
+    Gpu,
+    GpuHolder,
+    GpuProcess,
+    LinkQuality,
+    Machine,
+    NodeReport,
+    Reason,
+    Role,
+    Status,
+)
 from ugro.core.support.codec import DecodeError, decode, dumps
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -109,6 +121,18 @@ def test_a_complaint_about_a_huge_value_stays_short() -> None:
     with pytest.raises(DecodeError) as caught:
         decode(Box, {"size": "x" * 10**6})
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**64) - 1, 10**400])
+def test_a_number_that_nothing_can_hold_is_refused_shortly(number: int) -> None:
+    with pytest.raises(DecodeError, match="is too large") as caught:
+        decode(Disk, {"mount": "/", "total_bytes": number, "free_bytes": 1})
+    assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize("since", [-1e300, 1e300, float(2**40)])
+def test_a_time_that_no_calendar_has_does_not_keep_a_holder_from_being_named(since: float) -> None:
+    assert str(GpuHolder("other", "gpu1", "12", 1, "ann", since)).startswith("job 12 of another agent (user ann,")
 
 
 def test_what_has_no_json_form_is_a_bug_and_says_so() -> None:

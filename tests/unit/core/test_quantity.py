@@ -100,6 +100,7 @@ def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
         (0, "0 s"),
         (0.00013, "0.13 ms"),
         (0.000003, "3.00 µs"),
+        (0.00002365, "23.6 µs"),
         (0.0123, "12.3 ms"),
         (0.5, "500 ms"),
         (0.9996, "1.00 s"),

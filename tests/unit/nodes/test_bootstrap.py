@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
-import io
+import hashlib
 import time
-import zipfile
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugro import remote
 from ugro.core.node import NodeSpec
 from ugro.nodes.bootstrap import MAX_BANNER, SHELL_COMMAND, Greeting, first_lines, node_program
 from ugro.nodes.transport import SshOptions, link_command
 from ugro.remote import wire
+from ugro.remote.loader import Modules
 
 NONCE = "0123456789abcdef"
 NOISE = st.binary(max_size=400) | st.lists(
@@ -101,8 +103,10 @@ def test_the_host_is_never_taken_for_an_option() -> None:
 
 def test_the_node_program_is_known_by_its_content() -> None:
     program = node_program()
-    names = zipfile.ZipFile(io.BytesIO(program.content)).namelist()
-    assert {f"ugro/remote/{name}" for name in program.files} | {"ugro/__init__.py"} == set(names)
-    assert "main.py" in program.files
+    assert hashlib.sha256(program.content).hexdigest() == program.digest
+    modules = Modules(program.content)
+    for path in Path(remote.__file__).parent.rglob("*.py"):
+        name = ".".join(["ugro.remote", *path.relative_to(Path(remote.__file__).parent).with_suffix("").parts])
+        assert modules.get_source(name.removesuffix(".__init__")) == path.read_text()
     node_program.cache_clear()
     assert node_program() == program

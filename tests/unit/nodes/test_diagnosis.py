@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 
@@ -114,6 +115,38 @@ def test_what_the_first_stage_says_has_its_word(said: str, cause: str, words: st
     assert error.cause == cause
     assert words in error.message
     assert error.hint
+
+
+def unsafe(fault: str, **fields: object) -> str:
+    return "unsafe " + json.dumps(
+        {"path": "/data/my runs", "fault": fault, "owner": "alice", "is_own": False, "mode": "0777", **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        (unsafe("owner"), "/data/my runs belongs to alice, who could replace", "set remote_root to a folder"),
+        (unsafe("link"), "/data/my runs is a link", "remove it (rm '/data/my runs'), or set remote_root"),
+        (unsafe("acl"), "has an access list (mode 0777)", "getfacl '/data/my runs'"),
+        (unsafe("writable"), "others can write to /data/my runs (mode 0777)", "ask alice for: chmod go-w '/data"),
+        (unsafe("writable", is_own=True), "others can write to", "on that node: chmod go-w '/data/my runs', or set"),
+        (unsafe("writable", path="/a/.ugro/agents", is_own=True), "/a/.ugro/agents (mode", "chmod -R go-w /a/.ugro"),
+        (unsafe("writable", path="/a/.ugro", is_own=True), "/a/.ugro (mode", "chmod -R go-w /a/.ugro, or"),
+        (unsafe("writable", path="/{x}\x1b[1m"), "others can write to /{x}", "/{x}"),
+    ],
+)
+def test_a_folder_that_others_can_change_is_named_with_its_remedy(said: str, message: str, hint: str) -> None:
+    error = diagnosis.from_stage(GPU1, said)
+    assert error.cause == "unsafe-folder"
+    assert message in error.message
+    assert error.hint
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("said", ["unsafe", "unsafe {", "unsafe []", 'unsafe {"path": 3}', "unsafe " + unsafe("x")])
+def test_a_refusal_that_cannot_be_read_is_a_broken_protocol(said: str) -> None:
+    assert diagnosis.from_stage(GPU1, said).cause == "protocol"
 
 
 def test_a_python_that_was_named_is_the_one_complained_about() -> None:

@@ -165,6 +165,17 @@ def test_late_and_missing_answers_count_as_loss_and_pings_under_way_do_not() -> 
     assert ratios[1] == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_node_whose_clock_is_set_has_the_new_offset_at_the_next_answer() -> None:
+    async def scenario(peer: Peer) -> None:
+        peer.keepalive.start()
+        await asyncio.sleep(10)
+        peer.clock_offset_s, peer.answer_after_s = -7200.0, 0.010  # slower than all before
+        await asyncio.sleep(2.5)
+        assert peer.keepalive.quality().clock_offset_s == pytest.approx(-7200.0, abs=0.5)
+
+    played(scenario)
+
+
 def test_a_clock_that_is_no_number_is_not_believed() -> None:
     async def scenario(peer: Peer) -> None:
         peer.clock_offset_s = float("nan")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_what_the_job_writes_through_a_link_can_be_resumed_from_and_what_was_the
     (work(machine.run(1)) / "checkpoints").symlink_to(users)
     (users / "step_1.pt").write_text("of this job")
 
-    folder = CheckpointDir(machine.agent, {"job": "7", "attempt": 1, "since": 2000})
+    folder = CheckpointDir(machine.agent, {"job": "7", "attempt": 1, "age_s": time.time() - 2000})
 
     assert [found["name"] for found in folder.newest()] == ["step_1.pt"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ from pathlib import Path
 from ugro.core.node import Facts, Machine
 from ugro.core.support.codec import decode
 from ugro.nodes import bootstrap
+from ugro.remote import loader
 from ugro.remote.checks import check
 from ugro.remote.hardware import probe
 from ugro.remote.main import MODULES
@@ -27,12 +29,14 @@ def test_every_method_that_is_served_is_declared_and_the_other_way_round() -> No
 
 
 def test_the_node_program_starts_without_loading_what_it_serves(tmp_path: Path) -> None:
-    archive = tmp_path / "program.zip"
+    archive = tmp_path / "program"
     archive.write_bytes(bootstrap.node_program().content)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ugro.remote.main; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(archive)], capture_output=True, text=True, check=True
+    code = (
+        f"import sys; exec({inspect.getsource(loader)!r}); install(open(sys.argv[1], 'rb').read())\n"
+        "import ugro.remote.home, ugro.remote.main; print(*sys.modules)"
     )
+    argv = [sys.executable, "-I", "-S", "-c", code, str(archive)]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert "ugro.remote.main" in loaded.stdout.split()
     late = {"typing", "dataclasses", "ugro.remote.messages", "ugro.remote.state.rundir", *MODULES.values()}
     assert not late & set(loaded.stdout.split())

@@ -21,7 +21,9 @@ from ugro.remote import durable
 from ugro.remote.clock import age_s, boot_id, clock_s, moment
 from ugro.remote.durable import Numbers
 from ugro.remote.files import capped_log
+from ugro.remote.identity import user_name
 from ugro.remote.program import Refused
+from ugro.remote.python_env import making
 from ugro.remote.runs import daemonize, ports, proc_title, stop
 from ugro.remote.runs import linger as survival
 from ugro.remote.state import rundir
@@ -302,6 +304,16 @@ def test_a_renewal_that_comes_late_renews_no_more_than_its_moment(agent: AgentDi
     assert refused(lambda: agent.renew({"boot_id": "another", "clock_s": 1})) == "other-boot"
 
 
+def test_a_damaged_lease_is_what_was_read_last_and_a_renewal_mends_it(agent: AgentDir) -> None:
+    now = moment()
+    agent.renew({**now, "clock_s": now["clock_s"] - 5})
+    before = agent.heard_s()
+    Path(agent.path, "lease").write_text("x" * 100)
+    assert agent.heard_s() == before
+    agent.renew(now)
+    assert agent.heard_s() == pytest.approx(now["clock_s"], abs=0.01)
+
+
 # --- specs ------------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +419,7 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 
 def test_every_crash_point_is_in_one_place() -> None:
     text = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
-    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted(POINTS)
+    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted([*POINTS, *making.POINTS])
 
 
 def enter(fence: Fence, attempt: int) -> None:
@@ -451,7 +463,7 @@ def _system(prefix: Path, monkeypatch: pytest.MonkeyPatch, kills: bool, lingers:
     if lingers:
         linger = prefix / "var/lib/systemd/linger"
         linger.mkdir(parents=True)
-        (linger / survival.user_name(os.getuid())).touch()
+        (linger / user_name(os.getuid())).touch()
     tools = prefix / "bin"
     tools.mkdir()
     (tools / "systemd-run").write_text("#!/bin/sh\n")

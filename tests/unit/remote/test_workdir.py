@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from ugro.remote import trees
 from ugro.remote.cas import contents
 from ugro.remote.cas.packs import ContentStore, PackWriter
+from ugro.remote.clock import boot_id, clock_s
 from ugro.remote.files.outputs import Outputs
 from ugro.remote.files.workdir import WorkDir
 from ugro.remote.state.rundir import AgentDir, RunDir
@@ -99,6 +101,26 @@ def test_what_was_edited_replaced_or_made_counts_however_old_it_says_it_is(place
     (place.work / "data" / "deep" / "er" / "x").touch()
     assert place.has_any()
     assert place.made() == ["copy.csv", "data/deep/er/x", "data/table.csv", "train.py"]
+
+
+def test_there_may_be_some_if_the_code_cannot_be_read_now(place: Place) -> None:
+    lock = Path(place.run.agent.root, ".ugro", "contents", "lock")
+    lock.unlink()
+    lock.mkdir()
+    assert place.has_any()
+
+
+def test_a_clock_that_is_set_back_while_the_job_runs_hides_nothing_that_it_changed(place: Place) -> None:
+    place.specify(outputs=["*.csv"])
+    ahead_s = time.time() + 7200
+    os.utime(place.run.file("spec.json"), (ahead_s, ahead_s))
+    place.run.write_state({"boot_id": boot_id(), "clock_s": clock_s() - 10, "started_at": ahead_s})
+    (place.work / "train.py").write_bytes(b"print(2)")
+    (place.work / "new.csv").write_text("made")
+    assert sorted(set(place.made())) == ["new.csv", "train.py"]
+    began_ns = place.run.began_ns()
+    assert began_ns is not None
+    assert began_ns <= time.time_ns()
 
 
 def test_a_folder_may_take_the_place_of_a_file_and_the_other_way_round(place: Place) -> None:

@@ -114,16 +114,3 @@ def test_the_state_of_a_newer_version_is_refused_and_left_alone(file: Path) -> N
         in_store(file, Store.next_generation)
     assert "upgrade" in str(caught.value.hint)
     assert file.read_bytes() == before
-
-
-def test_a_file_that_is_no_database_is_one_clear_error(file: Path) -> None:
-    file.write_text("not a database, but long enough to be looked at" * 100)
-    with pytest.raises(UgroError, match="cannot be used") as caught:
-        in_store(file, Store.next_generation)
-    assert str(file) in str(caught.value)
-
-
-def test_a_folder_in_its_place_is_one_clear_error(file: Path) -> None:
-    file.mkdir()
-    with pytest.raises(UgroError, match="cannot be used"):
-        in_store(file, Store.next_generation)

@@ -146,3 +146,26 @@ def test_only_the_tables_moves_are_legal_and_final_states_stay() -> None:
                 with pytest.raises(IllegalMove):
                     check_move(old, new)
     assert all(not MOVES[state] for state in FINAL_STATES)
+
+
+def test_what_was_placed_where_is_known_for_every_attempt_and_how_far_numbers_go(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        assert (await jobs.recorded([(1, 1)])).newest_job == 0
+        submitted = (await jobs.submit(spec(), "ann", "key")).job
+        started = await jobs.start(submitted, GPU, "it fits")
+        found = await jobs.recorded([(1, 1), (1, 2), (2, 1)])
+        assert found.newest_job == 1
+        assert {key: run.placement for key, run in found.runs.items()} == {(1, 1): started.placement, (1, 2): None}
+        assert found.runs[1, 1].spec == spec()
+
+    in_store(file, work)
+
+
+def test_a_job_that_cannot_be_read_is_not_one_that_was_removed(file: Path) -> None:
+    async def work(jobs: JobStore) -> None:
+        await jobs.start((await jobs.submit(spec(), "ann", "key")).job, GPU, "it fits")
+        with sqlite3.connect(file) as db:
+            db.execute("UPDATE jobs SET spec = '{}'")
+        assert (await jobs.recorded([(1, 1)])).runs[1, 1].placement is None
+
+    in_store(file, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -11,11 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.rig.damage import garbage_in_page_of
 from tests.rig.stores import in_metric_store
+from ugro.core.errors import Damaged
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Curve, Wanted
 from ugro.telemetry.metricstore import Batch, Limits, MetricStore, Place, Source, job_owner, node_owner
@@ -169,6 +173,7 @@ def test_a_node_keeps_its_last_day_and_a_job_is_forgotten_as_a_whole(tmp_path: P
         await store.append({SeriesKey(node_owner("gone"), 0, 0, "score"): at([now - 2 * DAY_S])})
         await store.take(Batch({SeriesKey("job/1", 1, 0, "loss"): at([now - 400 * DAY_S])}, places={SOURCE: Place(70)}))
         await store.append({SeriesKey("job/2", 1, 0, "loss"): at([now - 300 * DAY_S])})
+        assert await store.keep_within(Limits(), None) == [], "while the clock is not believed, nothing is too old"
         assert sorted(await store.keep_within(Limits(), now)) == ["job/1", "node/gone"]
         [curve] = await store.curves(Wanted((node.owner,), bins=100))
         assert DAY_S / 5 <= curve.count <= DAY_S / 5 + CHUNK
@@ -311,16 +316,38 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     in_metric_store(tmp_path, work)
 
 
-def test_a_damaged_store_is_put_aside_and_its_curves_are_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_store_is_put_aside_and_its_curves_are_made_again(tmp_path: Path) -> None:
     write(tmp_path / "jobs/7/attempt_1/output/metrics.jsonl", [1, 2, 3])
     (tmp_path / "metrics.db").write_bytes(b"this is no database" * 1000)
+    (tmp_path / "metrics.db.damaged-20200101T000000Z").write_bytes(b"an older one")
 
     async def work(store: MetricStore) -> None:
         await Collector(tmp_path / "jobs", store).finish(7)
         assert await steps_of(store) == [1, 2, 3]
 
     in_metric_store(tmp_path, work)
-    assert (tmp_path / "metrics.db.damaged").read_bytes().startswith(b"this is no database")
+    [aside] = tmp_path.glob("metrics.db.damaged-*")
+    assert aside.read_bytes().startswith(b"this is no database")
+
+
+def test_a_store_whose_damage_is_met_in_use_is_put_aside_and_the_next_call_works(tmp_path: Path) -> None:
+    write(tmp_path / "jobs/7/attempt_1/output/metrics.jsonl", [1, 2, 3])
+    collector_of = partial(Collector, tmp_path / "jobs")
+
+    async def fill(store: MetricStore) -> None:
+        await collector_of(store).finish(7)
+
+    async def work(store: MetricStore) -> None:
+        garbage_in_page_of("series")(tmp_path / "metrics.db")
+        calls = [steps_of(store), steps_of(store), store.seal("job/7")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Damaged, Damaged, Damaged]
+        await collector_of(store).finish(7)
+        assert await steps_of(store) == [1, 2, 3]
+
+    in_metric_store(tmp_path, fill)
+    in_metric_store(tmp_path, work)
+    assert len([path for path in tmp_path.glob("metrics.db.damaged-*") if path.name.endswith("Z")]) == 1
 
 
 _COLLECT = """

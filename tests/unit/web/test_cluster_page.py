@@ -10,10 +10,12 @@ from ugro.config.schema import Alerts
 from ugro.core.event import Event
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
 from ugro.core.node import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
+from ugro.core.owner import OwnerReport, Then, When
 from ugro.store.listing import Happened
 from ugro.web.views.activity import Burst, Line, activity
 from ugro.web.views.gpus import MANY, Grid, gpu_grid
-from ugro.web.views.overview import NodeRow, totals
+from ugro.web.views.nodes import said, word
+from ugro.web.views.overview import NodeRow, chosen, totals
 
 LIMITS = Alerts()
 
@@ -45,6 +47,22 @@ def test_a_job_stands_beside_the_gpus_of_its_placement_only_and_each_with_its_ra
     assert _beside(gpu_grid(rows, [training, command], LIMITS)) == {
         "gpu2-0": (7, 1), "gpu2-1": None, "gpu2-2": (8, None), "gpu2-3": (7, 2), "gpu10-0": None, "gpu10-1": (7, 0),
     }  # fmt: skip
+
+
+def test_a_machine_that_its_owner_uses_is_shown_as_such() -> None:
+    rule = OwnerReport(When.ACTIVE, Then.PAUSE, 600.0, is_there=True, sign="ann types on pts/3", idle_s=1.0)
+    row = _row("gpu1", _gpu(0))
+    assert row.report is not None
+    used = replace(row, report=replace(row.report, owner=rule))
+    assert used.owner is not None
+    assert used.owner.startswith("used by its owner (ann types on pts/3)")
+    assert [tile.sign.word for tile in gpu_grid([used], [], LIMITS).tiles] == ["owner is there"]
+    assert (word(used), word(row), word(replace(used, drained=""))) == ("owner", "healthy", "drained")
+    assert said(word(used)) == "owner is there"
+    assert chosen([row, used], "", "owner") == [used]
+    assert chosen([row, used], "ann pts/3", "") == [used]
+    gone = replace(row, report=replace(row.report, owner=replace(rule, is_there=False)))
+    assert (gone.owner, word(gone)) == (None, "healthy")
 
 
 def test_ranks_without_a_gpu_count_too() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from ugro.core.failure import Cause, Failure, RankExit
-from ugro.core.headline import Headline
+from ugro.core.headline import Headline, Speed
 from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share, places, ranges
 from ugro.core.plan import NodePlan, Plan, RankPlan
+from ugro.core.planning import Forecast, Prediction
 from ugro.core.profile import RankProfile
+from ugro.core.python_env import EnvRequest
 from ugro.nodes.runs import RankRecord, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.telemetry.curves import KeySummary
@@ -40,6 +44,26 @@ def test_a_configuration_has_what_was_said_and_no_secrets() -> None:
         "sync": False,
         "resources": {"nodes": "1..2", "gpus_per_node": "all"},
     }
+
+
+def test_a_job_names_its_python_environment() -> None:
+    assert _page(SPEC).environment is None
+    wanted = EnvRequest(requirements=("torch==2.13.0", "numpy"), index_url="https://ann:hush@host/simple")
+    page = _page(replace(SPEC, environment=wanted))
+    assert page.environment == "torch==2.13.0, numpy"
+    assert "hush" not in page.spec
+
+
+def test_what_was_predicted_is_compared_with_the_speed_so_far() -> None:
+    page = _page(SPEC)
+    assert page.predicted is None
+    made = Forecast(Prediction(("gpu1",), 412.0, 0.08, 0.2, 0.0, (96,)), "2026-01-01T00:00:00+00:00")
+    assert replace(page, forecast=made).predicted == "412 samples/s ± 8 %"
+    running = replace(page.headline, speed=Speed(398.0, "samples/s"))
+    words = replace(page, forecast=made, headline=running).predicted
+    assert words == "412 samples/s ± 8 %; measured 398, 3 % less"
+    tokens = replace(page.headline, speed=Speed(398.0, "tokens/s"))
+    assert replace(page, forecast=made, headline=tokens).predicted == "412 samples/s ± 8 %"
 
 
 def test_what_all_ranks_of_a_node_share_stands_once_in_a_plan() -> None:

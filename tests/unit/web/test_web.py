@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
 
 from ugro.agent.jobs.service import Change
 from ugro.config.schema import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
 from ugro.web import formatting
-from ugro.web.access import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens, may_launch
-from ugro.web.api_allowlist import is_allowed
+from ugro.web.access import may_launch
+from ugro.web.api_allowlist import AllowedApi, is_allowed
 from ugro.web.pages.launch import submit_key
 from ugro.web.serve import Endpoint
+from ugro.web.tokens import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens
 from ugro.web.views import nodes
 from ugro.web.views.nodes import NodesQuery, node_table
 from ugro.web.views.overview import NodeRow, _without_small_gaps, chosen, totals
@@ -46,23 +50,60 @@ def test_of_too_many_links_the_oldest_stop_working(tokens: Tokens) -> None:
     assert tokens.take(links[-1], NOW)
 
 
-def test_a_cookie_is_known_to_the_next_agent_of_the_same_home(tokens: Tokens, tmp_path: Path) -> None:
-    cookie = tokens.cookie(NOW)
-    assert Tokens(tmp_path / "dashboard.token").is_cookie(cookie, NOW + 1)
-    assert not Tokens(tmp_path / "another.token").is_cookie(cookie, NOW + 1)
+def test_a_session_is_known_to_the_next_agent_of_the_same_home(tokens: Tokens, tmp_path: Path) -> None:
+    cookie = tokens.sessions.begin(NOW)
+    assert Tokens(tmp_path / "dashboard.token").sessions.find(cookie, NOW + 1)
+    (tmp_path / "dashboard.token").unlink()
+    assert not Tokens(tmp_path / "dashboard.token").sessions.find(cookie, NOW + 1), "a new token signs everybody out"
 
 
-def test_a_cookie_runs_out_and_its_date_cannot_be_changed(tokens: Tokens) -> None:
-    cookie = tokens.cookie(NOW)
-    until, _, signature = cookie.partition(".")
-    assert not tokens.is_cookie(cookie, NOW + COOKIE_LIFETIME_S)
-    assert not tokens.is_cookie(f"{int(until) + 1}.{signature}", NOW)
+def test_a_session_runs_out(tokens: Tokens) -> None:
+    cookie = tokens.sessions.begin(NOW)
+    assert not tokens.sessions.find(cookie, NOW + COOKIE_LIFETIME_S)
+    assert tokens.sessions.find(cookie, NOW - 7200), "a clock that was set back by hours signs nobody out"
+    assert not tokens.sessions.find(cookie, NOW - 10 * 365 * 86400), "one of a clock that was years ahead ends with it"
+
+
+def test_a_session_that_has_ended_stays_ended(tokens: Tokens, tmp_path: Path) -> None:
+    cookie, other = tokens.sessions.begin(NOW), tokens.sessions.begin(NOW)
+    name = tokens.sessions.find(cookie, NOW)
+    assert name is not None
+    tokens.sessions.end(name)
+    for sessions in (tokens.sessions, Tokens(tmp_path / "dashboard.token").sessions):
+        assert sessions.find(cookie, NOW) is None
+        assert sessions.find(other, NOW) is not None
+
+
+def test_a_session_ends_also_where_its_file_cannot_be_written(tokens: Tokens, tmp_path: Path) -> None:
+    cookie = tokens.sessions.begin(NOW)
+    (tmp_path / "dashboard.new").mkdir()
+    tokens.sessions.end(tokens.sessions.find(cookie, NOW) or "")
+    assert Tokens(tmp_path / "dashboard.token").sessions.find(cookie, NOW) is None
+
+
+def test_the_file_of_sessions_is_its_users_alone_and_has_no_cookie(tokens: Tokens, tmp_path: Path) -> None:
+    cookie, path = tokens.sessions.begin(NOW), tmp_path / "dashboard.sessions"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert cookie not in path.read_text()
+
+
+def test_of_too_many_sessions_the_oldest_end(tokens: Tokens) -> None:
+    cookies = [tokens.sessions.begin(NOW) for _ in range(205)]
+    assert tokens.sessions.find(cookies[0], NOW) is None
+    assert tokens.sessions.find(cookies[-1], NOW) is not None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": "b"}', "no json", "\xff"])
+def test_a_broken_file_of_sessions_lets_nobody_in(tokens: Tokens, tmp_path: Path, text: str) -> None:
+    cookie = tokens.sessions.begin(NOW)
+    (tmp_path / "dashboard.sessions").write_text(text)
+    assert Tokens(tmp_path / "dashboard.token").sessions.find(cookie, NOW) is None
 
 
 @given(st.text())
 def test_no_made_up_cookie_and_no_made_up_token_is_taken(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     tokens = Tokens(tmp_path_factory.getbasetemp() / "made-up.token")
-    assert not tokens.is_cookie(text, NOW)
+    assert tokens.sessions.find(text, NOW) is None
     assert not tokens.is_bearer(text)
     assert not tokens.is_bearer(f"Bearer {text}")
 
@@ -117,6 +158,19 @@ def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
 )
 def test_nothing_else_passes(method: str, path: str) -> None:
     assert not is_allowed(method, path)
+
+
+def test_a_browser_does_not_tell_the_agent_what_only_commands_do() -> None:
+    seen: list[bytes] = []
+
+    async def api(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(name for name, _ in scope["headers"])
+
+    headers = [(b"accept", b"*/*"), (b"ugro-ssh-auth-sock", b"/tmp/evil"), (b"ugro-settings", b"{}")]
+    scope: Scope = {"type": "http", "method": "GET", "path": "/v1/agent", "headers": headers}
+    unused: Any = None
+    asyncio.run(AllowedApi(api)(scope, unused, unused))
+    assert seen == [b"accept"]
 
 
 def test_only_a_dashboard_for_others_without_tls_warns(tokens: Tokens) -> None:

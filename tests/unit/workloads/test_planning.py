@@ -6,8 +6,9 @@ import pytest
 
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Retry, Share
 from ugro.core.plan import Plan, Rendezvous
+from ugro.core.python_env import EnvRequest, Made
 from ugro.policy.balance.hardware_speed import Speeds
-from ugro.workloads.planning import Surroundings, needs_rendezvous, plan
+from ugro.workloads.planning import Surroundings, follows_from_spec, needs_rendezvous, plan, ranks_on
 
 MEETING = Rendezvous("10.0.0.1", 29500, (("gpu1", "eth0"),))
 PYTHONS = {"gpu1": "/opt/a/python3", "gpu2": "/opt/b/python3"}
@@ -100,6 +101,23 @@ def test_only_nodes_with_several_processes_are_told_to_share_their_cores() -> No
     assert ["OMP_NUM_THREADS" in env for env in ddp_environments()] == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [(Launcher.COMMAND, ["9"]), (Launcher.DDP, ["4", "4", "4"]), (Launcher.TORCHRUN, ["4", "4"])],
+)
+def test_a_job_that_is_limited_to_some_cores_has_as_many_threads(launcher: Launcher, expected: list[str]) -> None:
+    placement = Placement((replace(UNEQUAL.shares[0], cpus=9), replace(UNEQUAL.shares[1], cpus=4)))
+    free = job(launcher, "x")
+    limited = replace(free, spec=replace(free.spec, resources=replace(free.spec.resources, cpus=4)))
+
+    def threads(of: Job) -> list[str | None]:
+        made = plan(of, 1, placement, Surroundings(MEETING, PYTHONS))
+        return [env.get("OMP_NUM_THREADS") for env in environments(made)]
+
+    assert threads(limited) == expected
+    assert set(threads(free)) <= {"1", None}
+
+
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
 def test_what_the_user_said_of_a_job_or_a_node_is_not_overridden_by_a_default(name: str) -> None:
     assert ddp_environments(env={name: "mine"})[0][name] == "mine"
@@ -166,3 +184,43 @@ def test_speeds_that_the_user_gave_win_and_without_a_wish_nothing_is_said() -> N
     unknown = balanced(Launcher.DDP, "static", speeds=Speeds((), "equal: no figures for X"))
     assert "UGRO_SPEEDS" not in unknown[0]
     assert not [name for name in balanced(Launcher.DDP, None)[0] if name.startswith(("UGRO_BAL", "UGRO_SPE"))]
+
+
+@pytest.mark.parametrize("launcher", Launcher)
+@pytest.mark.parametrize("where", [UNEQUAL, Placement((Share("gpu2"), Share("gpu1", gpus=(0, 1, 3))))])
+def test_the_ranks_of_a_node_are_those_that_a_plan_starts_there(launcher: Launcher, where: Placement) -> None:
+    one = job(launcher, "train.py")
+    planned = {part.node: part.ranks for part in plan(one, 1, where, Surroundings(MEETING, PYTHONS)).nodes}
+    for node in where.nodes:
+        assert [*ranks_on(one.spec, where, node)] == [rank.rank for rank in planned.get(node, ())]
+
+
+MADE = Made("e1", "/root/.ugro/environments/e1/bin/python", "3.11.2", 0, "", "", installer="uv")
+FOUND = Made("/opt/conda", "/opt/conda/bin/python", "3.11.2", 0, "", "")
+
+
+@pytest.mark.parametrize(("launcher", "word"), [(Launcher.DDP, "-u"), (Launcher.TORCHRUN, "-u")])
+def test_ranks_start_with_the_python_of_their_environment(launcher: Launcher, word: str) -> None:
+    around = Surroundings(MEETING, PYTHONS, environments={"gpu1": MADE, "gpu2": FOUND})
+    first, second = plan(job(launcher, "train.py"), 1, UNEQUAL, around).nodes
+    assert first.ranks[0].argv[:2] == (MADE.python, word)
+    assert (first.environment, first.path) == ("e1", ("/root/.ugro/environments/e1/bin",))
+    assert dict(first.ranks[0].env)["VIRTUAL_ENV"] == "/root/.ugro/environments/e1"
+    assert second.ranks[0].argv[0] == FOUND.python
+    assert (second.environment, second.path) == (None, ("/opt/conda/bin",)), "a user's own is not UGRO's to keep"
+
+
+def test_a_command_finds_the_programs_of_its_environment_first() -> None:
+    around = Surroundings(None, PYTHONS, environments={"gpu1": MADE})
+    (node,) = plan(job(Launcher.COMMAND, "python", "eval.py", env={"VIRTUAL_ENV": "mine"}), 1, UNEQUAL, around).nodes
+    assert node.ranks[0].argv == ("python", "eval.py")
+    assert node.path == ("/root/.ugro/environments/e1/bin",)
+    assert dict(node.ranks[0].env)["VIRTUAL_ENV"] == "/root/.ugro/environments/e1"
+
+
+def test_without_an_environment_nothing_is_different_and_nothing_is_found_out() -> None:
+    (node,) = plan(job(Launcher.COMMAND, "true"), 1, UNEQUAL, Surroundings(None, PYTHONS)).nodes
+    assert (node.environment, node.path) == (None, ())
+    assert "VIRTUAL_ENV" not in dict(node.ranks[0].env)
+    assert follows_from_spec(JobSpec("a", ("true",)))
+    assert not follows_from_spec(JobSpec("a", ("true",), environment=EnvRequest(requirements=("x",))))

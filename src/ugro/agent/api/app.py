@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,9 +14,14 @@ from pydantic import Field
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.api.audit import add_audit_routes
 from ugro.agent.api.code import add_code_routes
+from ugro.agent.api.discovery import add_discovery_routes
+from ugro.agent.api.environments import add_environment_routes
+from ugro.agent.api.hardware import add_hardware_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
+from ugro.agent.api.planning import add_planning_routes
 from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
@@ -25,17 +30,20 @@ from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
 from ugro.core.agent import AgentStatus
-from ugro.core.cluster_file import ClusterFacts, ClusterWish
+from ugro.core.cluster_file import ClusterFacts, ClusterWish, ServedFile
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.hostkey import HostKey
+from ugro.core.safe_mode import Reconciliation
 from ugro.core.support.codec import dumps
-from ugro.nodes.discovery import ssh_config_hosts
+from ugro.nodes.discovery.ssh_config import ssh_config_hosts
 from ugro.policy.scheduling.selection import Choice
 
 _HTTP_STATUS = {
     "usage": 400,
     "config": 400,
+    "unallowed": 400,
     "not_allowed": 403,
+    "safe_mode": 403,
     "not_found": 404,
     "unsatisfiable": 409,
     "unreachable": 503,
@@ -46,6 +54,12 @@ Names = Annotated[list[str], Query(alias="node")]
 
 class ClusterBody(Body):
     path: str | None
+    found: bool = False
+
+
+class ReconcileBody(Body):
+    how: Literal["adopt", "forget"]
+    skip_unreachable: bool = False
 
 
 class ClusterFileBody(Body):
@@ -100,13 +114,18 @@ def create_app(agent: Agent) -> FastAPI:
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
+    add_hardware_routes(app, agent)
     add_code_routes(app, agent)
+    add_environment_routes(app, agent)
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
     add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
+    add_planning_routes(app, agent.planning)
     add_watch_routes(app, agent)
+    add_audit_routes(app, agent.audit)
+    add_discovery_routes(app, agent.discovery)
     return app
 
 
@@ -121,6 +140,16 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
         agent.stop(pid, only_if_idle=only_if_idle)
 
+    @app.get("/v1/agent/reconcile", response_model=Reconciliation)
+    async def reconciliation() -> Response:
+        """What each decision would do."""
+        return json_response(await agent.reconciler.plan())
+
+    @app.post("/v1/agent/reconcile", response_model=Reconciliation)
+    async def reconcile(body: ReconcileBody) -> Response:
+        decide = agent.reconciler.adopt if body.how == "adopt" else agent.reconciler.forget
+        return json_response(await decide(skips_unasked=body.skip_unreachable))
+
     @app.post("/v1/dashboard")
     async def dashboard() -> Response:
         return json_response(await agent.dashboard.link())
@@ -129,7 +158,7 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
 def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:
     @app.put("/v1/cluster", status_code=204)
     async def use_cluster(body: ClusterBody) -> None:
-        await agent.use_cluster(Path(body.path) if body.path else None)
+        await agent.use_cluster(ServedFile(Path(body.path) if body.path else None, is_found=body.found))
 
     @app.get("/v1/cluster/file", response_model=ClusterFacts)
     async def cluster_file(path: str) -> Response:
@@ -137,7 +166,7 @@ def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.put("/v1/cluster/file", status_code=204)
     async def write_cluster_file(body: ClusterFileBody) -> None:
-        await asyncio.to_thread(cluster_files.write, Path(body.path), body.wish)
+        await asyncio.to_thread(cluster_files.write, Path(body.path), body.wish, agent.allowances)
 
     @app.post("/v1/cluster/reload", status_code=204)
     async def reload_cluster() -> None:
@@ -183,12 +212,12 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def host_key(name: str, ssh_config: str | None = None) -> Response:
-        return json_response(await agent.host_key(name, ssh_config))
+        return json_response(await agent.hosts.host_key(name, ssh_config))
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
         shown = tuple(body.fingerprints)
-        return json_response(await agent.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
+        return json_response(await agent.hosts.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -210,7 +239,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
         specs = [host_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
-        return LiveResponse(ndjson(agent.examine(specs, body.ssh_config)), "application/x-ndjson")
+        return LiveResponse(ndjson(agent.hosts.examine(specs, body.ssh_config)), "application/x-ndjson")
 
     @app.get("/v1/ssh-hosts")
     async def ssh_hosts(ssh_config: str | None = None) -> list[str]:

@@ -45,6 +45,7 @@ def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) ->
 
     @app.delete("/v1/jobs/{word}/results")
     async def remove(word: str) -> Response:
+        jobs.expect_removable()
         job = await jobs.find(word)
         problems = await results.remove(job)
         return json_response({"job": await jobs.find(str(job.id)), "problems": problems})

@@ -73,6 +73,11 @@ def _add_headline_routes(app: FastAPI, agent: Agent) -> None:
     async def headline(word: str) -> Response:
         return json_response({"headline": await headlines.of(await agent.jobs.find(word))})
 
+    @app.get("/v1/jobs/{word}/energy")
+    async def energy(word: str) -> Response:
+        """Null if nothing was measured."""
+        return json_response({"energy": await agent.monitoring.energy.of(await agent.jobs.find(word))})
+
     @app.get("/v1/headlines")
     async def of_running() -> Response:
         """Of the newest running jobs."""

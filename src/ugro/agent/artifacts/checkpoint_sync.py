@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from ugro.agent.artifacts.job_folder import delete_results, link_checkpoint, res
 from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
-from ugro.core.support.moment import unix_seconds
+from ugro.core.support import clock
+from ugro.core.support.moment import elapsed_s
 from ugro.nodes.files import Found, Listing, NodeFiles, Prepared, Where, checkpoint_of
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
@@ -173,9 +174,15 @@ class CheckpointSync:
             return _Look(problems=(str(error),), is_silent=True)
         except (RemoteFailure, NotFound) as error:
             return _Look(problems=(str(error),))
-        offers = tuple(Offer(node, one) for one in found if one.problem is None)
+        offers = tuple(self._offer(job, node, one) for one in found if one.problem is None)
         problems = (f"{node}: checkpoint {one.name}: {one.problem:.300}" for one in found if one.problem is not None)
         return _Look(offers, tuple(problems))
+
+    def _offer(self, job: Job, node: str, found: Found) -> Offer:
+        """With the time of its change by our clock: that of the node may be hours off."""
+        off_ns = int((self._node(node).quality.clock_offset_s or 0.0) * 1e9)
+        attempt = min(found.attempt, job.attempt)
+        return Offer(node, replace(found, changed_ns=found.changed_ns - off_ns, attempt=attempt))
 
     async def _fetch(self, job: Job, offer: Offer, store: CheckpointStore) -> Checkpoint:
         found = offer.found
@@ -240,18 +247,23 @@ def is_newer(offer: Offer, newest: Checkpoint) -> bool:
         return False
     if found.number is not None and found.number == newest.number and offer.node != newest.node:
         return False
-    return _order(found) > _order(newest.found)
+    own, known = _order(found), (*_order(newest.found)[:1], newest.found.attempt or newest.attempt)
+    if own[:2] != known:
+        return own[:2] > known
+    if offer.node == newest.node and found.serial and newest.found.serial:
+        return found.serial > newest.found.serial
+    return found.changed_ns > newest.found.changed_ns
 
 
-def _order(found: Found) -> tuple[int, int]:
-    return (-1 if found.number is None else found.number, found.changed_ns)
+def _order(found: Found) -> tuple[int, int, int]:
+    """By the number in its name, then by the attempt that wrote it; only then by time."""
+    return (-1 if found.number is None else found.number, found.attempt, found.changed_ns)
 
 
 def where_of(job: Job, attempt: int | None = None) -> Where:
     """In an attempt at the job; without one in its newest."""
-    spec = job.spec
-    since = unix_seconds(job.submitted_at)
-    return Where(job.id, spec.checkpoint.dir, spec.cwd, since, max(1, attempt or job.attempt))
+    spec, age_s = job.spec, elapsed_s(job.submitted, clock.now())
+    return Where(job.id, spec.checkpoint.dir, spec.cwd, age_s, max(1, attempt or job.attempt))
 
 
 def _failure(offer: Offer, text: str, cause: str) -> RemoteFailure:

@@ -22,7 +22,7 @@ from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, UgroError
-from ugro.core.job import Job, JobState
+from ugro.core.job import Attempt, Job, JobState
 from ugro.nodes.runs import RunStatus
 from ugro.store.jobs import JobStore
 from ugro.store.smalllogs import SmallLog
@@ -69,8 +69,8 @@ class Collector:
         nodes = job.placement.nodes if job.placement else ()
         for node in nodes:
             status = self._watch.status(node, job.id, job.attempt)
-            for rank in status.started_ranks if status else ():
-                self._logs.follow(node, job.id, job.attempt, rank)
+            for what in _logs_of(node, status, status.started_ranks) if status else ():
+                self._logs.follow(node, (job.id, job.attempt, what), job.attempt_started or job.submitted)
         if job.state is JobState.RUNNING:
             self._follow_outputs(job, nodes)
             if job.spec.has_checkpoints:
@@ -136,14 +136,16 @@ class Collector:
             self._outputs.follow(run, partial(self.describe, job.id))
 
     async def _output_run(self, node: str, status: RunStatus) -> Run:
-        number, attempt = int(status.job), status.attempt
-        try:
-            job = await self._jobs.get(number)
-        except NotFound:
-            return Run(number, attempt, node)
-        tries = await self._jobs.attempts(number)
-        nodes = next((one.placement.nodes for one in tries if one.number == attempt), (node,))
-        return _parts(job, attempt, node, is_first=node == nodes[0])[0]
+        job = await self._jobs.get(int(status.job))
+        tried = await self._attempt(status)
+        return _parts(job, tried.number, node, is_first=node == tried.placement.nodes[0])[0]
+
+    async def _attempt(self, status: RunStatus) -> Attempt:
+        tries = await self._jobs.attempts(int(status.job))
+        found = next((one for one in tries if one.number == status.attempt), None)
+        if found is None:
+            raise NotFound(f"job {status.job} has had no attempt {status.attempt}")
+        return found
 
     async def _is_removed(self, job: int) -> bool:
         try:
@@ -181,9 +183,12 @@ class Collector:
     async def _fetch_logs(self, node: str, status: RunStatus, timeout_s: float) -> bool:
         job, attempt = int(status.job), status.attempt
         ranks = status.known_ranks or await self._planned_ranks(node, status)
-        for rank in ranks:
-            self._logs.follow(node, job, attempt, rank)
-        return await self._logs.finish(job, attempt, ranks, timeout_s)
+        logs = _logs_of(node, status, ranks)
+        if any(not self._logs.is_following((job, attempt, what)) for what in logs):
+            placed = (await self._attempt(status)).started
+            for what in logs:
+                self._logs.follow(node, (job, attempt, what), placed)
+        return await self._logs.finish(job, attempt, logs, timeout_s)
 
     async def _planned_ranks(self, node: str, status: RunStatus) -> tuple[int, ...]:
         """Of a run whose supervisor died before it recorded which ranks it had started."""
@@ -204,14 +209,22 @@ class Collector:
         if not follows_from_spec(job.spec):
             return False
         exits = self._exits(job)
-        return bool(exits) and all(one is not None and one.logs is not None and not one.has_outputs for one in exits)
+        return bool(exits) and all(
+            one is not None and one.logs is not None and not (one.has_outputs or one.is_metered) for one in exits
+        )
 
     def sent_logs(self, job: Job) -> SmallLog:
         """Of an attempt of which everything is here."""
         return SmallLog(job.id, job.attempt, tuple(log for one in self._exits(job) for log in (one and one.logs) or ()))
 
-    def note_complete(self, job: Job) -> None:
-        """Its logs are recorded: the copies on its nodes are not needed."""
+    async def complete_log(self, job: Job, small: SmallLog) -> None:
+        """It is recorded: the copies on its nodes are not needed. A file that was begun is written to its end first."""
+        if self._logs.has_begun(small.job, small.attempt, [rank for rank, _ in small.ranks]):
+            try:
+                await self.write_log(small)
+            except UgroError as error:  # the nodes keep it until it is here
+                log.warning("%s", error, extra={"job": job.id})
+                return
         self._complete |= {(node, job.id, job.attempt) for node in (job.placement.nodes if job.placement else ())}
 
     def has_logs_of(self, node: str, status: RunStatus) -> bool:
@@ -292,6 +305,11 @@ class Collector:
     def checkpoint(self, job: int) -> Checkpoint | None:
         """The newest that is here. Blocks."""
         return self._checkpoints.newest_here(job)
+
+
+def _logs_of(node: str, status: RunStatus, ranks: Sequence[int]) -> tuple[int | str, ...]:
+    """Those of its ranks; the file about what its devices used is followed like a log, by the name of its node."""
+    return (*ranks, node) if status.is_metered else tuple(ranks)
 
 
 def _parts(job: Job, attempt: int, node: str, *, is_first: bool) -> tuple[Run, ...]:

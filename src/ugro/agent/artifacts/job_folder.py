@@ -22,6 +22,7 @@ from ugro.core.support.secret import masked
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
+ENERGY = "energy"
 _RESUME = ".checkpoints"
 _OURS = frozenset({b"config.json", b"checkpoints", b"logs", b"nodes"})
 
@@ -32,6 +33,11 @@ def attempt_folder(folder: Path, attempt: int) -> Path:
 
 def rank_log(folder: Path, attempt: int, rank: int) -> Path:
     return attempt_folder(folder, attempt) / "logs" / f"rank_{rank}.log"
+
+
+def energy_file(folder: Path, attempt: int, node: str) -> Path:
+    """What the devices of one node used."""
+    return attempt_folder(folder, attempt) / ENERGY / f"{node}.jsonl"
 
 
 def resume_folder(folder: Path) -> Path:
@@ -101,7 +107,8 @@ def _names(folder: Path) -> list[bytes]:
 
 def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
     """The spec of the job and the plan of its newest attempt, without secrets. Blocks."""
-    spec = asdict(replace(job.spec, env=()))
+    environment = job.spec.environment.masked if job.spec.environment else None
+    spec = asdict(replace(job.spec, env=(), environment=environment))
     document: dict[str, Any] = {
         "id": job.id,
         "name": job.spec.name,

@@ -1,5 +1,7 @@
 """Fetches the logs of ranks while they are written, by byte offset: a broken link loses and repeats nothing.
 
+The same goes for what the devices of a node used: the file that its meter writes is one more log of the run.
+
 The size of a file here is the cursor: the next byte to fetch is the one after it.
 """
 
@@ -8,41 +10,63 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ugro.agent.artifacts.job_folder import rank_log
+from ugro.agent.artifacts.file_store import DiskFull, expect_room
+from ugro.agent.artifacts.job_folder import energy_file, rank_log
 from ugro.agent.artifacts.log_index import LogIndexWriter
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant, elapsed_s
 from ugro.nodes.runs import Piece
+from ugro.policy.lifecycle.reported_run import most_log_bytes
+from ugro.remote.runs.meter import ENERGY
 
 log = logging.getLogger(__name__)
 
+_DAY_S = 86400.0
 _AGAIN_S = 1.0
+_ROOM_EVERY_BYTES = 16 << 20  # after so many bytes of a log, the room on the disk is looked at again
+
+Key = tuple[int, int, int | str]  # job, attempt, and a rank; a node: of what its devices used
+
+OnEnergy = Callable[[int], None]
 
 
 class LogMirror:
-    def __init__(self, folder: Path, watch: RunTracker) -> None:
+    def __init__(self, folder: Path, watch: RunTracker, on_energy: OnEnergy = lambda job: None) -> None:
+        """``on_energy`` is called with a job when more is known of what its devices used."""
         self.changed = ChangeSignal()  # bytes of a log arrived
         self._folder = folder
         self._watch = watch
-        self._tasks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
+        self._tasks: dict[Key, asyncio.Task[bool]] = {}
+        self._on_energy = on_energy
 
     def path(self, job: int, attempt: int, rank: int) -> Path:
         return rank_log(self._folder / str(job), attempt, rank)
 
-    def follow(self, node: str, job: int, attempt: int, rank: int) -> None:
-        """Starts, or continues after a restart; once per rank."""
-        key = (job, attempt, rank)
-        if key not in self._tasks:
-            name = f"log of job {job}, attempt {attempt}, rank {rank}"
-            self._tasks[key] = asyncio.create_task(self._mirror(node, *key), name=name)
+    def has_begun(self, job: int, attempt: int, ranks: Iterable[int]) -> bool:
+        """Whether a part of their logs may be here."""
+        return any(self.path(job, attempt, rank).exists() for rank in ranks)
 
-    async def finish(self, job: int, attempt: int, ranks: Iterable[int], timeout_s: float) -> bool:
+    def is_following(self, key: Key) -> bool:
+        return key in self._tasks
+
+    def follow(self, node: str, key: Key, placed: Instant) -> None:
+        """Starts, or continues after a restart; once per rank.
+
+        ``placed``: when its attempt was. No log is larger than one can be since then.
+        """
+        if key not in self._tasks:
+            name = "log of job {}, attempt {}: {}".format(*key)
+            self._tasks[key] = asyncio.create_task(self._mirror(node, key, placed), name=name)
+
+    async def finish(self, job: int, attempt: int, ranks: Iterable[int | str], timeout_s: float) -> bool:
         """Waits until the logs of ranks that have ended are complete; False if some could not be fetched."""
         keys = [(job, attempt, rank) for rank in ranks if (job, attempt, rank) in self._tasks]
         tasks = [self._tasks[key] for key in keys]
@@ -53,7 +77,7 @@ class LogMirror:
                 task.cancel()
         return all(_has_all(task) for task in tasks)
 
-    async def unfollow(self, keys: Iterable[tuple[int, int, int]]) -> None:
+    async def unfollow(self, keys: Iterable[Key]) -> None:
         """Follows these no longer: all of their output is known."""
         tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
         for task in tasks:
@@ -87,35 +111,53 @@ class LogMirror:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _mirror(self, node: str, job: int, attempt: int, rank: int) -> bool:
+    async def _mirror(self, node: str, key: Key, placed: Instant) -> bool:
         """True when all of it has arrived."""
+        extra = {"job": key[0], "node": node, "attempt": key[1]}
         while True:
             try:
-                await self._copy(node, job, attempt, rank)
+                await self._copy(node, key, placed)
                 return True
             except (Unreachable, TimedOut):
                 await asyncio.sleep(_AGAIN_S)
             except (RemoteFailure, NotFound) as error:
-                log.warning("a log was not fetched: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+                log.warning("a log was not fetched: %s", error, extra=extra)
                 return False
-            except OSError as error:  # a full disk may be cleaned up; meanwhile the log stays on the node
-                log.error("a log cannot be written: %s", error, extra={"job": job, "node": node, "attempt": attempt})
+            except (DiskFull, OSError) as error:  # the disk may be cleaned up; meanwhile the log stays on the node
+                log.error("a log cannot be written: %s", error, extra=extra)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _copy(self, node: str, job: int, attempt: int, rank: int) -> None:
-        path = self.path(job, attempt, rank)
+    async def _copy(self, node: str, key: Key, placed: Instant) -> None:
+        job, attempt, what = key
+        path, there = self._paths(job, attempt, what)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            writer = _Writer(descriptor, LogIndexWriter(path))
-            runs = self._watch.runs(node)
-            async for piece in runs.follow(job, attempt, f"logs/rank_{rank}.log", writer.size):
+            writer = _Writer(descriptor, LogIndexWriter(path), path.parent)
+            pieces = self._watch.runs(node).follow(
+                job, attempt, there, writer.size, lambda: most_log_bytes(_age_s(placed))
+            )
+            async for piece in pieces:
                 await to_the_end(partial(writer.write, piece))
                 self.changed.notify()
+                if there == ENERGY:
+                    self._on_energy(job)
             # Before it counts as complete: then the node deletes its copy.
             await to_the_end(partial(os.fsync, descriptor))
         finally:
             os.close(descriptor)
+
+    def _paths(self, job: int, attempt: int, what: int | str) -> tuple[Path, str]:
+        """Where the file is here, and in the folder of its run on the node."""
+        if isinstance(what, str):
+            return energy_file(self._folder / str(job), attempt, what), ENERGY
+        return self.path(job, attempt, what), f"logs/rank_{what}.log"
+
+
+def _age_s(placed: Instant) -> float:
+    """If this machine was restarted since then, its clock may be wrong: rather too long than too short."""
+    now = clock.now()
+    return elapsed_s(placed, now) + (0.0 if placed.boot_id == now.boot_id else _DAY_S)
 
 
 def _has_all(task: asyncio.Task[bool]) -> bool:
@@ -123,12 +165,18 @@ def _has_all(task: asyncio.Task[bool]) -> bool:
 
 
 class _Writer:
-    def __init__(self, descriptor: int, index: LogIndexWriter) -> None:
+    def __init__(self, descriptor: int, index: LogIndexWriter, folder: Path) -> None:
         self.size = os.fstat(descriptor).st_size
         self._descriptor = descriptor
         self._index = index
+        self._folder = folder
+        self._room = _ROOM_EVERY_BYTES  # that can be written before the disk is looked at: a short log always is
 
     def write(self, piece: Piece) -> None:
+        self._room -= len(piece.content)
+        if self._room < 0:
+            expect_room(self._folder, _ROOM_EVERY_BYTES)
+            self._room = _ROOM_EVERY_BYTES
         self._index.note(self.size, piece.offset)
         # At its own offset: where the head of a log was cut on the node, there is a hole here, which the index records.
         _write(self._descriptor, piece.content, piece.offset)

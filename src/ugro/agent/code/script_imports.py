@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.core.job import Imports
-from ugro.policy.nodes.imports import imports_of
+from ugro.policy.nodes.imports import imports_of, uses
 from ugro.remote import trees
 from ugro.remote.cas.packs import ContentStore, Lacking
 
@@ -38,6 +38,20 @@ class ScriptImports:
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return known
+
+    def uses(self, snapshot: str, script: str, module: str) -> bool:
+        """Whether the script imports it, itself or by its own modules. Blocks.
+
+        Where its source does not tell: whether any Python file has this word, or there are too many to look at.
+        """
+        store = self._snapshots.store
+        try:
+            with store.using():
+                tree = StoredTree(store, trees.parse_id(snapshot))
+                found = uses(str(PurePosixPath(script)), tree, module)
+                return tree.mentions(module.encode()) if found is None else found
+        except Lacking:  # deleted meanwhile; that is reported when it is sent
+            return True
 
 
 class StoredTree:
@@ -75,6 +89,22 @@ class StoredTree:
                 if entry.kind != trees.FILE or name.endswith(_MODULES):
                     found.add(name.partition(".")[0])
         return frozenset(found)
+
+    def mentions(self, word: bytes) -> bool:
+        todo, count = [self._root], 0
+        while todo:
+            count += 1
+            if count > _MOST_FOLDERS:
+                return True
+            for entry in self._store.entries(todo.pop()):
+                if entry.kind == trees.FOLDER:
+                    todo.append(entry.body)
+                elif self._is_source(entry) and word in b"".join(map(self._store.read, entry.chunks)):
+                    return True
+        return False
+
+    def _is_source(self, entry: trees.TreeEntry) -> bool:
+        return entry.kind == trees.FILE and entry.name.endswith(b".py") and entry.size <= _MOST_SOURCE_BYTES
 
     def _entry(self, path: str) -> trees.TreeEntry | None:
         pure = PurePosixPath(path)

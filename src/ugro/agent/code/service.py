@@ -57,6 +57,14 @@ class Code:
         self._transfers.note_folder(taken.id, taken.folder)
         return Snapshot(taken.id, taken.folder, taken.files, taken.bytes, taken.skipped)
 
+    async def take_files(self, folder: Path) -> str:
+        """Stores a folder of our own, every file of it; the hash of its tree."""
+        request = SnapshotRequest(str(folder), Choices(), 0, is_forced=True)
+        taken = await asyncio.to_thread(self._take, request, False)
+        if taken.new_bytes:
+            self._make_room_soon()
+        return taken.id
+
     def _take(self, request: SnapshotRequest, is_lasting: bool) -> StoredSnapshot:
         taken = self._snapshots.take(request)
         if is_lasting:
@@ -130,6 +138,10 @@ class Code:
         """What the script in it imports as it begins."""
         return await asyncio.to_thread(self._imports.of, snapshot, script)
 
+    async def uses(self, snapshot: str, script: str, module: str) -> bool:
+        """Whether the script in it imports this module, as far as its source tells."""
+        return await asyncio.to_thread(self._imports.uses, snapshot, script, module)
+
     async def difference(self, old: str, new: str) -> CodeDiff:
         return await asyncio.to_thread(code_diff, self._snapshots.store, old, new)
 
@@ -165,6 +177,11 @@ class Code:
             return None
         nodes = ", ".join(found) if len(found) <= _MOST_NAMED else f"{len(found)} nodes"
         return f"sending code to {nodes}: {together(found.values())}"
+
+    def sent_bytes(self, snapshot: str, node: str) -> int | None:
+        """So far, of a transfer that is under way."""
+        transfer = self._transfers.transfer(node, snapshot)
+        return transfer.sent.bytes if transfer is not None else None
 
     def listen(self, tell: Callable[[float], None]) -> None:
         """Calls ``tell`` with the duration of each transfer, in seconds."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -171,8 +171,7 @@ class CodeTransfers:
         return self._folders[root]
 
     def _record(self, work: Coroutine[Any, Any, None]) -> None:
-        """In the background: if it is lost, that costs one more call."""
-        task = asyncio.create_task(work, name="record where code is")
+        task = asyncio.create_task(_tried(work), name="record where code is")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
@@ -275,3 +274,9 @@ class CodeTransfers:
             root[:12], sent.files, format_size(sent.bytes), format_size(sent.wire_bytes),
             time.monotonic() - transfer.began, sent.bad, transfer.why, extra={"node": node},
         )  # fmt: skip
+
+
+async def _tried(work: Coroutine[Any, Any, None]) -> None:
+    """If it is lost, that costs one more call; a state that takes no changes is reported by others."""
+    with suppress(UgroError):
+        await work

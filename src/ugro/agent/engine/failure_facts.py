@@ -10,7 +10,11 @@ from ugro.core.job import Ending, Job
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify, disk_hint
 
-_STOPPED_FOR = {Ending.TIME_LIMIT: Cause.TIME_LIMIT, Ending.PREEMPTED: Cause.PREEMPTED}
+_STOPPED_FOR = {
+    Ending.TIME_LIMIT: Cause.TIME_LIMIT,
+    Ending.PREEMPTED: Cause.PREEMPTED,
+    Ending.OWNER: Cause.PREEMPTED,
+}
 _LOST = frozenset({"lost", "lease-expired", "interrupted"})
 
 
@@ -33,13 +37,15 @@ def _judged(job: Job, statuses: Iterable[tuple[str, RunStatus | None]], offset_s
         elif status.outcome == "start-failed":
             return _not_started(node, status)
         elif status.outcome in _LOST:
-            lost.append(Lost(node, _cause_of_loss(status)))
+            lost.append(Lost(node, _cause_of_loss(status), status.may_have_left))
         elif status.outcome != "never-started":
             ends += _rank_ends(node, status, offset_s(node))
     stopped_for = _STOPPED_FOR.get(job.ending) if job.ending else None
     has_culprit = bool(lost) or any(end.has_failed and not end.was_stopped_by_us for end in ends)
     if stopped_for is None and not has_culprit:
         return Failure(Cause.START_FAILED, job.reason)
+    if job.ending is Ending.OWNER:
+        return Failure(Cause.PREEMPTED, job.reason)  # which says whose
     return classify(ends, lost=lost, stopped_for=stopped_for)
 
 
@@ -71,6 +77,7 @@ def _rank_ends(node: str, status: RunStatus, offset_s: float) -> list[RankEnd]:
             clock_offset_s=offset_s,
             last_lines=status.tail if rank.rank == status.failed_rank else (),
             was_oom_killed=rank.is_oom,
+            reached_bytes=rank.reached_bytes,
             was_stopped_by_us=status.outcome == "stopped",
             was_disk_full=status.is_disk_full and rank.rank == status.failed_rank,
         )

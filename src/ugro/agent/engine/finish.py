@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.failure_facts import failure_of
@@ -12,6 +11,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Ending, Job, JobState, Tries
+from ugro.core.support import clock
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.retry import JobView, Retry, after_failure
 from ugro.store.jobs import JobStore, StaleMove
@@ -41,7 +41,7 @@ class Finish:
             await self._collector.write_log(log)
             raise
         point("finish.recorded")
-        self._collector.note_complete(job)
+        await self._collector.complete_log(job, log)
         self._launch.forget(job.id, job.attempt)
 
     async def conclude(self, job: Job) -> None:
@@ -70,10 +70,12 @@ class Finish:
     async def _record_failure(self, job: Job, failure: Failure) -> None:
         self._launch.check_again(job)
         await self._collector.fetch_checkpoints(job)
-        verdict = after_failure(await self._view(job), failure, time.time())
+        view, now = await self._view(job), clock.now()
+        verdict = after_failure(view, failure, now.wall_s)
         if isinstance(verdict, Retry):
             log.info("%s", verdict.reason, extra={"job": job.id, "attempt": job.attempt})
-            tries = Tries(verdict.charged, verdict.free, verdict.not_before, verdict.avoid)
+            pause_s = verdict.not_before - now.wall_s
+            tries = Tries(verdict.charged, verdict.free, verdict.not_before, verdict.avoid, pause_s, now.boot)
             await self._jobs.move(job, JobState.RECOVERING, verdict.reason, ending=None, tries=tries, failure=failure)
         else:
             code = failure.exit_code_of_job

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +19,19 @@ from ugro.agent.engine.planner import Planner
 from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.errors import EnvFailed, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Share
-from ugro.core.plan import Plan
+from ugro.core.plan import NodePlan, Plan
+from ugro.core.python_env import Made
+from ugro.core.ticket import ticket_of
 from ugro.nodes.runs import RunStart, RunStatus
 from ugro.policy.lifecycle.postmortem import disk_hint
 from ugro.policy.lifecycle.supervision import shares_supervisor
+from ugro.policy.python_env.failures import failure_of
 from ugro.remote import disk
 from ugro.store.jobs import JobStore
+from ugro.workloads.planning import cpu_limit
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ _CAUSES = {
 }
 
 Key = tuple[int, int]  # job and attempt
+_NO_ENVIRONMENTS: Mapping[str, Made] = {}
 
 
 class Launch:
@@ -70,7 +75,7 @@ class Launch:
         self._note_begun(job)
         try:
             await self._code.bring(job.spec.snapshot, nodes)
-            plan = await self.plan(job)
+            plan = await self.plan(job, await self._environments(job))
         except LaunchRefused as error:
             self._refuse(job, error.failure)
         except UgroError as error:
@@ -80,14 +85,24 @@ class Launch:
             point("start.planned")
             await asyncio.gather(*(self._start_on(node, job, plan) for node in nodes))
 
-    async def plan(self, job: Job) -> Plan:
+    async def _environments(self, job: Job) -> Mapping[str, Made]:
+        """Makes the job's Python environment on its nodes; also if it was there before, and somebody removed it."""
+        if job.spec.environment is None:
+            return {}
+        try:
+            return await self._planner.environments(job)
+        except EnvFailed as error:
+            is_existing = job.spec.environment.existing is not None
+            raise LaunchRefused(failure_of(error, is_existing=is_existing)) from error
+
+    async def plan(self, job: Job, environments: Mapping[str, Made] = _NO_ENVIRONMENTS) -> Plan:
         """The attempt's plan, made once: after a crash the same processes are asked for, port and all.
 
         Raises ``LaunchRefused`` when the attempt must not start.
         """
         plan = self._planner.known(job) or await self._jobs.plan(job)
         if plan is None:
-            plan, notes = await self._planner.make(job)
+            plan, notes = await self._planner.make(job, environments)
             point("start.checked")
             await self._jobs.record_plan(job, plan)
             for note in notes:
@@ -99,7 +114,8 @@ class Launch:
             as_of = await self._leases.begin(job, node)
             self._note_asked(job, node)
             point("start.asked")
-            status = await self._starts.request(node, replace(run_start(job, node, plan), as_of=as_of))
+            start = replace(run_start(job, node, plan), as_of=as_of, ticket=self._ticket(job))
+            status = await self._starts.request(node, start)
         except (Unreachable, TimedOut) as error:
             log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
             await asyncio.sleep(_AGAIN_S)
@@ -110,6 +126,11 @@ class Launch:
             point("start.answered")
             if (job.id, job.attempt) in self._asked_at:  # else it is over by now, and gone from the node
                 self._watch.learn(node, status)
+
+    def _ticket(self, job: Job) -> str | None:
+        """Kept on the node: should an older state be put back, it can be caught up by it."""
+        identity = self._watch.identity
+        return ticket_of(identity.key, identity.agent, job)
 
     async def _send(self, node: str, starts: Sequence[RunStart]) -> Sequence[RunStatus | UgroError]:
         return await self._watch.runs(node).start(starts)
@@ -166,9 +187,9 @@ class Launch:
             self._refuse(job, _failure(error, str(error), error.subject))
 
     def _is_late(self, job: Job) -> bool:
-        """Code that is on its way may take hours; it goes on where it was."""
+        """Code and packages that are on their way may take hours; they go on where they were."""
         since = self._since[job.id, job.attempt]
-        return time.monotonic() - max(since, self._code.moved_at(job)) > _PREPARE_S
+        return time.monotonic() - max(since, self._code.moved_at(job), self._planner.moved_at(job)) > _PREPARE_S
 
     def _note_refusal(self, job: Job, node: str, error: UgroError) -> None:
         if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
@@ -197,8 +218,17 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
-    settings = {**_settings(job), **_gpus(job, share)}
+    settings = {**_settings(job), **_environment(part), **_gpus(job, share), **_limits(job, share)}
     return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
+
+
+def _environment(part: NodePlan) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if part.environment is not None:
+        found["environment"] = part.environment
+    if part.path:
+        found["path"] = list(part.path)
+    return found
 
 
 def _gpus(job: Job, share: Share) -> dict[str, Any]:
@@ -206,6 +236,11 @@ def _gpus(job: Job, share: Share) -> dict[str, Any]:
     if not share.uuids:
         return {}
     return {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
+
+
+def _limits(job: Job, share: Share) -> dict[str, Any]:
+    limits = {"memory_bytes": share.memory_bytes, "cpus": cpu_limit(job, share)}
+    return {name: limit for name, limit in limits.items() if limit}
 
 
 def _settings(job: Job) -> dict[str, Any]:

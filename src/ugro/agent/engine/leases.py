@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from ugro.agent.tracking.run_tracker import RunTracker, boot_clock_s
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Job, OnLost
+from ugro.core.support.clock import boot_clock_s
 from ugro.nodes.runs import Moment
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,8 @@ Place = tuple[str, str | None]  # a node, and its folder: the configuration may 
 _LOOK_S = 0.5
 _LONGEST_INTERVAL_S = 5.0
 _CLOCK_DRIFT = 1.01
-# A supervisor looks five times a second, and a machine under load is slow; then its ranks have to be ended.
+# Supervisor and reaper look five times a second, the reaper kills 2 s after the grace (``remote/runs/lease.py``), and
+# a machine under load is slow.
 _MARGIN_S = 10.0
 
 
@@ -30,6 +32,11 @@ def lease_s(job: Job) -> float | None:
     """None: silence never ends it, and it is not started elsewhere without proof."""
     disconnect = job.spec.disconnect
     return disconnect.lost_after_s if disconnect.on_lost is OnLost.RESTART else None
+
+
+def dead_after_s(lease_s: float, grace_s: float) -> float:
+    """From the last renewal until the node must have killed a run, if its clock is slower than ours, too."""
+    return (lease_s + grace_s) * _CLOCK_DRIFT + _MARGIN_S
 
 
 class Leases:
@@ -94,7 +101,7 @@ class Leases:
         if self._watch.silent_s(node) == 0.0 and not self._watch.is_elsewhere(share):
             return False
         vouched_s = max(self._since_s, self._vouched.get((node, share.root), 0.0))
-        return boot_clock_s() > vouched_s + limit_s * _CLOCK_DRIFT + job.spec.stop.grace_s + _MARGIN_S
+        return boot_clock_s() > vouched_s + dead_after_s(limit_s, job.spec.stop.grace_s)
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *([self._keeping] if self._keeping else [])]

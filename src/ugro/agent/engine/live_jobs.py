@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from ugro.agent.tracking.scheduler_input import waiting_view
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
+from ugro.core.support.moment import Reading
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.store.jobs import JobStore, Mark
 
@@ -24,8 +25,15 @@ _COMPARE_S = 30.0
 
 
 class LiveJobs:
-    def __init__(self, jobs: JobStore, on_change: Callable[[], None], compare_s: float = _COMPARE_S) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        on_change: Callable[[], None],
+        reading: Callable[[], Reading],
+        compare_s: float = _COMPARE_S,
+    ) -> None:
         self._jobs = jobs
+        self._reading = reading
         self._compare_s = compare_s
         self._on_change = on_change
         # Apart: those that hold devices are few, however long the queue is, and they are asked for most often.
@@ -81,6 +89,10 @@ class LiveJobs:
         known = self._holding.get(job.id)
         return known is not None and known.attempt == job.attempt
 
+    def clock_was_set(self) -> None:
+        """What was computed with the wall clock is computed again."""
+        self._replace(list(self._waiting.values()))
+
     def _replace(self, jobs: list[Job]) -> None:
         for job in jobs:
             self._take(job)
@@ -114,7 +126,7 @@ class LiveJobs:
         self._holding.pop(job.id, None)
         self._waiting[job.id] = job
         if job.ending is None:
-            self.queue.put(waiting_view(job))
+            self.queue.put(waiting_view(job, self._reading()))
         else:
             self._cancelled[job.id] = job
             self.queue.discard(job.id)

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ugro.agent.artifacts.environments import ExtraEnv
 from ugro.agent.engine.preflight import Preflight
+from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.figures import NodeFigures
 from ugro.core.job import Job, Placement, Share
-from ugro.core.node import Facts
+from ugro.core.node import Facts, Gpu
 from ugro.core.plan import Plan, Rendezvous
+from ugro.core.python_env import Made
 from ugro.nodes.node import Node
 from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
 from ugro.policy.balance.mode import Mode
 from ugro.workloads.planning import Surroundings, follows_from_spec, needs_rendezvous, plan
 
 # What is known of a node's devices, if anything is.
+_ENVIRONMENTS_PYTHON = "ENVIRONMENT/bin/python"  # its folder is known when it has been resolved
 KnownFacts = Callable[[Node], Facts | None]
 
 
 class Planner:
     def __init__(
-        self, cluster: Cluster, watch: RunTracker, extra_env: ExtraEnv, facts: KnownFacts, modules: NodeModules
+        self,
+        cluster: Cluster,
+        watch: RunTracker,
+        extra_env: ExtraEnv,
+        facts: KnownFacts,
+        modules: NodeModules,
+        envs: PythonEnvService | None = None,
     ) -> None:
         self._cluster = cluster
+        self._envs = envs
         self._extra_env = extra_env
         self._facts = facts
+        self.measured: Callable[[str], NodeFigures | None] = lambda node: None  # what was measured of its hardware
         self.preflight = Preflight(cluster, watch, modules)
 
     def known(self, job: Job) -> Plan | None:
@@ -37,23 +50,39 @@ class Planner:
             return None
         return plan(job, job.attempt, job.placement, self._surroundings(job.placement, None, {}))
 
-    async def make(self, job: Job) -> tuple[Plan, tuple[str, ...]]:
-        """With notes for the user. Raises ``LaunchRefused`` when the attempt must not start."""
+    async def environments(self, job: Job) -> Mapping[str, Made]:
+        """The Python environments that its nodes have for it when this returns. Raises EnvFailed."""
+        return await self._envs.ensure_for(job) if self._envs is not None else {}
+
+    def moved_at(self, job: Job) -> float:
+        """When the making of its environment last made progress, by the monotonic clock; 0 if there is none."""
+        if self._envs is None or job.spec.environment is None or job.placement is None:
+            return 0.0
+        return self._envs.moved_at(job.placement.nodes)
+
+    async def make(self, job: Job, environments: Mapping[str, Made]) -> tuple[Plan, tuple[str, ...]]:
+        """With notes for the user. ``environments``: of its nodes, if the job has one.
+
+        Raises ``LaunchRefused`` when the attempt must not start.
+        """
         assert job.placement is not None
         placement = job.placement
-        await self.preflight.set_up(job, placement)
+        await self.preflight.set_up(job, placement, environments)
         async with one_error() as group:
             rendezvous = group.create_task(self._rendezvous(job, placement))
-            notes = group.create_task(self.preflight.agree(job, placement))
+            notes = group.create_task(self.preflight.agree(job, placement, environments))
             extra = group.create_task(together(self._extra(job, node) for node in placement.nodes))
         extra_env = dict(zip(placement.nodes, extra.result(), strict=True))
         surroundings = self._surroundings(placement, rendezvous.result(), extra_env, self._speeds(job, placement))
+        surroundings = replace(surroundings, environments=environments)
         return plan(job, job.attempt, placement, surroundings), notes.result()
 
     def preview(self, job: Job, placement: Placement) -> Plan:
         """What ``make`` would make, as far as that can be said without asking or changing anything."""
         rendezvous = self.preflight.guess(placement) if needs_rendezvous(job) else None
         surroundings = self._surroundings(placement, rendezvous, {}, self._speeds(job, placement))
+        if job.spec.environment is not None:
+            surroundings = replace(surroundings, pythons=dict.fromkeys(placement.nodes, _ENVIRONMENTS_PYTHON))
         return plan(job, max(1, job.attempt), placement, surroundings)
 
     def forget(self, job: Job) -> None:
@@ -74,11 +103,12 @@ class Planner:
     def _devices(self, share: Share) -> list[Device]:
         node = self._cluster.inventory.get(share.node)
         facts = self._facts(node)
-        names = {gpu.index: gpu.name for gpu in facts.gpus} if facts else {}
+        gpus = {gpu.index: gpu for gpu in facts.gpus} if facts else {}
+        figures = self.measured(share.node)
         if share.gpus:
-            return [Device(names.get(index, node.spec.gpu or "an unknown GPU")) for index in share.gpus]
+            return [_gpu(gpus.get(index), node, figures) for index in share.gpus]
         machine = node.machine
-        return [Device(None, machine.cores, machine.cpu_model) if machine else Device(None)]
+        return [Device(None, machine.cores, machine.cpu_model, None, figures) if machine else Device(None)]
 
     def _surroundings(
         self,
@@ -95,6 +125,12 @@ class Planner:
             extra_env,
             speeds,
         )
+
+
+def _gpu(gpu: Gpu | None, node: Node, figures: NodeFigures | None) -> Device:
+    if gpu is None:
+        return Device(node.spec.gpu or "an unknown GPU")
+    return Device(gpu.name, measured=figures.device(gpu.uuid) if figures else None)
 
 
 def _python(node: Node) -> str:

@@ -11,8 +11,9 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from ugro.agent.engine.rendezvous import PortTaken, find_meeting
@@ -26,12 +27,15 @@ from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Launcher, Placement
 from ugro.core.node import Role
 from ugro.core.plan import Rendezvous
+from ugro.core.python_env import Made
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
 from ugro.policy.nodes.examination import Unknown
-from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports
-from ugro.remote.messages import Packages
+from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports, packages_among
+from ugro.policy.python_env.failures import lack_of_packages
+from ugro.policy.python_env.naming import label_of
+from ugro.remote.messages import Modules, Packages
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,9 @@ _PACKAGES_S = 20.0
 _RESOLVE_S = 3.0
 _PORTS_TRIED = 3
 _SETUP_S = 3600.0
+
+Environments = Mapping[str, Made]  # by node
+_NONE: Environments = {}
 
 
 class LaunchRefused(UgroError):
@@ -83,20 +90,23 @@ class Preflight:
 
     # --- setup -------------------------------------------------------------------------------------------------
 
-    async def set_up(self, job: Job, placement: Placement) -> None:
+    async def set_up(self, job: Job, placement: Placement, environments: Environments = _NONE) -> None:
         """Runs the job's setup on each of its nodes that has not yet run the same one."""
         if job.spec.setup is not None:
-            await together(self._set_up(job, node) for node in placement.nodes)
+            await together(self._set_up(job, node, environments.get(node)) for node in placement.nodes)
 
-    async def _set_up(self, job: Job, node: str) -> None:
+    async def _set_up(self, job: Job, node: str, made: Made | None) -> None:
         link = await self._link(node)
         assert link.machine is not None  # the link is open
         content: dict[str, Any] = {"script": job.spec.setup, "env": dict(job.spec.env), "cwd": job.spec.cwd}
         if job.spec.snapshot is not None:  # it runs in a copy of its own: requirements.txt is there
             content["code"] = job.spec.snapshot
+        if made is not None:
+            content["path"] = [str(PurePosixPath(made.python).parent)]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        # Lets the setup install into the Python that will run the ranks.
-        content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": link.machine.python_path}
+        # Lets the setup use the Python that will run the ranks, and install into one that is not UGRO's.
+        python = made.python if made is not None else link.machine.python_path
+        content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": python}
         params = self._params(node, job, key=key, **content)
         answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
         if answer.get("is_new", True):
@@ -109,8 +119,10 @@ class Preflight:
 
     # --- what is installed -------------------------------------------------------------------------------------
 
-    async def agree(self, job: Job, placement: Placement) -> tuple[str, ...]:
+    async def agree(self, job: Job, placement: Placement, environments: Environments = _NONE) -> tuple[str, ...]:
         """Refuses differences that break the job; returns the others as notes."""
+        if environments:
+            return await self._agree_on(environments, job, placement)
         need = Need(job.spec.launcher, any(share.gpus for share in placement.shares))
         if need.launcher is Launcher.COMMAND or len(placement.nodes) == 1:
             return ()
@@ -126,6 +138,40 @@ class Preflight:
             reason = "; ".join(one.text for one in fatal)
             raise LaunchRefused(Failure(Cause.MISMATCH, reason, node=fatal[0].node, hint=fatal[0].hint))
         return tuple(one.text for one in found)
+
+    async def _agree_on(self, environments: Environments, job: Job, placement: Placement) -> tuple[str, ...]:
+        """Of environments, what is in them is known. They may differ by an override, or because a user made them."""
+        need = Need(job.spec.launcher, any(share.gpus for share in placement.shares))
+        if need.launcher is Launcher.COMMAND:
+            return ()
+        await self._expect_packages(job, environments)
+        found = differences([self._inside(job, node, made) for node, made in environments.items()], need)
+        if fatal := [one for one in found if one.is_fatal]:
+            reason = "; ".join(one.text for one in fatal)
+            raise LaunchRefused(Failure(Cause.MISMATCH, reason, node=fatal[0].node, hint=fatal[0].hint))
+        return tuple(one.text for one in found)
+
+    def _inside(self, job: Job, node: str, made: Made) -> Installed:
+        labels = self._cluster.inventory.get(node).spec.labels
+        label = label_of(job.spec.environment, labels) if job.spec.environment else ""
+        packages = packages_among(made.version, made.packages)
+        name = made.name if made.installer else None
+        return Installed(node, made.version, made.python, packages, environment=name, label=label)
+
+    async def _expect_packages(self, job: Job, environments: Environments) -> None:
+        imports = job.spec.imports
+        if job.spec.setup is not None or not imports.is_certain or not imports.names:
+            return
+        missing = await together(self._missing(node, made, imports.names) for node, made in environments.items())
+        is_ours = job.spec.environment is not None and job.spec.environment.existing is None
+        if (failure := lack_of_packages(dict(missing), is_ours)) is not None:
+            raise LaunchRefused(failure)
+
+    async def _missing(self, node: str, made: Made, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        link = await self._link(node)
+        params = {"names": list(names), "python": made.python}
+        found = await node_checks.check(link, Modules, "modules", timeout_s=_PACKAGES_S, **params)
+        return node, () if isinstance(found, Unknown) else tuple(name for name in names if name in found.missing)
 
     async def _expect_imports(self, job: Job, placement: Placement) -> None:
         """Refuses a start on several nodes that would end with an ImportError on one of them."""

@@ -17,23 +17,27 @@ from functools import partial
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.code.service import Code
 from ugro.agent.engine.finish import Finish
+from ugro.agent.engine.first_answers import FirstAnswers
 from ugro.agent.engine.launch import Launch
 from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.engine.orphan_runs import OrphanRuns
+from ugro.agent.engine.owner_requests import OwnerRequests
 from ugro.agent.engine.planner import Planner
+from ugro.agent.safe_mode.control import SafeModeControl
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.support.keyed_tasks import KeyedTasks
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.errors import Damaged, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause
 from ugro.core.job import Ending, Job, JobState, Placement, Share
-from ugro.core.support.moment import unix_seconds
+from ugro.core.support.moment import due_s
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle import attempt
 from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
+from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling import decision
 from ugro.policy.scheduling.scheduler import actions
 from ugro.store.jobs import JobStore, StaleMove
@@ -45,6 +49,7 @@ _LONGEST_PAUSE_S = 1.0
 _IDLE_FACTOR = 100  # a scheduling pass without a cause takes at most a hundredth of the time …
 _LONGEST_IDLE_PAUSE_S = 10.0  # … but comes at least this often
 _STOP_AGAIN_S = 1.0
+_DAMAGED_S = 10.0
 # With so many jobs that are not over, what happens is gathered for a moment: one look then sees to all of it.
 _MANY = 16
 _GATHER_S = 0.01
@@ -69,9 +74,13 @@ class Engine:
         self._leases = Leases(watch)
         self._launch = Launch(jobs, watch, self._leases, planner, code)
         self._finish = Finish(jobs, watch, collector, self._launch)
+        self.safe_mode = SafeModeControl(jobs, watch)
+        watch.prove_by(self.safe_mode.prove)
+        self.first_answers = FirstAnswers(watch)
         self._orphans = OrphanRuns(jobs, watch, collector)
         self._wake = asyncio.Event()
         self._work = KeyedTasks(self._wake.set)
+        self._owner_requests = OwnerRequests(jobs, watch, scheduler_input.owners, self._work)
         self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
         self._must_schedule = True
         self._schedule_at = 0.0
@@ -80,22 +89,31 @@ class Engine:
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
         self.changed = ChangeSignal()  # some job has moved
-        self.live = LiveJobs(jobs, self.changed.notify)
+        # Held from the scheduler's look at the nodes until the starts that follow from it are recorded.
+        self.scheduling = asyncio.Lock()
+        self.live = LiveJobs(jobs, self.changed.notify, scheduler_input.clock.reading)
+        scheduler_input.clock.listen(self._clock_was_set)
 
     def wake(self) -> None:
         """Something was submitted, has moved, or is to end."""
         self._must_schedule = True
         self._wake.set()
 
+    def _clock_was_set(self, jump: Jump) -> None:
+        self.live.clock_was_set()
+        self.wake()
+
     async def run(self) -> None:
         self._scheduler_input.start()
-        self._leases.start(self.live.holding)
+        self._leases.start(lambda: [*self.live.holding(), *self.safe_mode.leased()])
         while True:
             self._wake.clear()
             pause_s = _LONGEST_PAUSE_S
             looked_at = time.monotonic()
             try:
                 pause_s = await self._look()
+            except Damaged:  # the store has logged it, and stays so: nothing is started or ended from here on
+                await asyncio.sleep(_DAMAGED_S)
             except UgroError as error:
                 log.error("a pass over the jobs failed: %s", error)
             except Exception:  # the top of a daemon's loop: whatever it is, the other jobs go on
@@ -125,9 +143,18 @@ class Engine:
     async def _look(self) -> float:
         """Returns after how long it has to look again, whatever happens."""
         self._watch.keep_up()
+        self._scheduler_input.owners.keep_up()
         await self.live.read()
         holding = self.live.holding()
-        await self._go_on(holding)
+        # Before marks are compared: what is heard later counts in the next look.
+        self._must_schedule = self.first_answers.look(self.live.waiting) or self._must_schedule
+        if self.safe_mode.has_news():
+            await self.safe_mode.compare_marks()
+            self._work.do(("marks",), self.safe_mode.leave_marks)
+        if self.safe_mode.is_on:
+            return self._stand_still(holding)
+        await self._record(self._owner_requests.look(holding))
+        await self._go_on(self.live.holding())
         if self._must_keep:
             await self._keep()
         under_way = {(job.id, job.attempt) for job in holding}
@@ -137,12 +164,20 @@ class Engine:
         is_settling = any(_now() - at < _SETTLE_S for at in self._seen_at.values())
         return min(schedule_s, _SETTLE_S if is_settling else _LONGEST_PAUSE_S)
 
+    def _stand_still(self, holding: Iterable[Job]) -> float:
+        """In safe mode: nothing is started, ended or removed. What known runs write is collected."""
+        self._work.cancel_all("start", "stop", "clear", "keep", "part")
+        for job in holding:
+            self._follow(job, is_settling=False)
+        self._work.do(("examine",), self.safe_mode.examine)
+        return _LONGEST_PAUSE_S
+
     async def _go_on(self, holding: Iterable[Job]) -> None:
         # A job that finishes at this moment and was asked to end, too: that is seen when the former is over.
         steps = [self._step(job) for job in holding if ("finish", job.id, job.attempt) not in self._work]
         await self._record(filter(None, steps))
 
-    async def _record(self, moves: Iterable[Awaitable[None]]) -> None:
+    async def _record(self, moves: Iterable[Awaitable[object]]) -> None:
         """What cannot be of one job is tried again; the others' go on."""
         for result in await asyncio.gather(*moves, return_exceptions=True):
             if isinstance(result, UgroError):
@@ -199,10 +234,18 @@ class Engine:
             state=job.state,
             ending=job.ending,
             runs=tuple(self._node_run(job, node) for node in _nodes(job)),
-            is_over_time=_is_over_time(job),
+            is_over_time=self._is_over_time(job),
             refusal=refusal.reason if refusal else None,
             is_overdue=self._launch.is_overdue(job),
+            why_ending=self._owner_requests.why(job),
         )
+
+    def _is_over_time(self, job: Job) -> bool:
+        limit_s, started = job.spec.time_limit_s, job.attempt_started
+        if limit_s is None or started is None:
+            return False
+        by = self._scheduler_input.clock.reading()
+        return by.now.boot_s > due_s(started, limit_s, by)
 
     def _node_run(self, job: Job, node: str) -> NodeRun:
         run = self._watch.state(node, job.id, job.attempt)
@@ -297,7 +340,8 @@ class Engine:
         if wait_s > (0.0 if self._must_schedule else -self._idle_pause_s):
             return wait_s if self._must_schedule else _LONGEST_PAUSE_S
         self._must_schedule = False
-        await self._schedule()
+        async with self.scheduling:
+            await self._schedule()
         spent_s = time.monotonic() - begun
         self._schedule_at = begun + 2 * spent_s
         self._idle_pause_s = min(_LONGEST_IDLE_PAUSE_S, max(_LONGEST_PAUSE_S, _IDLE_FACTOR * spent_s))
@@ -307,7 +351,11 @@ class Engine:
         await self._drop(self.live.cancelled())
         if not self.live.queue:
             return
-        wanted = actions(await self._scheduler_input.take(self.live), self.live.queue)
+        wanted = [
+            one
+            for one in actions(await self._scheduler_input.take(self.live), self.live.queue)
+            if not self.first_answers.waits(one.for_job if isinstance(one, decision.Preempt) else one.job)
+        ]
         by_id = {one.job: job for one in wanted if (job := self.live.get(one.job)) is not None}
         await self._record([self._act(one, by_id) for one in wanted if not isinstance(one, decision.Start)])
         await self._give([one for one in wanted if isinstance(one, decision.Start)], by_id)
@@ -361,9 +409,3 @@ def _now() -> float:
 
 def _nodes(job: Job) -> tuple[str, ...]:
     return job.placement.nodes if job.placement else ()
-
-
-def _is_over_time(job: Job) -> bool:
-    if job.spec.time_limit_s is None or job.attempt_started_at is None:
-        return False
-    return time.time() - unix_seconds(job.attempt_started_at) > job.spec.time_limit_s

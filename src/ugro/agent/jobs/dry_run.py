@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Protocol
 
 from ugro.agent.tracking.scheduler_input import Live, SchedulerInput, waiting_view
+from ugro.core.errors import Unsatisfiable
 from ugro.core.job import After, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun, Plan
+from ugro.core.support import clock
+from ugro.policy.nodes.limits import unlimited_memory
+from ugro.policy.python_env.naming import label_of
+from ugro.policy.python_env.words import in_words
 from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Fail, Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
@@ -29,10 +33,11 @@ class DryRunner:
     async def dry_run(self, spec: JobSpec, user: str) -> DryRun:
         await self._scheduler_input.first_answers()
         newest = await self._jobs.newest(1)
-        job = Job(newest[0].id + 1 if newest else 1, spec, user, JobState.QUEUED, "", _now(), attempt=1)
+        number, now = newest[0].id + 1 if newest else 1, clock.now()
+        job = Job(number, spec, user, JobState.QUEUED, "", now.at, attempt=1, submitted_boot=now.boot)
         after = await self._jobs.states_of((*spec.after.ok, *spec.after.any))
         view = await self._scheduler_input.take(self._live)
-        waiting = (*self._live.queue, waiting_view(replace(job, attempt=0)))
+        waiting = (*self._live.queue, waiting_view(replace(job, attempt=0), self._scheduler_input.clock.reading()))
         view = replace(view, waiting=waiting, ended={**self._live.queue.outcomes, **after})
         decision = _decision(view, job.id)
         if isinstance(decision, Start):
@@ -42,9 +47,29 @@ class DryRunner:
             return self._planned(job, alone, decision.reason, starts_now=False)
         return DryRun(spec, False, decision.reason)
 
+    async def place_idle(self, spec: JobSpec) -> Placement:
+        """What the job would get if no other held anything; raises Unsatisfiable."""
+        await self._scheduler_input.first_answers()
+        job = Job(1, spec, "", JobState.QUEUED, "", clock.now().at)
+        view = await self._scheduler_input.take(self._live)
+        waiting = (waiting_view(job, self._scheduler_input.clock.reading()),)
+        decision = _decision(_idle(replace(view, waiting=waiting), job.id), job.id)
+        if isinstance(decision, Start):
+            return decision.placement
+        raise Unsatisfiable(decision.reason, hint="see: ugro health")
+
     def _planned(self, job: Job, start: Start, reason: str, *, starts_now: bool) -> DryRun:
         plan = self._previewer.preview(replace(job, placement=start.placement), start.placement)
-        return DryRun(job.spec, starts_now, reason, plan, start.placement)
+        note = unlimited_memory(start.placement, self._scheduler_input.limits())
+        environment = self._environment(job.spec, start.placement)
+        return DryRun(job.spec, starts_now, reason, plan, start.placement, note=note, environment=environment)
+
+    def _environment(self, spec: JobSpec, placement: Placement) -> str | None:
+        if spec.environment is None:
+            return None
+        labels = {node: label_of(spec.environment, self._scheduler_input.labels(node)) for node in placement.nodes}
+        others = [f"{node} gets the override for {label}" for node, label in labels.items() if label]
+        return "; ".join([in_words(spec.environment), *others])
 
 
 def _decision(view: ClusterView, job: int) -> Start | Fail | Wait:
@@ -57,7 +82,3 @@ def _idle(view: ClusterView, job: int) -> ClusterView:
     """The same nodes without other jobs, and no jobs to run after."""
     [mine] = [one for one in view.waiting if one.id == job]
     return replace(view, waiting=(replace(mine, spec=replace(mine.spec, after=After())),), holding=())
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

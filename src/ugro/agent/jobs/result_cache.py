@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from ugro.agent.artifacts.environments import Environments
+from ugro.agent.python_env.service import PythonEnvService
 from ugro.core.environment import Environment
-from ugro.core.errors import ConfigError
+from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
+from ugro.core.python_env import EnvRequest
 from ugro.store.jobs import About, JobStore
 
 _PIECE_BYTES = 1 << 20
 
 
 class ResultCache:
-    def __init__(self, jobs: JobStore, environments: Environments) -> None:
+    def __init__(self, jobs: JobStore, environments: Environments, envs: PythonEnvService | None = None) -> None:
         self._jobs = jobs
+        self._envs = envs
         self._environments = environments
 
     async def look(self, spec: JobSpec) -> About:
@@ -50,12 +54,29 @@ class ResultCache:
         nodes = first.placement.nodes if first.placement else ()
         if not nodes or set(ran_with) != set(nodes):
             return "its environment was not recorded"
+        if (request := first.spec.environment) is not None:
+            return await self._other_environment(request, ran_with)
         now = await self._environments.now(nodes, is_fresh=True)
         for node in nodes:
             if node not in now:
                 return f"{node} cannot be asked what it has installed"
             if now[node].fingerprint != ran_with[node].fingerprint:
                 return f"on {node} {_change(ran_with[node], now[node])}"
+        return None
+
+    async def _other_environment(self, request: EnvRequest, ran_with: Mapping[str, Environment]) -> str | None:
+        """An environment never changes under its name. One that is not UGRO's is looked at."""
+        if self._envs is None:
+            return "its environment is not known"
+        try:
+            now = await self._envs.now(request, list(ran_with))
+        except UgroError as error:
+            return f"its environment cannot be compared: {error}"
+        for node, before in ran_with.items():
+            if now[node].name != before.name:
+                return f"on {node} its environment was {before.name} and is {now[node].name or 'not resolved'}"
+            if request.existing is not None and now[node].fingerprint != before.fingerprint:
+                return f"on {node} {_change(before, now[node])}"
         return None
 
 
@@ -74,6 +95,7 @@ def _work(spec: JobSpec) -> dict[str, object]:
         "results": asdict(spec.results),
         "checkpoint": asdict(spec.checkpoint),
         "resources": resources,
+        **({"environment": asdict(spec.environment.masked)} if spec.environment else {}),
     }
 
 

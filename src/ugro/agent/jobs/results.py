@@ -20,6 +20,7 @@ from ugro.agent.artifacts.result_files import LOG_TIMES
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.config.job.export import settings
+from ugro.core.energy import JobEnergy
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import Job, JobState
 from ugro.core.metrics import Measured, StepTotals, read_totals, summary
@@ -37,16 +38,25 @@ _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABL
 
 
 Measure = Callable[[int, int], Awaitable[Measured]]  # of a job, up to an attempt
+EnergyOf = Callable[[Job, int | None], Awaitable[JobEnergy | None]]  # of an attempt; None: not measured
 
 
 class ResultService:
     def __init__(
-        self, folder: Path, store: Store, watch: RunTracker, collector: Collector, measure: Measure
+        self,
+        folder: Path,
+        store: Store,
+        watch: RunTracker,
+        collector: Collector,
+        measure: Measure,
+        energy_of: EnergyOf,
     ) -> None:
         self._measure = measure
+        self._energy_of = energy_of
         self._folder = folder
         self._jobs = store.jobs
         self._environments = store.environments
+        self._trials = store.trials
         self._watch = watch
         self._collector = collector
         self._summed_up: dict[tuple[str, int, int], StepTotals | None] = {}
@@ -60,7 +70,8 @@ class ResultService:
         nodes = await self._on_nodes(job, number)
         found = await asyncio.to_thread(self._all, job, number, nodes, most_listed)
         steps = await asyncio.to_thread(self._steps, attempt_folder(self._folder / str(job.id), number))
-        return replace(found, metrics=summary(await self._measure(job.id, number), steps))
+        metrics, energy = summary(await self._measure(job.id, number), steps), await self._energy_of(job, number)
+        return replace(found, metrics=metrics, energy=energy, forecast=await self._trials.forecast(job.id))
 
     async def brief(self, asked: Job) -> JobResults:
         """How many files of the newest attempt are here and on the nodes, without their names; asks no node."""
@@ -120,6 +131,7 @@ class ResultService:
             measured.figures,
             made.metrics,
             made.files,
+            None if job.cached_from else made.energy,
         )
 
     async def remove(self, job: Job, reason: str = "removed by their user") -> tuple[str, ...]:

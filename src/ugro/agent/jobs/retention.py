@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from ugro.agent.support.aio import to_the_end
 from ugro.config.schema import Retention as RetentionSettings
 from ugro.core.errors import UgroError
 from ugro.core.job import Job
-from ugro.core.support.moment import unix_seconds
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant, shown_s
 from ugro.policy.lifecycle.retention import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
 from ugro.policy.wording import count_of
 from ugro.store.database import Store
@@ -34,7 +34,8 @@ _FIRST_S = 300.0  # after the agent has started: others are in more of a hurry
 _EVERY_S = 3600.0
 _ANNOUNCED_AT_ONCE = 500
 _REMOVED_AT_ONCE = 20
-_EVENTS_AT_ONCE = 500
+_ROWS_AT_ONCE = 500
+_EVENTS_OF_A_JOB = 10_000  # one that runs for months on a node that comes and goes has more
 _PAUSE_S = 0.5  # between two steps
 _AGAIN_S = 3600.0  # for results on a node that cannot be reached
 
@@ -57,13 +58,17 @@ class Retention:
         metrics: MetricStore,
         results: ResultRemover,
         settings: Callable[[], RetentionSettings],
+        may_remove: Callable[[], bool],
     ) -> None:
+        """``may_remove``: whether this machine's clock is to be believed."""
         self._folder = folder
         self._store = store
         self._settings = settings
+        self._may_remove = may_remove
         self._results = results
         self._metrics = metrics
         self.pause_s = _PAUSE_S
+        self.is_paused: Callable[[], bool] = lambda: False
         self.on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
 
     async def run(self) -> None:
@@ -72,58 +77,66 @@ class Retention:
             await asyncio.sleep(pause_s)
             pause_s = _EVERY_S
             try:
-                await self.look(time.time())
+                await self.look(clock.now())
             except (UgroError, OSError) as error:
                 log.error("old jobs cannot be removed now: %s", error)
 
-    async def look(self, now_s: float) -> None:
+    async def look(self, now: Instant) -> None:
         """Announces what may go, and removes what was announced long enough ago."""
+        if self.is_paused():
+            return
+        if not self._may_remove():
+            log.info("nothing is removed for its age: this machine's clock was set")
+            return
         rule = self._rule
         first_kept = await self._store.retention.first_kept(rule.keep)
-        await self._announce(rule, first_kept, now_s)
-        await self._remove_due(rule, first_kept, now_s)
+        await self._announce(rule, first_kept, now)
+        await self._remove_due(rule, first_kept, now)
         if rule.jobs_s is not None:
-            await self._remove_events(_iso(now_s - rule.jobs_s))
+            # Those that belong to no job, such as alerts.
+            await self._remove_rows(partial(self._store.retention.remove_events, _iso(now.wall_s - rule.jobs_s)))
+        await self._remove_rows(partial(self._store.retention.trim_events, _EVENTS_OF_A_JOB))
+        if (audit_s := self._settings().audit) is not None:
+            await self._remove_rows(partial(self._store.audit.remove, _iso(now.wall_s - audit_s)))
 
     @property
     def _rule(self) -> Rule:
         settings = self._settings()
         return Rule(settings.jobs, settings.keep, settings.results, settings.kept)
 
-    async def _remove_events(self, before: str) -> None:
-        """Those that belong to no job, such as alerts."""
-        count = _EVENTS_AT_ONCE
-        while count == _EVENTS_AT_ONCE:
-            count = await self._store.retention.remove_events(before, _EVENTS_AT_ONCE)
+    async def _remove_rows(self, remove: Callable[[int], Awaitable[int]]) -> None:
+        count = _ROWS_AT_ONCE
+        while count == _ROWS_AT_ONCE:
+            count = await remove(_ROWS_AT_ONCE)
             await asyncio.sleep(self.pause_s)
 
     # --- announcing --------------------------------------------------------------------------------------------
 
-    async def _announce(self, rule: Rule, first_kept: int, now_s: float) -> None:
+    async def _announce(self, rule: Rule, first_kept: int, now: Instant) -> None:
         age_s = least_age_s(rule)
         if age_s is None:
             return
-        last, before, due_at = 0, _iso(now_s - age_s), now_s + self._settings().notice
+        last, before, due_at = 0, _iso(now.wall_s - age_s), now.wall_s + self._settings().notice
         while found := await self._store.retention.ended(before, last, _ANNOUNCED_AT_ONCE):
             last = found[-1].id
             wanted: dict[tuple[What, str], list[int]] = {}
-            for job, decision in await self._decided(found, rule, first_kept, now_s):
+            for job, decision in await self._decided(found, rule, first_kept, now):
                 if isinstance(decision, Remove):
                     wanted.setdefault((decision.what, decision.reason), []).append(job)
             for (what, reason), jobs in wanted.items():
                 text = _announcement(what, jobs, reason, due_at)
                 due = [Due(job, what) for job in jobs]
-                await self._store.retention.announce(due, due_at, _iso(now_s), text)
+                await self._store.retention.announce(due, due_at, now.at, text)
                 log.info("%s", text)
             await asyncio.sleep(self.pause_s)
 
     async def _decided(
-        self, found: Sequence[Ended], rule: Rule, first_kept: int, now_s: float
+        self, found: Sequence[Ended], rule: Rule, first_kept: int, now: Instant
     ) -> list[tuple[int, Remove | Keep]]:
         followed = await self._store.retention.followed()
         files = await asyncio.to_thread(self._files, found)
         return [
-            (one.id, decide(_view(one, first_kept, one.id in followed, files.get(one.id)), rule, now_s))
+            (one.id, decide(_view(one, first_kept, one.id in followed, files.get(one.id), now), rule, now.wall_s))
             for one in found
         ]
 
@@ -134,26 +147,26 @@ class Retention:
 
     # --- removing ----------------------------------------------------------------------------------------------
 
-    async def _remove_due(self, rule: Rule, first_kept: int, now_s: float) -> None:
-        while due := await self._store.retention.due(now_s, _REMOVED_AT_ONCE):
+    async def _remove_due(self, rule: Rule, first_kept: int, now: Instant) -> None:
+        while due := await self._store.retention.due(now.wall_s, _REMOVED_AT_ONCE):
             announced = {one.job: one.what for one in due}
             found = await self._store.retention.of(list(announced))
             await self._remove_files(sorted(announced.keys() - {one.id for one in found}))  # a crash came between
             begun = {one.id for one in found if one.are_results_removed and announced[one.id] == What.RESULTS}
             going = {
                 (job, decision.what)
-                for job, decision in await self._decided(found, rule, first_kept, now_s)
+                for job, decision in await self._decided(found, rule, first_kept, now)
                 if isinstance(decision, Remove) and decision.what == announced[job]
             }
             for job in sorted(begun | {job for job, what in going if what is What.RESULTS}):
-                await self._remove_results(job, What.RESULTS, now_s)
+                await self._remove_results(job, What.RESULTS, now)
             for job in sorted(job for job, what in going if what is What.LEFT):
-                await self._remove_results(job, What.LEFT, now_s)
-            await self._remove_jobs(sorted(job for job, what in going if what is What.JOB), now_s)
+                await self._remove_results(job, What.LEFT, now)
+            await self._remove_jobs(sorted(job for job, what in going if what is What.JOB), now)
             await self._store.retention.withdraw(announced.keys() - begun - {job for job, _ in going})
             await asyncio.sleep(self.pause_s)
 
-    async def _remove_results(self, number: int, what: What, now_s: float) -> None:
+    async def _remove_results(self, number: int, what: What, now: Instant) -> None:
         job = await self._store.jobs.get(number)
         if what is What.LEFT:
             problems = await self._results.remove_left(job)
@@ -162,15 +175,15 @@ class Retention:
         for problem in problems:
             log.warning("%s; tried again in an hour", problem, extra={"job": number})
         if problems:
-            await self._store.retention.postpone(number, now_s + _AGAIN_S)
+            await self._store.retention.postpone(number, now.wall_s + _AGAIN_S)
         else:
             await self._store.retention.withdraw([number])
             log.info("%s: removed as announced", _named(what, [number]), extra={"job": number})
 
-    async def _remove_jobs(self, jobs: Sequence[int], now_s: float) -> None:
+    async def _remove_jobs(self, jobs: Sequence[int], now: Instant) -> None:
         if not jobs:
             return
-        gone = await self._store.retention.remove(jobs, _iso(now_s), _removed)
+        gone = await self._store.retention.remove(jobs, now.at, _removed)
         if gone:
             log.info("%s", _removed(gone))
         await self._remove_files(gone)
@@ -184,10 +197,10 @@ class Retention:
         await self._store.retention.withdraw(jobs)
 
 
-def _view(one: Ended, first_kept: int, is_followed: bool, has_left: bool | None) -> EndedJob:
+def _view(one: Ended, first_kept: int, is_followed: bool, has_left: bool | None, now: Instant) -> EndedJob:
     """``has_left``: None if it has no results."""
     return EndedJob(
-        one.id, one.state, unix_seconds(one.ended_at), one.id >= first_kept, has_left is not None, one.has_note,
+        one.id, one.state, shown_s(one.ended, now), one.id >= first_kept, has_left is not None, one.has_note,
         is_followed, one.is_source, one.is_pending, bool(has_left),
     )  # fmt: skip
 

@@ -17,10 +17,12 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound, UsageError
 from ugro.core.event import Event
-from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState
+from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun
+from ugro.core.python_env import EnvRequest
+from ugro.core.safe_mode import REMEDY
 from ugro.policy.scheduling.cluster_view import ClusterView
-from ugro.policy.scheduling.decision import Wait
+from ugro.policy.scheduling.decision import Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
 from ugro.store.database import Store
@@ -75,17 +77,23 @@ class JobService:
 
     async def submit(self, submit: Submit) -> Job | Needs:
         point("submit.begun")
+        self._engine.safe_mode.check("and takes no jobs")
         spec = await self._submitting.spec(submit)
         if isinstance(spec, Needs):
             return spec
         await self._submitting.check_fit([spec])
-        return (await self._put([(spec, submit)]))[0]
+        return (await self._put([(await self._submitting.upgraded(spec), submit)]))[0]
+
+    async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
+        """The Python environment that such a job would have."""
+        return await self._submitting.environment(submit)
 
     async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
         """Submits all of them in one commit, or none."""
+        self._engine.safe_mode.check("and takes no jobs")
         taken: Taken = {}
         asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
-        specs = [spec for spec in asked if not isinstance(spec, Needs)]
+        specs = [await self._submitting.upgraded(spec) for spec in asked if not isinstance(spec, Needs)]
         await self._submitting.check_fit(specs)
         return await self._put(list(zip(specs, submits, strict=True)))
 
@@ -96,12 +104,34 @@ class JobService:
             return spec
         await self._submitting.check_fit([spec])
         found = await self._previews.dry_run(spec, submit.user)
-        return replace(found, snapshot=next(iter(taken.values()), None))
+        predicted = await self._submitting.predict(spec, found.placement)
+        return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted)
+
+    async def read(self, submit: Submit) -> JobSpec | Needs:
+        """The spec of a job that is not submitted itself."""
+        spec = await self._submitting.spec(submit)
+        return spec if isinstance(spec, Needs) else await self._submitting.upgraded(spec)
+
+    async def uses(self, spec: JobSpec, module: str) -> bool:
+        """Whether its script imports it; True if no code is sent, or nobody can tell."""
+        return await self._submitting.uses(spec, module)
+
+    async def place_idle(self, spec: JobSpec) -> Placement:
+        """The nodes that it would get if the cluster were idle."""
+        await self._submitting.check_fit([spec])
+        return await self._previews.place_idle(spec)
+
+    async def submit_trial(self, spec: JobSpec, user: str, key: str) -> Job:
+        """Submits a job that the agent itself has made."""
+        self._engine.safe_mode.check("and takes no jobs")
+        await self._submitting.check_fit([spec])
+        return (await self._put([(spec, Submit(user, key))]))[0]
 
     async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
         """Submits an ended job again, as a new job with the same spec. ``exact``: only if its code is still here."""
         if (known := await self._jobs.submitted(key)) is not None:
             return known  # a repeated request; ``word`` may mean this new job by now
+        self._engine.safe_mode.check("and takes no jobs")
         old = await self.find(word)
         if not old.is_final:
             raise NotAllowed(f"job {old.id} is {old.state}: only an ended job can be run again", hint=_end_first(old))
@@ -115,6 +145,7 @@ class JobService:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
             await self._jobs.note("retried", f"the same as job {old.id}, which {old.state}", job=submission.job)
             self._engine.wake()
+            await self._submitting.note_predictions([submission.job])
             if exact:
                 await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
         return submission.job
@@ -133,6 +164,7 @@ class JobService:
         """Submits a job with the code of an earlier one, from its edited job file; one job for each ``key``."""
         if (known := await self._jobs.submitted(key)) is not None:
             return known
+        self._engine.safe_mode.check("and takes no jobs")
         old = await self._jobs.get(number)
         spec = await self._submitting.derived(old, change.text, change.fields)
         await self._submitting.check_fit([spec])
@@ -146,6 +178,7 @@ class JobService:
             new = submission.job
             await self._jobs.note("launched", f"launched again with changes as job {new.id} by {user}", job=old)
             await self._jobs.note("launched", f"from job {old.id}, with changes", job=new)
+            await self._submitting.note_predictions([new])
         return submission.job
 
     async def _still_known(self, after: After) -> After:
@@ -154,13 +187,19 @@ class JobService:
         return After(*(tuple(number for number in some if number in known) for some in (after.ok, after.any)))
 
     async def cancel(self, word: str) -> Job:
+        self._engine.safe_mode.check("and ends no jobs")
         job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
         point("cancel.recorded")
         self._engine.wake()
         return job
 
+    def expect_removable(self) -> None:
+        """Raises in safe mode."""
+        self._engine.safe_mode.check("and removes nothing")
+
     async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
         point("submit.asked")
+        self._engine.safe_mode.check("and takes no jobs")  # it may have begun meanwhile
         known = [await self._submitting.about(spec, submit) for spec, submit in submits]
         try:
             submissions = await self._jobs.submit_many(
@@ -169,17 +208,18 @@ class JobService:
             point("submit.recorded")
         finally:
             self._engine.wake()  # a job may be recorded also when this is cancelled because its client left
+        await self._submitting.note_predictions([one.job for one in submissions if one.is_new])
         return [submission.job for submission in submissions]
 
     # --- looking -----------------------------------------------------------------------------------------------
 
     async def page(self, wanted: Listed) -> list[Job]:
         """The newest first."""
-        return await self._reasons.added_to(await self._listing.page(wanted))
+        return await self.with_reasons(await self._listing.page(wanted))
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
-        """The same jobs; those that wait have what they wait for as their reason."""
-        return await self._reasons.added_to(jobs)
+        """The same jobs; those that wait or are made ready have that as their reason."""
+        return [self._prepared(job) for job in await self._reasons.added_to(jobs)]
 
     async def find(self, word: str) -> Job:
         try:
@@ -213,29 +253,38 @@ class JobService:
         raise _same(job, f"it is the only job named {name}")
 
     async def details(self, word: str) -> Details:
-        [job] = await self._reasons.added_to([await self.find(word)])
+        [job] = await self.with_reasons([await self.find(word)])
         return Details(job, await self._jobs.attempts(job.id))
 
     async def why(self, word: str) -> Why:
         job, live = await self.find(word), self._engine.live
+        if (safe_mode := self._engine.safe_mode.status()) is not None and job.state in WAITING_STATES:
+            return Why(job.id, f"the agent is in safe mode: {safe_mode.brief}", (REMEDY,))
+        if (reason := self._engine.first_answers.reason(job.id)) is not None:
+            return Why(job.id, reason)
         await live.read()
         view = await self._scheduler_input.take(live)
         if job.ending is Ending.CANCELLED and job.state in WAITING_STATES:
             return Why(job.id, "it is being cancelled")
         if live.get(job.id) is None:
             job = await self._jobs.get(job.id)  # it may have ended meanwhile
-        return why(replace(view, ended={job.id: job.state}), job.id, live.queue)
+        found = why(replace(view, ended={job.id: job.state}), job.id, live.queue)
+        if found.may_start_at is None:
+            return found
+        return replace(found, may_start_at=found.may_start_at + self._scheduler_input.clock.reading().now.offset_s)
 
     async def import_note(self, number: int) -> str | None:
         """Who has what the job's script imports, if some nodes lack it."""
         spec = (await self._jobs.get(number)).spec
-        return await self._scheduler_input.import_note(spec) if spec.imports.names else None
+        return await self._scheduler_input.import_note(spec) if spec.node_imports.names else None
 
     async def _look(self, number: int) -> Job:
-        job = await self._jobs.get(number)
+        return (await self.with_reasons([await self._jobs.get(number)]))[0]
+
+    def _prepared(self, job: Job) -> Job:
         if job.state is JobState.STARTING and (text := self._submitting.progress(job)):
             return replace(job, reason=text)
-        return (await self._reasons.added_to([job]))[0]
+        return job
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -322,11 +371,16 @@ class _Reasons:
         """Adds reasons to queued jobs. Between attempts the reason stays: it says how the last one ended."""
         if not any(job.state is JobState.QUEUED for job in jobs):
             return list(jobs)
+        if self._engine.safe_mode.is_on:
+            waits = "the agent is in safe mode: it starts nothing"
+            return [replace(job, reason=waits) if job.state is JobState.QUEUED else job for job in jobs]
         await self._refresh()
         return [replace(job, reason=self._of(job)) for job in jobs]
 
     def _of(self, job: Job) -> str:
         found = self._explanation.of(job.id) if job.state is JobState.QUEUED else None
+        if isinstance(found, Start) and (waits := self._engine.first_answers.reason(job.id)) is not None:
+            return waits
         return found.reason if isinstance(found, Wait) else job.reason
 
     async def _refresh(self) -> None:

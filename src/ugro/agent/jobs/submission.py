@@ -15,7 +15,10 @@ from pydantic import ConfigDict
 
 from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
+from ugro.agent.jobs.forecasts import Forecasts
 from ugro.agent.jobs.result_cache import ResultCache
+from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
+from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
@@ -23,11 +26,14 @@ from ugro.config.job.file import Draft, draft_job, edited_job
 from ugro.config.job.form import read_form
 from ugro.config.job.schema import JobSection
 from ugro.config.problems import nearest
+from ugro.config.python_env import EnvironmentSection, variables_in
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
-from ugro.core.job import After, Imports, Job, JobSpec, Launcher
+from ugro.core.job import After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.core.node import NodeSpec
+from ugro.core.planning import Prediction
+from ugro.core.python_env import EnvRequest
 from ugro.store.jobs import About, JobStore
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
@@ -67,9 +73,12 @@ class SubmissionReader:
         cluster: Cluster,
         code: Code | None = None,
         cache: ResultCache | None = None,
+        forecasts: Forecasts | None = None,
     ) -> None:
+        self.envs: PythonEnvService | None = None  # that makes the environments of its jobs
         self._jobs = jobs
         self._cache = cache
+        self._forecasts = forecasts
         self._scheduler_input = scheduler_input
         self._cluster = cluster
         self._code = code
@@ -78,9 +87,12 @@ class SubmissionReader:
         """``taken``: code snapshots shared by jobs that are submitted together."""
         # In a thread, because the file may be on a slow disk.
         draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
-        if submit.env is None and draft.wanted_variables:
-            return Needs(draft.wanted_variables)
+        environment = await self._environment(draft, submit)
+        wanted = (*draft.wanted_variables, *(variables_in(environment) if environment else ()))
+        if submit.env is None and wanted:
+            return Needs(wanted)
         spec = await self._resolved(draft, submit.env or {})
+        spec = replace(spec, environment=with_variables(environment, submit.env or {}))
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
             spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
@@ -92,6 +104,22 @@ class SubmissionReader:
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
+
+    async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
+        """The Python environment that such a job would have; the submission need not say what to run."""
+        nothing = {} if submit.file else {"command": ["true"]}
+        draft = await asyncio.to_thread(_draft, replace(submit, fields={**nothing, **submit.fields}))
+        request = await self._environment(draft, submit)
+        wanted = variables_in(request) if request else ()
+        if submit.env is None and wanted:
+            return Needs(wanted)
+        return with_variables(request, submit.env or {})
+
+    async def _environment(self, draft: Draft, submit: Submit) -> EnvRequest | None:
+        config = self._cluster.config
+        if not (draft.section.environment.given_keys or config.environment.given_keys):
+            return None  # most jobs: no thread for them
+        return await asyncio.to_thread(environment_of, draft, submit.here, config)
 
     async def _with_imports(self, spec: JobSpec) -> JobSpec:
         """With what its script imports; and who lacks that is known when this returns."""
@@ -106,6 +134,24 @@ class SubmissionReader:
         await self._scheduler_input.learn_imports(spec)
         return spec
 
+    async def predict(self, spec: JobSpec, placement: Placement | None) -> Prediction | None:
+        """What trials say that it will do there; None if they were not made."""
+        if self._forecasts is None or placement is None:
+            return None
+        return await self._forecasts.predict(spec, placement)
+
+    async def note_predictions(self, jobs: Sequence[Job]) -> None:
+        """Remembers what is predicted of these jobs, which have just been submitted."""
+        for job in jobs:
+            if self._forecasts is not None:
+                await self._forecasts.note(job)
+
+    async def uses(self, spec: JobSpec, module: str) -> bool:
+        """Whether its script imports this module; True if no code is sent, or nobody can tell."""
+        if self._code is None or spec.snapshot is None:
+            return True
+        return await self._code.uses(spec.snapshot, spec.argv[0], module)
+
     async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
         """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
         draft = edited_job(text, read_form(fields))
@@ -114,13 +160,31 @@ class SubmissionReader:
         hint = "write its value, or remove the variable"
         draft.refuse_lack((name for name, _ in old.spec.env), f"it has no value, and job {old.id} has none", hint)
         spec = await self._resolved(draft, dict(old.spec.env))
+        spec = replace(spec, environment=await self._derived_environment(draft, old))
         self.expect_same_code(old)
         await asyncio.to_thread(self._expect_script_of, old, spec)
         return await self._with_imports(replace(spec, snapshot=old.spec.snapshot))
 
+    async def _derived_environment(self, draft: Draft, old: Job) -> EnvRequest | None:
+        """From its own text alone. Addresses without passwords keep those of the old job."""
+        refuse_files(draft, old.spec.environment)
+        alone = replace(self._cluster.config, environment=EnvironmentSection())
+        request = await asyncio.to_thread(environment_of, draft, Path("/"), alone)
+        return with_variables(with_old_passwords(request, old.spec.environment), {})
+
     def progress(self, job: Job) -> str | None:
-        """The progress of sending its code to its nodes, in words."""
-        return self._code.progress(job) if self._code is not None else None
+        """What is done before it can start on its nodes, in words."""
+        sending = self._code.progress(job) if self._code is not None else None
+        if sending is not None or self.envs is None or job.spec.environment is None or job.placement is None:
+            return sending
+        return self.envs.progress(job.placement.nodes)
+
+    async def upgraded(self, spec: JobSpec) -> JobSpec:
+        """Resolves its environment again if it asks for that: once, not for each of its attempts. Raises EnvFailed."""
+        if spec.environment is None or not spec.environment.upgrade or self.envs is None:
+            return spec
+        await self.envs.upgrade(spec.environment)
+        return replace(spec, environment=replace(spec.environment, upgrade=False))
 
     async def about(self, spec: JobSpec, submit: Submit) -> About:
         """Where its code came from, and whether an earlier job did the same work."""
@@ -151,7 +215,8 @@ class SubmissionReader:
         # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
-                raise Unsatisfiable(misfit.reason, hint=misfit.hint)
+                looks = self._cluster.config.discovery.has_sources
+                raise Unsatisfiable(misfit.reason, hint=misfit.hint or ("see: ugro node discover" if looks else None))
 
     async def _resolved(self, draft: Draft, env: Mapping[str, str]) -> JobSpec:
         """With ids for names of jobs; raises ConfigError if a job or channel that it names does not exist."""
@@ -213,7 +278,8 @@ class SubmissionReader:
         """``is_to_send``: the user expects that the folder is sent."""
         if spec.cwd is not None:
             return spec
-        if all(_is_here(node.spec) for node in self._cluster.inventory):
+        may_grow = self._cluster.config.discovery.adds_nodes
+        if not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
             if (script := _script(spec)) is not None:

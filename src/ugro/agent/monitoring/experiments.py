@@ -12,7 +12,7 @@ from dataclasses import replace
 from ugro.agent.monitoring.service import MonitoringService
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
-from ugro.core.support.moment import unix_seconds
+from ugro.core.support.moment import elapsed_s, unix_seconds
 from ugro.policy.experiments.parameters import all_parameters, parameters
 from ugro.store.database import Store
 
@@ -34,6 +34,7 @@ class Experiments:
         async with self._looking:
             await self._take_changes()
             await self._take_figures()
+            self._take_energy()
             return [self._all[number] for number in sorted(self._all)]
 
     def _forget(self, jobs: Sequence[int]) -> None:
@@ -64,10 +65,20 @@ class Experiments:
                 self._all[job] = replace(known, figures=found.get(job, {}), parameters=given)
         self._grown = count
 
+    def _take_energy(self) -> None:
+        """Of all that were measured: the price may have changed."""
+        price = self._monitoring.energy.price()
+        for job, joules in self._monitoring.energy.totals.items():
+            if (known := self._all.get(job)) is not None:
+                wh, cost = joules / 3600, price.of(joules)
+                if (wh, cost) != (known.energy_wh, known.cost):
+                    self._all[job] = replace(known, energy_wh=wh, cost=cost)
+
 
 def _with_job(known: Experiment | None, job: Job) -> Experiment:
     started_s = unix_seconds(job.started_at) if job.started_at else None
-    ended_s = unix_seconds(job.ended_at) if job.ended_at else None
+    # By how long it ran: this machine's clock may have been set meanwhile.
+    ended_s = started_s + elapsed_s(job.started, job.ended) if started_s and job.started and job.ended else None
     if known is not None:
         return replace(known, state=job.state, started_s=started_s, ended_s=ended_s)
     submitted_s = unix_seconds(job.submitted_at)

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ugro.agent.artifacts.job_folder import rank_log
+from ugro.core.energy import JobEnergy
 from ugro.core.headline import DeviceUse, Headline, LossLine, Speed
 from ugro.core.job import HOLDING_STATES, Job, JobState
 from ugro.core.metrics import main_loss
 from ugro.core.node import Gpu, NodeReport
+from ugro.core.support import clock
 from ugro.policy.experiments.parameters import parameters
 from ugro.policy.training import headline as words
 from ugro.policy.training.progress import EPOCH, TOLD, Known, Track, progress, seconds_per_step
@@ -27,13 +28,15 @@ _TAIL_BYTES = 8192
 MOST_IN_A_LIST = 20  # each reads some curves
 _MOST_RANKS = 64  # that the share of computing is taken from
 Reports = Callable[[], Mapping[str, NodeReport]]
+Energy = Callable[[Job], Awaitable[JobEnergy | None]]
 
 
 class Headlines:
-    def __init__(self, folder: Path, metrics: MetricStore, reports: Reports) -> None:
+    def __init__(self, folder: Path, metrics: MetricStore, reports: Reports, energy: Energy) -> None:
         self._folder = folder
         self._metrics = metrics
         self._reports = reports
+        self._energy = energy
 
     async def of(self, job: Job) -> Headline:
         owner = job_owner(job.cached_from or job.id)
@@ -45,12 +48,13 @@ class Headlines:
             job.id,
             job.attempt,
             job.is_final,
-            job.lasts_s(datetime.now(UTC)) if job.started_at is not None else None,
+            job.lasts_s(clock.now()) if job.started_at is not None else None,
             "",
             progress(await self._known(job, seen, curves)),
             _loss(seen, curves),
             _speed(seen, curves, is_final=job.is_final),
             self._gpus(job) or _computing(curves, is_final=job.is_final),
+            await self._energy(job),
         )
         return replace(made, words=words.in_one_line(made))
 
@@ -69,7 +73,7 @@ class Headlines:
         is_over = job.state not in HOLDING_STATES  # or waits for its next attempt
         tail = "" if is_over else await asyncio.to_thread(self._log_tail, job)
         return Known(
-            time.time() + min(0.0, self._clock_offset_s(job)),
+            time.time() + self._clock_offset_s(job),
             _steps(seen, curves),
             seen.step == words.OWN_STEP,
             _epochs(curves.get(EPOCH)),
@@ -90,7 +94,7 @@ class Headlines:
         return ""
 
     def _clock_offset_s(self, job: Job) -> float:
-        """Of the node whose times the metrics have. A clock that is behind is no training that stands still."""
+        """Of the node whose times the metrics have. A clock that is off is no training that stands still."""
         report = self._reports().get(job.placement.nodes[0]) if job.placement else None
         return (report.link.clock_offset_s if report is not None else None) or 0.0
 

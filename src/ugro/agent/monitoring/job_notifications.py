@@ -57,8 +57,8 @@ class JobNotifications:
 
 def message_of(job: Job, end: End, cluster: str) -> Message:
     after = ""
-    if end.ended_at and end.started_at:
-        after = f" after {format_duration(max(0.0, unix_seconds(end.ended_at) - unix_seconds(end.started_at)))}"
+    if end.lasted_s is not None:
+        after = f" after {format_duration(end.lasted_s)}"
     nodes = f"on {', '.join(job.placement.nodes)}; " if job.placement else ""
     return Message(
         title=f"job {job.id} {job.spec.name} {end.state}{after}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ugro.agent.support.change_signal import ChangeSignal
@@ -17,10 +17,12 @@ from ugro.agent.tracking.node_reports import NodeReports
 from ugro.config.channels import LOG
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.errors import UgroError
+from ugro.core.finding import Finding
 from ugro.core.node import NodeReport, Status
 from ugro.nodes.node import Node
 from ugro.policy.lifecycle.breaker import Breaker, BreakerState
 from ugro.policy.lifecycle.breaker import Limits as BreakerLimits
+from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.lifecycle.polling import Pace, Poll, poll
 from ugro.policy.nodes import alerts as rules
 from ugro.policy.nodes.alerts import CLUSTER, Notice
@@ -75,6 +77,8 @@ class Monitor:
         self._worked_at = time.monotonic()
         self._cluster_at = float("-inf")
         self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
+        self.may_remove: Callable[[], bool] = lambda: True  # whether this machine's clock is to be believed
+        self.slower: Callable[[str], Sequence[Finding]] = lambda node: ()  # what was measured to be worse on a node
         node_reports.pace = self._pause_s
         node_reports.on_reports = self._note
 
@@ -88,6 +92,10 @@ class Monitor:
     def has_worked(self) -> None:
         """Some job has changed."""
         self._worked_at = time.monotonic()
+
+    def clock_was_set(self, jump: Jump) -> None:
+        """Notices are repeated as if it had not been."""
+        self._alerts = {key: rules.shifted(alert, jump.by_s) for key, alert in self._alerts.items()}
 
     async def run(self) -> None:
         self._alerts = await self._store.on()
@@ -162,6 +170,7 @@ class Monitor:
             self._cluster_at = time.monotonic()
         everyone = [known for name, known in self.reports.items() if name in members]
         found = rules.findings(everyone, self._thresholds, looked_at)
+        found += rules.slower(report, [finding.text for finding in self.slower(report.name)])
         review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
         change = rules.status_change(self._judged.get(report.name), report, now)
         await self._decided(review.alerts, (*([change] if change else ()), *review.notices))
@@ -196,7 +205,7 @@ class Monitor:
         self._tidied_at = time.monotonic()
         settings = self._cluster.config.metrics
         limits = Limits(settings.node_hours, settings.job_days, round(settings.max_gb * 10**9))
-        for owner in await self._metrics.keep_within(limits, time.time()):
+        for owner in await self._metrics.keep_within(limits, time.time() if self.may_remove() else None):
             log.info("old metrics of %s were removed", owner)
 
     @property

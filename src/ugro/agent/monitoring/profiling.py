@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.agent.artifacts.job_folder import attempt_folder
+from ugro.agent.monitoring.energy import EnergyService
 from ugro.agent.monitoring.metrics_tail import read_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import Job, JobState
 from ugro.core.profile import JobProfile, TraceFile, TraceRequest
 from ugro.core.training import Training
-from ugro.policy.training.profile import WINDOW, profile
+from ugro.policy.training.energy import watts, with_energy
+from ugro.policy.training.profile import WINDOW, alternatives, profile, window_s
 from ugro.policy.training.verdict import before_launch
 from ugro.store.jobs import JobStore
 
@@ -44,10 +46,11 @@ class Launch:
 
 
 class Profiling:
-    def __init__(self, folder: Path, jobs: JobStore, watch: RunTracker) -> None:
+    def __init__(self, folder: Path, jobs: JobStore, watch: RunTracker, energy: EnergyService) -> None:
         self._folder = folder
         self._jobs = jobs
         self._watch = watch
+        self._energy = energy
 
     async def of(self, asked: Job, attempt: int | None = None, steps: int | None = None) -> JobProfile:
         job, number = await self._attempt(asked, attempt)
@@ -55,7 +58,15 @@ class Profiling:
         found = await asyncio.to_thread(profile, training, number, steps)
         if found is None:
             raise self._none(job, training)
-        return found
+        return await self._with_energy(job, found, training, steps)
+
+    async def _with_energy(self, job: Job, found: JobProfile, training: Training, steps: int | None) -> JobProfile:
+        window = window_s(training, steps)
+        parts = await self._energy.parts(job, found.attempt) if window is not None else []
+        if window is None or not any(part.samples for part in parts):
+            return found
+        others = await asyncio.to_thread(alternatives, found, training)
+        return with_energy(found, watts(parts, *window), others.without_s, others.whole_s)
 
     async def trace(self, job: Job, steps: int, key: str) -> TraceRequest:
         """Ranks check for requests at most once a second, and then record their next steps."""

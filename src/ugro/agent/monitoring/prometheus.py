@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ugro
 from ugro.agent.engine.live_jobs import LiveJobs
+from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
+from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu, NodeReport, Status
-from ugro.core.support.moment import unix_seconds
+from ugro.core.support import clock
+from ugro.core.support.moment import elapsed_s
 from ugro.policy.lifecycle.breaker import BreakerState
 from ugro.store.database import Store
 from ugro.telemetry.curves import KeySummary, Wanted
@@ -28,8 +31,15 @@ _MOST_METRICS_OF_A_JOB = 50
 
 class PrometheusMetrics:
     def __init__(
-        self, store: Store, live: LiveJobs, monitor: Monitor, metrics: MetricStore, notifier: Notifier
+        self,
+        store: Store,
+        live: LiveJobs,
+        monitor: Monitor,
+        metrics: MetricStore,
+        notifier: Notifier,
+        energy: Callable[[], Mapping[int, float]],
     ) -> None:
+        """``energy``: what jobs used, in joules."""
         self._store = store
         self._live = live
         self._monitor = monitor
@@ -40,7 +50,9 @@ class PrometheusMetrics:
         self._durations = {str(state): Histogram(SECONDS) for state in FINAL_STATES}
         self._syncs = Histogram(SHORT_SECONDS)
         self._place = 0  # the last event that was counted
+        self.measured: MeasuredHardware | None = None
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
+        self._energy = energy
 
     def observe_sync(self, seconds: float) -> None:
         """Code has been sent to a node."""
@@ -58,6 +70,8 @@ class PrometheusMetrics:
                 *_of_gpus(self._monitor.reports),
                 *self._of_all_jobs(self._live.states()),
                 *_of_running(running, curves),
+                _energy_of(running, self._energy()),
+                *(of_hardware(self.measured.latest, await self._store.hardware.links()) if self.measured else ()),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]
         )
@@ -69,8 +83,8 @@ class PrometheusMetrics:
                 self._place = ends[-1].seq
                 for end in ends:
                     self._ended[end.state] += 1
-                    if end.started_at and end.ended_at:
-                        self._durations[end.state].observe(unix_seconds(end.ended_at) - unix_seconds(end.started_at))
+                    if end.lasted_s is not None:
+                        self._durations[end.state].observe(end.lasted_s)
 
     def _of_all_jobs(self, states: Mapping[JobState, int]) -> Iterator[Family]:
         family = Family("ugro_jobs", "gauge", "Jobs that have not ended, by state.")
@@ -144,10 +158,20 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[NodeReport], float | None]], ...] 
         lambda report: report.facts.memory_used_ratio if report.facts else None,
     ),
     ("ugro_node_link_latency_seconds", "Round trip to a node and back.", lambda report: report.link.rtt_s),
+    (
+        "ugro_node_owner_present",
+        "Whether somebody uses a node for whom jobs make way.",
+        lambda report: float(report.owner.is_there) if report.owner else None,
+    ),
 )
 
 
 def _of_gpus(reports: dict[str, NodeReport]) -> Iterator[Family]:
+    energy = Family("ugro_gpu_energy_joules_total", "counter", "What a GPU has used since its driver was loaded.")
+    for report in reports.values():
+        for gpu in report.facts.gpus if report.facts else ():
+            energy.add(gpu.energy_j, node=report.name, gpu=gpu.index, model=gpu.model)
+    yield energy
     for name, words, value in _GPU_GAUGES:
         family = Family(name, "gauge", words)
         for report in reports.values():
@@ -175,13 +199,14 @@ def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterato
     gpus = Family("ugro_job_gpus", "gauge", "GPUs that a job holds.")
     steps = Family("ugro_job_step", "gauge", "The newest step that a job's first rank has reported.")
     values = Family("ugro_job_metric", "gauge", "The last finite value of a metric of a job's first rank.")
+    now = clock.now()
     of_attempts: dict[tuple[str, int], list[KeySummary]] = {}
     for one in curves:
         of_attempts.setdefault((one.owner, one.attempt), []).append(one)
     for job in running:
         labels = {"job_id": job.id, "name": job.spec.name}  # Prometheus uses the label "job" for the target
-        if job.attempt_started_at:
-            elapsed.add(time.time() - unix_seconds(job.attempt_started_at), **labels)
+        if (started := job.attempt_started) is not None:
+            elapsed.add(elapsed_s(started, now), **labels)
         gpus.add(sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0, **labels)
         own = of_attempts.get((job_owner(job.id), job.attempt), [])
         if own:
@@ -189,6 +214,15 @@ def _of_running(running: Sequence[Job], curves: Sequence[KeySummary]) -> Iterato
         for one in [one for one in own if not is_internal(one.key)][:_MOST_METRICS_OF_A_JOB]:
             values.add(one.last_value, **labels, metric=one.key)
     yield from (elapsed, gpus, steps, values)
+
+
+def _energy_of(running: Sequence[Job], joules: Mapping[int, float]) -> Family:
+    words = "What a job's devices used in all its attempts; while it holds devices, where it is measured."
+    family = Family("ugro_job_energy_joules_total", "counter", words)
+    for job in running:
+        if job.id in joules:
+            family.add(joules[job.id], job_id=job.id, name=job.spec.name)
+    return family
 
 
 def _single(name: str, words: str, value: float, **labels: object) -> Family:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.engine.reconciler import Engine
+from ugro.agent.monitoring.energy import EnergyService
 from ugro.agent.monitoring.headlines import Headlines
 from ugro.agent.monitoring.job_notifications import JobNotifications
 from ugro.agent.monitoring.metrics_ingest import MetricsIngest
@@ -21,6 +23,7 @@ from ugro.agent.support.aio import keep_running
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
+from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
@@ -31,6 +34,7 @@ from ugro.core.metrics import Measured, is_averaged, is_internal
 from ugro.core.node import NodeReport
 from ugro.core.support.state_dir import StateDir
 from ugro.policy.lifecycle.attempt import RunState
+from ugro.policy.training.energy import Price
 from ugro.store.database import Store
 from ugro.telemetry.collector import Collector
 from ugro.telemetry.curves import Curve, KeySummary, Wanted
@@ -41,6 +45,7 @@ from ugro.telemetry.notify import Notifier
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_PAGE_S = 10.0
 _CATCH_UP_S = 5.0
 _DAY_S = 86400
 _ALIVE = (RunState.STARTING, RunState.RUNNING)
@@ -52,10 +57,13 @@ class MonitoringService:
         self._cluster = cluster
         self.metrics = MetricStore(home.metrics)
         self._collector = Collector(home.jobs, self.metrics)
-        self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports)
+        self.energy = EnergyService(home.jobs, store.jobs, self.metrics, lambda: _price(cluster))
+        self.energy.on_change = lambda jobs: self._note_grown(frozenset(map(job_owner, jobs)))
+        self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports, self.energy.brief)
         self.notifier = Notifier(lambda: cluster.config.channels)
         self.grown = ChangeSignal()  # the metrics of some job
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
+        self._grown_lately: deque[tuple[float, int]] = deque()  # when, and the count before
         self.on_removed: list[Callable[[Sequence[int]], None]] = []
         self._parts: _Parts | None = None
         self.is_ending = False
@@ -71,15 +79,25 @@ class MonitoringService:
             self.notifier,
             lambda: engine.live.count,
         )
+        monitor.may_remove = scheduler_input.clock.may_remove
+        scheduler_input.clock.listen(monitor.clock_was_set)
         notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
         ingest = MetricsIngest(self._collector, self._store.ends, engine.live.holding)
-        prometheus = PrometheusMetrics(self._store, engine.live, monitor, self.metrics, self.notifier)
+        prometheus = PrometheusMetrics(
+            self._store, engine.live, monitor, self.metrics, self.notifier, lambda: self.energy.totals
+        )
         self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
+
+    def use_figures(self, measured: MeasuredHardware) -> None:
+        """What was measured of the nodes' hardware, for alerts and Prometheus."""
+        self.monitor.slower = measured.findings
+        self.parts.prometheus.measured = measured
 
     async def run(self) -> None:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
-            for work in (parts.monitor.run, parts.notifications.run, parts.ingest.run, self._note_work):
+            works = (parts.monitor.run, parts.notifications.run, parts.ingest.run, self.energy.run, self._note_work)
+            for work in works:
                 group.create_task(keep_running(work), name=f"keep {work.__qualname__}")
 
     async def close(self) -> None:
@@ -100,6 +118,7 @@ class MonitoringService:
         """To be called when jobs have been removed."""
         for job in jobs:
             self._grown.pop(job, None)
+        self.energy.forget(jobs)
         for forget in self.on_removed:
             forget(jobs)
 
@@ -130,6 +149,13 @@ class MonitoringService:
         """The count to pass the next time, and the jobs whose metrics have grown since this one."""
         return self.grown.count, [job for job, at in self._grown.items() if at > count]
 
+    def _grown_before(self, ago_s: float) -> int:
+        """The count as of so long ago, or a little later."""
+        then = time.monotonic() - ago_s
+        while self._grown_lately and self._grown_lately[0][0] < then:
+            self._grown_lately.popleft()
+        return self._grown_lately[0][1] if self._grown_lately else self.grown.count
+
     async def test(self, names: Sequence[str]) -> list[Tried]:
         chosen = names or (LOG, *self._cluster.config.channels)
         name = self._cluster.config.cluster.name
@@ -145,7 +171,8 @@ class MonitoringService:
         monitor, moved = self.monitor, self.parts.engine.changed
         after = await self._store.ends.newest() if after is None else after
         shown: dict[str, NodeReport] = {}
-        seen_grown = self.grown.count
+        # A page listens a while after it was made: what has grown meanwhile is told again.
+        seen_grown = self._grown_before(_PAGE_S)
         while not self.is_ending:
             seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
             lines: list[dict[str, Any]] = []
@@ -182,6 +209,8 @@ class MonitoringService:
     def _note_grown(self, owners: frozenset[str]) -> None:
         jobs = [int(owner.removeprefix(JOB)) for owner in owners if owner.startswith(JOB)]
         if jobs:
+            self._grown_lately.append((time.monotonic(), self.grown.count))
+            self._grown_before(_PAGE_S)
             self.grown.notify()
             self._grown |= dict.fromkeys(jobs, self.grown.count)
 
@@ -202,6 +231,11 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
     shown.clear()
     shown.update(reports)
     return ({"nodes": fresh} if fresh else {}) | ({"gone_nodes": gone} if gone else {})
+
+
+def _price(cluster: Cluster) -> Price:
+    energy = cluster.config.energy
+    return Price(energy.price_per_kwh, energy.currency)
 
 
 def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ugro.config.allowance import Allowances, Effects, allow, keep_allowed
 from ugro.config.edit import add_node, write_atomically
 from ugro.config.load import parse_config, read_text
 from ugro.core.cluster_file import ClusterFacts, ClusterWish, KnownHost, NewHost
@@ -30,14 +31,20 @@ def read(path: Path) -> ClusterFacts:
     )
 
 
-def write(path: Path, wish: ClusterWish) -> None:
-    """Writes a new file, or adds hosts to one; everything that is in it stays as it is."""
+def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
+    """Writes a new file, or adds hosts to one; everything that is in it stays as it is.
+
+    A new one is the user's own, and allowed by that; another one stays allowed if it was.
+    """
     if wish.is_new:
-        write_atomically(path, new_text(wish))
+        text = new_text(wish)
+        write_atomically(path, text)
+        allow(allowances, Effects.of(text, path))
         return
     before = read_text(path)
     edited = with_hosts(before, path, parse_config(before, path, {}).nodes, wish)
     if edited != before:
+        keep_allowed(allowances, path, before, edited)
         write_atomically(path, edited)
 
 

@@ -24,7 +24,7 @@ from ugro.policy.nodes.diagnosis import judge_node, unreachable
 from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
 from ugro.policy.nodes.machines import judge_names
 from ugro.policy.nodes.shared_folders import judge_folders
-from ugro.policy.nodes.versions import Installed, judge_versions
+from ugro.policy.nodes.versions import Installed, judge_machines, judge_versions
 from ugro.remote.messages import Ports, Root, Survival
 
 # A pair needs only one address that works; no need to wait for others.
@@ -63,7 +63,8 @@ class Doctor:
         seconds = self._health.second_names()
         self._report(judge_names([visit.found.name for visit in everyone], seconds))
         visits = [visit for visit in everyone if visit.found.name not in seconds]
-        self._report(judge_versions([_installed(visit) for visit in visits]))
+        judge = judge_machines if self._config.environment.names_packages else judge_versions
+        self._report(judge([_installed(visit) for visit in visits]))
         self._report(judge_folders([visit.found for visit in visits]))
         self._report(await _judge_connections([visit.link for visit in visits]))
 
@@ -101,7 +102,11 @@ class Doctor:
         )
         machine = link.machine
         assert machine is not None  # the link is open
-        return Examination(node.spec, machine, link.quality, facts, ssh, root, ports, port_keys, survival, packages)
+        strange = self._health.strange_runs(node.spec.name)
+        return Examination(
+            node.spec, machine, link.quality, facts, ssh, root, ports, port_keys, survival, packages,
+            str(strange) if strange else None, owner=self._health.owner(node.spec.name),
+        )  # fmt: skip
 
     async def _probe(self, node: Node) -> Facts | Unknown:
         [[report]] = [reports async for reports in self._health.reports([node])]

@@ -16,6 +16,8 @@ POINTS = (
     "sweep.found", "sweep.stopped", "sweep.brought",
 )  # fmt: skip
 
+RECONCILE_POINTS = ("reconcile.planned", "reconcile.recorded")
+
 _wanted, _, _how = os.environ.get(VARIABLE, "").partition(":")
 _name, _, _count = _wanted.partition("@")
 _left = int(_count or 1)

@@ -35,6 +35,11 @@ class KeyedTasks:
         if key in self._tasks:
             self._tasks[key].cancel()
 
+    def cancel_all(self, *kinds: str) -> None:
+        """Those whose keys begin with one of these words."""
+        for key in [key for key in self._tasks if key[0] in kinds]:
+            self.cancel(key)
+
     async def close(self) -> None:
         for timer in self._resting.values():
             timer.cancel()

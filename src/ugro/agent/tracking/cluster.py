@@ -1,16 +1,23 @@
-"""The current configuration and its nodes. Edits are applied while the agent runs; an invalid one is only reported."""
+"""The current configuration and its nodes. Edits are applied while the agent runs; an invalid one is only reported.
+
+So is one of a file that was found in a folder, if it changes what is executed and the user has not allowed that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ugro.config.load import load_config
+from ugro.config.allowance import Allowances, Effects
+from ugro.config.edit import write_atomically
+from ugro.config.load import load_config, parse_config, read_text
 from ugro.config.schema import Config
 from ugro.core.errors import ConfigError, NotAllowed
+from ugro.core.node import NodeSpec
 from ugro.nodes.inventory import Inventory
 
 log = logging.getLogger(__name__)
@@ -19,17 +26,48 @@ _LOOK_EVERY_S = 1.0
 _Stamp = tuple[int, int, int] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """For a file that was found, not named: only what the user has allowed is used."""
+
+    allowances: Allowances
+    ssh_config: Path  # where the allowed content of an ssh configuration is copied to
+
+    def admit(self, text: str, path: Path) -> Effects:
+        """Raises Unallowed."""
+        effects = Effects.of(text, path)
+        self.allowances.require(effects)
+        return effects
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    config: Config
+    ssh_config: str | None = None  # the copy to use
+
+
 class Cluster:
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, guard: Guard | None = None) -> None:
         self.error: ConfigError | None = None
+        self.guard = guard
         self._environment: dict[str, str] = {}
         self.inventory = Inventory(lambda: self._environment)
-        self._stamp = _stamp(path)
-        self.config: Config = load_config(path, os.environ)
+        self._stamps = [_stamp(path)]
+        loaded = _load(path, guard)
+        self.config: Config = loaded.config
+        self.inventory.ssh_config = loaded.ssh_config
+        self.found: Callable[[Config], Sequence[NodeSpec]] = lambda config: ()  # nodes that joined by themselves
+        # Waits a little for machines that may be about to join.
+        self.settled: Callable[[], Awaitable[None]] = _is_settled
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        await self.inventory.apply(self.config)
+        await self.inventory.apply(self.config, self.found(self.config))
+
+    async def take_up_found(self) -> None:
+        """After a change of what ``found`` returns."""
+        async with self._changing:
+            await self._apply(_Loaded(self.config, self.inventory.ssh_config), self.error)
 
     @property
     def path(self) -> Path | None:
@@ -45,14 +83,14 @@ class Cluster:
             await self.look_again()
 
     async def look_again(self) -> None:
-        """Applies an edit of the file, if there is one."""
+        """Applies an edit of the file, if there is one, and if it is allowed."""
         async with self._changing:
-            stamp = _stamp(self.path)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                await self._reload(self.path)
+            stamps = [_stamp(path) for path in self._watched()]
+            if stamps != self._stamps:
+                self._stamps = stamps
+                await self._reload()
 
-    async def switch(self, path: Path | None) -> None:
+    async def switch(self, path: Path | None, guard: Guard | None = None) -> None:
         """Uses another file. Allowed only if the agent has none, or is given none."""
         async with self._changing:
             if path == self.path:
@@ -62,26 +100,51 @@ class Cluster:
                     f"this agent serves {self.path}, not {path}",
                     hint="stop it first: ugro agent stop; or use both at once: UGRO_HOME=DIR ugro …",
                 )
-            config = await asyncio.to_thread(load_config, path, os.environ)
-            self._stamp = _stamp(path)
-            await self._apply(config)
+            loaded = await asyncio.to_thread(_load, path, guard)
+            self.guard, self._stamps = guard, [_stamp(path)]
+            await self._apply(loaded)
 
-    async def _reload(self, path: Path | None) -> None:
+    def _watched(self) -> list[Path | None]:
+        """The file; and if it must be allowed: what was allowed, and its ssh configuration."""
+        if self.guard is None:
+            return [self.path]
+        ssh_config = self.config.ssh.config_file
+        return [self.path, self.guard.allowances.path, Path(ssh_config) if ssh_config else None]
+
+    async def _reload(self) -> None:
         try:
-            config = await asyncio.to_thread(load_config, path, os.environ)
+            loaded = await asyncio.to_thread(_load, self.path, self.guard)
         except ConfigError as error:
             self.error = error
             log.error("the edited configuration is not used: %s", error)
             return
-        await self._apply(config)
+        await self._apply(loaded)
 
-    async def _apply(self, config: Config) -> None:
-        self.config, self.error = config, None
-        change = await self.inventory.apply(config)
+    async def _apply(self, loaded: _Loaded, error: ConfigError | None = None) -> None:
+        self.config, self.error = loaded.config, error
+        self.inventory.ssh_config = loaded.ssh_config
+        change = await self.inventory.apply(loaded.config, self.found(loaded.config))
         log.info(
             "configuration taken up: added %s, removed %s, redialled %s",
             list(change.added), list(change.removed), list(change.redialled),
         )
+
+
+async def _is_settled() -> None:
+    pass
+
+
+def _load(path: Path | None, guard: Guard | None) -> _Loaded:
+    if path is None or guard is None:
+        return _Loaded(load_config(path, os.environ))
+    text = read_text(path)  # once: what is looked at is what is used
+    config = parse_config(text, path, os.environ)
+    effects = guard.admit(text, path)
+    if effects.ssh_config is None or config.ssh.config_file != effects.ssh_config_file:
+        return _Loaded(config)  # it names none, or the user's environment names another one
+    # ssh reads its file at each connection: the copy stays as it was allowed.
+    write_atomically(guard.ssh_config, effects.ssh_config, mode=0o600)
+    return _Loaded(config, str(guard.ssh_config))
 
 
 def _stamp(path: Path | None) -> _Stamp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from weakref import WeakKeyDictionary
@@ -13,12 +13,16 @@ from weakref import WeakKeyDictionary
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.node import Facts, NodeReport, Status
+from ugro.core.owner import OwnerReport
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.node import Node
+from ugro.policy.lifecycle.reported_run import StrangeRuns
 from ugro.policy.nodes.health import assess
 from ugro.policy.nodes.machines import Sighting, second_names, with_other_holders
 from ugro.policy.scheduling.selection import Candidate, Choice, best_node
 from ugro.store.database import Store
+
+GpusOfNodes = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,13 @@ class HealthCheck:
         self._gpus: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()  # the UUIDs seen last
         self._agent_id: str | None = None
         self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
+        self.refusal: Callable[[str], RemoteFailure | None] = lambda node: None  # why a node refuses this agent
+        # Of nodes with these GPUs, by uuid: how fast each was measured to be.
+        self.speeds: Callable[[Callable[[], GpusOfNodes]], Mapping[str, float]] = lambda gpus: {}
         self.has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
+        self.owner: Callable[[str], OwnerReport | None] = lambda node: None  # who uses it besides us
+        # The runs that it reports and that were never placed there.
+        self.strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None
 
     async def reports(
         self, nodes: Iterable[Node], *, timeout_s: float | None = None
@@ -54,7 +64,8 @@ class HealthCheck:
             while checks:
                 done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
                 seconds = self.second_names()
-                yield [replace(check.result(), same_as=seconds.get(check.result().name)) for check in done]
+                found = [check.result() for check in done]
+                yield [replace(one, same_as=seconds.get(one.name), owner=self.owner(one.name)) for one in found]
         finally:
             for check in checks:
                 check.cancel()
@@ -62,7 +73,9 @@ class HealthCheck:
     async def best(self, *, max_age_s: float) -> Choice | None:
         """The node with the lowest cost, from reports no older than ``max_age_s``."""
         reports = await self.recent(max_age_s=max_age_s)
-        candidates = [Candidate.of(report) for report in reports if report.same_as is None]
+        own = [report for report in reports if report.same_as is None]
+        speeds = self.speeds(lambda: {one.name: tuple(gpu.uuid for gpu in one.facts.gpus) for one in own if one.facts})
+        candidates = [replace(Candidate.of(report), speed=speeds.get(report.name, 1.0)) for report in own]
         settings = self._cluster.config.health_check
         return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
 
@@ -73,30 +86,36 @@ class HealthCheck:
             pass
         drained = await self._store.drained()
         seconds = self.second_names()
-        # A drain takes effect at once, however old the report is.
+        # A drain takes effect at once, however old the report is; so does an owner who came.
         return [
-            replace(report, drained=drained.get(report.name), same_as=seconds.get(report.name))
+            replace(
+                report,
+                drained=drained.get(report.name),
+                same_as=seconds.get(report.name),
+                owner=self.owner(report.name),
+            )
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
 
     def second_names(self, has_jobs: Callable[[str], bool] | None = None) -> dict[str, str]:
         """For each node that is another name for the machine of a node: the name under which that is used."""
         has_jobs = has_jobs or self.has_jobs
-        known = [(node, node.machine) for node in self._cluster.inventory if node.machine is not None]
-        boots = Counter(machine.boot_id for _, machine in known)
-        return second_names(
-            [
-                Sighting(
-                    node.spec.name,
-                    machine,
-                    self._gpus.get(node, frozenset()),
-                    has_jobs=has_jobs(node.spec.name),
-                    is_reachable=node.link is not None,
-                )
-                for node, machine in known
-                if boots[machine.boot_id] > 1
-            ]
-        )
+        boots = Counter(node.machine.boot_id for node in self._cluster.inventory if node.machine is not None)
+        return second_names([one for one in self.sightings(has_jobs) if boots[one.machine.boot_id] > 1])
+
+    def sightings(self, has_jobs: Callable[[str], bool]) -> list[Sighting]:
+        """Of the nodes that have answered at least once."""
+        return [
+            Sighting(
+                node.spec.name,
+                node.machine,
+                self._gpus.get(node, frozenset()),
+                has_jobs=has_jobs(node.spec.name),
+                is_reachable=node.link is not None,
+            )
+            for node in self._cluster.inventory
+            if node.machine is not None
+        ]
 
     async def drained(self) -> dict[str, str]:
         """The drained nodes, and the reasons given."""
@@ -117,6 +136,8 @@ class HealthCheck:
         spec = node.spec
         try:
             facts = await _probe(node, timeout_s)
+            if (refusal := self.refusal(spec.name)) is not None:
+                raise refusal
         except (Unreachable, TimedOut, RemoteFailure) as error:
             return _unreachable(node, error, drained)
         quality = node.quality
@@ -125,7 +146,8 @@ class HealthCheck:
         facts = with_other_holders(facts, await self._agent(), spec.name)
         if facts.gpu_error is None:
             self._gpus[node] = frozenset(gpu.uuid for gpu in facts.gpus if gpu.uuid)
-        verdict = assess(facts, quality, ranks_expected=ranks.expected)
+        strange = self.strange_runs(spec.name)
+        verdict = assess(facts, quality, ranks_expected=ranks.expected, strange_runs=str(strange) if strange else None)
         return NodeReport(
             name=spec.name,
             status=verdict.status,
@@ -136,6 +158,7 @@ class HealthCheck:
             role=spec.role,
             labels=spec.labels,
             target=spec.target,
+            found_by=spec.found_by,
             machine=node.machine,
             facts=facts,
             link=quality,
@@ -177,6 +200,7 @@ def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeRepor
         role=spec.role,
         labels=spec.labels,
         target=spec.target,
+        found_by=spec.found_by,
         machine=node.machine,
     )
 

@@ -18,7 +18,7 @@ from ugro.core.node import Facts
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
-from ugro.policy.nodes.connectivity import Endpoint, addresses_to_try, pairs
+from ugro.policy.nodes.connectivity import Endpoint, addresses_to_try, asked_for, pairs
 from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.versions import Installed
 from ugro.remote import wire
@@ -154,7 +154,8 @@ async def _connect(connector: _Listener, targets: Sequence[_Listener], settle_s:
         "settle_s": settle_s,
         "targets": [asdict(target) for target in wanted],
     }
-    return _decoded(connector.link, Connections, await connector.link.call("check", params, timeout_s=_LISTEN_S))
+    answer = await connector.link.call("check", params, timeout_s=_LISTEN_S)
+    return asked_for(_decoded(connector.link, Connections, answer), wanted)
 
 
 async def _stop(listener: _Listener) -> None:

@@ -83,6 +83,10 @@ class NodeReports:
         """Something that was done there shows that its last report is no longer true."""
         self._wanted.add(name)
 
+    def look_at_all_again(self) -> None:
+        """Nodes that refused this agent obey it now, however long they were not to be asked."""
+        self._wanted.update(node.spec.name for node in self._cluster.inventory)
+
     async def refresh(self, max_age_s: float, timeout_s: float) -> None:
         """Asks the nodes whose reports are older, and returns when they have answered, or after ``timeout_s``."""
         now = time.monotonic()

@@ -1,4 +1,7 @@
-"""The state of our runs as nodes report it. The last report of a silent node is kept, and the node counts as silent."""
+"""The state of our runs as nodes report it. The last report of a silent node is kept, and the node counts as silent.
+
+A node is believed about the runs that were placed on it, and about no others (``placed_runs``).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 
-from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.agent.tracking.placed_runs import PlacedRuns, Prove
+from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Share
 from ugro.core.node import Machine
+from ugro.core.support.clock import boot_clock_s
 from ugro.nodes.inventory import Inventory
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity, Moment, News, Runs, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
+from ugro.policy.lifecycle.reported_run import Belief, StrangeRuns, run_number
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +32,33 @@ _AGAIN_S = 0.5
 _LONGEST_AGAIN_S = 5.0
 # A link that breaks and reconnects within this time does not count as silent.
 _SILENT_S = 3.0
+# From a node that was silent for this long, nothing is expected any more.
+_AWAY_S = 600.0
+# Of what is not placed on a node, no more is kept in memory.
+_MOST_LEFTOVER = 1000  # runs of jobs that were removed; the others follow with the next connection
+_MOST_UNPROVEN = 100
+_MOST_STRANGE = 1000  # names of runs; the others are only counted
+
+_REFUSES_AGENT = "fenced-agent"
 
 Key = tuple[int, int]  # job and attempt
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a node keeps of us, or that it refuses us: it has met a newer generation of this agent, or says so."""
+
+    node: str
+    has_answered: bool
+    mark: str | None = None
+    refusal: RemoteFailure | None = None
+
+
 class RunTracker:
-    def __init__(self, inventory: Inventory, identity: Identity) -> None:
+    def __init__(self, inventory: Inventory, identity: Identity, placed: PlacedRuns) -> None:
         self._inventory = inventory
-        self._identity = identity
+        self.identity = identity
+        self._placed = placed
         self._on_change: Callable[[], None] = lambda: None
         self._watches: dict[str, _NodeWatch] = {}
 
@@ -47,7 +73,7 @@ class RunTracker:
                 self._watches.pop(name).close()
         for name, node in nodes.items():
             if name not in self._watches:
-                self._watches[name] = _NodeWatch(node, self._identity, lambda: self._on_change())
+                self._watches[name] = _NodeWatch(node, self.identity, self._placed, lambda: self._on_change())
 
     async def close(self) -> None:
         watches, self._watches = self._watches, {}
@@ -57,7 +83,41 @@ class RunTracker:
 
     def runs(self, node: str) -> Runs:
         """Raises NotFound for a node that is no longer part of the cluster."""
-        return Runs(self._inventory.get(node), self._identity, _CONNECT_S, _ANSWER_S)
+        return Runs(self._inventory.get(node), self.identity, _CONNECT_S, _ANSWER_S)
+
+    def sightings(self) -> list[Sighting]:
+        """Of every node of the cluster."""
+        names = [node.spec.name for node in self._inventory]
+        watches = ((name, self._watches.get(name)) for name in names)
+        return [watch.sighting if watch else Sighting(name, has_answered=False) for name, watch in watches]
+
+    def unheard(self) -> list[str]:
+        """Nodes that have neither said what they run nor turned out to be unreachable."""
+        silent = {one.node for one in self.sightings() if not one.has_answered}
+        return [node.spec.name for node in self._inventory if node.spec.name in silent and node.error is None]
+
+    def uncollected(self, unkept: Set[str]) -> set[str]:
+        """Nodes that have something to collect, or have not said yet; without those that were silent for long.
+
+        ``unkept``: nodes on which there may be checkpoints to fetch.
+        """
+        near = {name: watch for name, watch in self._watches.items() if watch.silent_s < _AWAY_S}
+        return {name for name, watch in near.items() if watch.seen or name in unkept}.union(self.unheard())
+
+    def refusal(self, node: str) -> RemoteFailure | None:
+        watch = self._watches.get(node)
+        return watch.sighting.refusal if watch else None
+
+    def prove_by(self, prove: Prove) -> None:
+        """``prove`` is asked about runs that our records do not explain."""
+        self._placed.prove = prove
+
+    def ask_again(self) -> None:
+        """Our generation has changed, or what was placed where: every node says once more what it has."""
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.close()
+        self._on_change()
 
     def clock_offset_s(self, node: str) -> float:
         with contextlib.suppress(NotFound):
@@ -112,10 +172,18 @@ class RunTracker:
         watch = self._watches.get(node)
         return watch is not None and (job, attempt) in watch.closed
 
-    def learn(self, node: str, status: RunStatus) -> None:
-        """Takes the answer to a call, which may arrive before or after the same status from the watch."""
-        if (watch := self._watches.get(node)) is not None:
-            watch.learn(status)
+    def strange(self, node: str) -> StrangeRuns | None:
+        """The runs that it reports and that were never placed there."""
+        watch = self._watches.get(node)
+        return watch.strange if watch else None
+
+    def learn(self, node: str, status: RunStatus) -> RunStatus | None:
+        """Takes the answer to a call, which may arrive before or after the same status from the watch.
+
+        Returns what of it is believed; None: nothing.
+        """
+        watch = self._watches.get(node)
+        return watch.learn(status) if watch is not None else None
 
     def note_moment(self, node: str, moment: Moment) -> None:
         if (watch := self._watches.get(node)) is not None:
@@ -127,14 +195,17 @@ class RunTracker:
 
 
 class _NodeWatch:
-    def __init__(self, node: Node, identity: Identity, on_change: Callable[[], None]) -> None:
+    def __init__(self, node: Node, identity: Identity, placed: PlacedRuns, on_change: Callable[[], None]) -> None:
         self.node = node
         self.seen: dict[Key, RunStatus] = {}
         self.closed: set[Key] = set()  # never started there, and never will be
         self.is_open = False
         self.moment: tuple[Moment, float] | None = None
+        self.strange: StrangeRuns | None = None
         self._has_answered = False
+        self.sighting = Sighting(node.spec.name, has_answered=False)
         self._fresh: dict[Key, RunStatus] = {}  # a full list that is still being received
+        self._believed = _Believed(node, placed)
         self._silent_since = boot_clock_s()
         self._runs = Runs(node, identity, _CONNECT_S, _ANSWER_S)
         self._on_change = on_change
@@ -160,62 +231,173 @@ class _NodeWatch:
             return RunState.DONE if status.outcome == "succeeded" else RunState.FAILED
         return _STATES[status.status]
 
-    def learn(self, status: RunStatus) -> None:
-        key = (int(status.job), status.attempt)
+    def learn(self, status: RunStatus) -> RunStatus | None:
+        key = _key(status)
+        ranks = self._believed.ranks(key) if key is not None else None
+        if key is None or ranks is None:
+            return None
+        status = status.of_ranks(ranks)
         if status.status == "absent":
             self.closed.add(key)
-            return
+            return status
         for picture in (self.seen, self._fresh):
             known = picture.get(key)
             if known is None or status.progress >= known.progress:
                 picture[key] = status
+        return status
 
     def forget(self, key: Key) -> None:
         self.seen.pop(key, None)
         self._fresh.pop(key, None)
         self.closed.discard(key)
+        self._believed.forget(key)
 
     async def _keep(self) -> None:
         pause_s = _AGAIN_S
+        complaint = ""
         while True:
             try:
                 async with contextlib.aclosing(self._runs.watch()) as news:
                     async for piece in news:
-                        self._receive(piece)
+                        await self._receive(piece)
                         pause_s = _AGAIN_S
             except (Unreachable, TimedOut):
                 pass
-            except RemoteFailure as error:
-                log.error("cannot watch runs: %s", error, extra={"node": self.node.spec.name})
+            except UgroError as error:
+                if complaint != str(error):  # each once: it is tried again and again
+                    complaint = str(error)
+                    log.error("cannot watch runs: %s", error, extra={"node": self.node.spec.name})
+                if isinstance(error, RemoteFailure) and error.cause == _REFUSES_AGENT:
+                    await self._note_refusal(error)
             finally:
                 self._fall_silent()
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_AGAIN_S, pause_s * 2)
 
-    def _receive(self, news: News) -> None:
+    async def _note_refusal(self, error: RemoteFailure) -> None:
+        """Whether the node has met a newer generation of us, only our own mark there can prove."""
+        with contextlib.suppress(UgroError):
+            mark = await self._runs.mark()
+            self.sighting = Sighting(self.node.spec.name, has_answered=True, mark=mark, refusal=error)
+            self._on_change()
+
+    async def _receive(self, news: News) -> None:
         self.moment = (news.now, boot_clock_s())
-        for status in news.runs:
-            if status.job.isdigit():
-                self.learn(status)
+        await self._believed.sort(news)
+        believed = [status for status in news.runs if self.learn(status) is not None]
         for name in news.gone:
-            job, _, attempt = name.rpartition(".")
-            if job.isdigit() and attempt.isdigit():
-                self.seen.pop((int(job), int(attempt)), None)
+            self._believed.note_gone(name)
+            if (key := _parsed(name)) is not None:
+                self.seen.pop(key, None)
         if news.is_first and not news.has_more:
             self.seen = self._fresh
             self.is_open = self._has_answered = True
+            self.sighting = Sighting(self.node.spec.name, has_answered=True, mark=news.mark)
         if self.is_open:
-            self._on_change()
+            await self._believed.report()
+            self.strange = self._believed.strange
+            if believed or news.gone or news.is_first:
+                self._on_change()
 
     def _fall_silent(self) -> None:
         if self.is_open:
             self._silent_since = boot_clock_s()
         self.is_open = False
         self._fresh = {}
+        self._believed = self._believed.emptied()
         # Waiters look again when it counts as silent.
         asyncio.get_running_loop().call_later(_SILENT_S, self._on_change)
 
 
-def boot_clock_s() -> float:
-    """A clock that also runs while this machine sleeps, as leases do."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+class _Believed:
+    """Of one connection to a node: which of the runs that it reports are believed, and which are not."""
+
+    def __init__(self, node: Node, placed: PlacedRuns) -> None:
+        self._node = node
+        self._placed = placed
+        self._ranks: dict[Key, range] = {}  # of the believed ones; none of those of jobs that were removed
+        self._leftover: set[Key] = set()
+        self._strange: dict[str, str] = {}  # by the run's name, why
+        self._unnamed = 0  # how many more
+
+    def emptied(self) -> _Believed:
+        return _Believed(self._node, self._placed)
+
+    @property
+    def strange(self) -> StrangeRuns | None:
+        count = len(self._strange) + self._unnamed
+        return StrangeRuns(count, next(iter(self._strange.values()), "too many to be named")) if count else None
+
+    def ranks(self, key: Key) -> range | None:
+        """That were placed there; None: the run is not believed."""
+        if key not in self._ranks:
+            known = self._placed.known(self._node.spec.name, self._node.machine, key)
+            if known is None or known.belief is not Belief.PLACED:
+                return None
+            self._ranks[key] = known.ranks
+        return self._ranks[key]
+
+    def forget(self, key: Key) -> None:
+        self._ranks.pop(key, None)
+        self._leftover.discard(key)
+
+    def note_gone(self, name: str) -> None:
+        key = _parsed(name)
+        is_known = self._strange.pop(name, None) is not None or key in self._ranks
+        self._strange.pop(f"ranks of {name}", None)
+        self._unnamed -= bool(self._unnamed and not is_known)
+        if key is not None:
+            self.forget(key)
+
+    async def sort(self, news: News) -> None:
+        """Takes at most half of the time: one that reports without end must not keep the database busy."""
+        unknown = {key: status for status in news.runs if (key := _key(status)) and self.ranks(key) is None}
+        if unknown:
+            began = time.monotonic()
+            await self._look_up(unknown)
+            await asyncio.sleep(time.monotonic() - began)
+        for status in news.runs:
+            self._check(status)
+        for reason in news.invalid:
+            self._note_strange(reason, reason)
+
+    def _check(self, status: RunStatus) -> None:
+        key = _key(status)
+        if key is None:
+            self._note_strange(status.name, f"{status.name!r:.40} is no name of a run")
+        elif key in self._ranks and key not in self._leftover and status.of_ranks(self._ranks[key]) is not status:
+            self._note_strange(f"ranks of {status.name}", f"it was not given all those ranks of job {key[0]}")
+
+    async def _look_up(self, statuses: dict[Key, RunStatus]) -> None:
+        # A node that has reported many runs without a ticket of ours is not asked for more.
+        may_prove = len(self._strange) < _MOST_UNPROVEN
+        found = await self._placed.sort(self._node.spec.name, self._node.machine, statuses, may_prove=may_prove)
+        for key, one in found.items():
+            if one.belief is Belief.STRANGE:
+                self._note_strange(statuses[key].name, one.reason)
+            elif one.belief is Belief.PLACED:
+                self._ranks[key] = one.ranks
+            elif one.belief is Belief.LEFTOVER and len(self._leftover) < _MOST_LEFTOVER:
+                self._leftover.add(key)
+                self._ranks[key] = one.ranks
+
+    def _note_strange(self, name: str, reason: str) -> None:
+        if name in self._strange or len(self._strange) < _MOST_STRANGE:
+            self._strange[name] = reason
+        else:
+            self._unnamed += 1
+
+    async def report(self) -> None:
+        if (strange := self.strange) is not None:
+            await self._placed.report(self._node.spec.name, strange)
+
+
+def _key(status: RunStatus) -> Key | None:
+    job = run_number(status.job)
+    return (job, status.attempt) if job is not None else None
+
+
+def _parsed(name: str) -> Key | None:
+    job, _, attempt = name.rpartition(".")
+    found = (run_number(job), run_number(attempt))
+    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None

@@ -6,24 +6,27 @@ Taking a view asks no node, so a slow or dead one delays nobody: reports are mad
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from ugro.agent.support.clock import Clock
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.holds import Holds
 from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
+from ugro.agent.tracking.owners import Owners
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
-from ugro.core.node import Facts, Gpu, NodeSpec, Status
-from ugro.core.support.moment import unix_seconds
+from ugro.core.node import Facts, Gpu, Limits, NodeSpec, Status
+from ugro.core.support.moment import Reading, due_s, place_s
+from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.nodes.machines import drained_machines
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.demand import alternatives
+from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting, with_named
+from ugro.policy.scheduling.demand import alternatives, names_in
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
 from ugro.policy.scheduling.selection import Candidate, best_node
@@ -51,7 +54,11 @@ class SchedulerInput:
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
+        self.holds = Holds()
         self.reports = NodeReports(jobs, cluster, health)
+        self.owners = Owners(cluster, lambda node, text: jobs.note("owner", text, node=node))
+        health.owner = self.owners.report
+        self.clock = Clock()
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
         self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
@@ -66,7 +73,14 @@ class SchedulerInput:
         """``on_news`` is called whenever a report may change what can start."""
         self.reports.on_news = on_news
 
+        def on_owner(node: str) -> None:
+            self.reports.look_again(node)  # for those who look at reports
+            on_news()
+
+        self.owners.on_news = on_owner
+
     async def close(self) -> None:
+        await self.owners.close()
         await self.reports.close()
 
     async def take(self, live: Live) -> ClusterView:
@@ -80,7 +94,7 @@ class SchedulerInput:
         # Nothing is awaited from here on, so that waiting and holding jobs are consistent.
         self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
-        return ClusterView(now=time.time(), nodes=self._nodes(held, drained), holding=held)
+        return ClusterView(now=self.clock.reading().now.boot_s, nodes=self._nodes(held, drained), holding=held)
 
     async def refresh_gpus(self, specs: Iterable[JobSpec]) -> None:
         """Before jobs that use GPUs are placed: idle nodes are asked rarely, and a GPU may have vanished since."""
@@ -97,6 +111,7 @@ class SchedulerInput:
         if known and check_fits(spec.resources, known, on_one_node=is_single) is None:
             self._fitting.add((spec.resources, is_single))
             return None
+        await self._cluster.settled()
         await self.first_answers()
         nodes = self._distinct(await self._health.drained())
         return check_fits(spec.resources, nodes, on_one_node=is_single)
@@ -107,15 +122,16 @@ class SchedulerInput:
 
     async def learn_imports(self, spec: JobSpec) -> None:
         """Finds out which nodes lack what its script imports. Takes no time if that is known."""
-        if not spec.imports.names:
+        wanted = spec.node_imports
+        if not wanted.names:
             return
         await self.first_answers(_FIRST_MODULES_S)
-        await self.modules.learn(spec.imports.names, self._cluster.inventory)
+        await self.modules.learn(wanted.names, self._cluster.inventory)
 
     async def import_note(self, spec: JobSpec) -> str | None:
         """Who has what its script imports, if some lack it."""
-        nodes = self._nodes((), await self._health.drained())
-        wanted = Wanted(spec.imports.names, spec.imports.is_certain and spec.setup is None)
+        nodes = with_named(self._nodes((), await self._health.drained()), names_in(spec.resources))
+        wanted = Wanted(spec.node_imports.names, spec.node_imports.is_certain)
         needs = needs_of(spec.resources, spec.launcher is Launcher.COMMAND, Makes(nodes), wanted)
         return next((need.import_note for need in needs if need.import_note), None)
 
@@ -134,6 +150,14 @@ class SchedulerInput:
         """The facts of its last report."""
         return self.reports.of(node).facts
 
+    def labels(self, node: str) -> tuple[str, ...]:
+        return self._cluster.inventory.get(node).spec.labels
+
+    def limits(self) -> dict[str, Limits]:
+        """How each node holds jobs to what they ask for, where that is known."""
+        known = ((node.spec.name, self.facts(node)) for node in self._cluster.inventory)
+        return {name: facts.limits for name, facts in known if facts is not None and facts.limits is not None}
+
     def _distinct(self, drained: Mapping[str, str]) -> list[NodeView]:
         """Each machine once, whatever it does now."""
         return [node for node in self._nodes((), drained) if not node.is_second_name]
@@ -146,10 +170,24 @@ class SchedulerInput:
                 held.setdefault(share.node, {})[holder.id] = share.cpus
         seconds = self._health.second_names(held.__contains__)
         drained = drained_machines(drained, seconds)
-        return tuple(
-            self._node_view(node, _Standing(drained.get(node.spec.name), seconds.get(node.spec.name)), held)
-            for node in self._cluster.inventory
-        )
+        owners = drained_machines(self.owners.objections(), seconds)
+        speeds = self._health.speeds(self.gpus)
+        standings = {
+            name: _Standing(
+                drained.get(name),
+                seconds.get(name),
+                owners.get(name),
+                self.holds.reason(name),
+                speeds.get(name, 1.0),
+            )
+            for name in (node.spec.name for node in self._cluster.inventory)
+        }
+        return tuple(self._node_view(node, standings[node.spec.name], held) for node in self._cluster.inventory)
+
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """By node, where that is known: the GPUs that it has, by uuid."""
+        known = ((node.spec.name, self.facts(node)) for node in self._cluster.inventory)
+        return {name: tuple(gpu.uuid for gpu in facts.gpus) for name, facts in known if facts is not None}
 
     def _node_view(self, node: Node, standing: _Standing, held_by_all: dict[str, dict[int, int]]) -> NodeView:
         seen = self.reports.of(node)
@@ -173,6 +211,7 @@ class SchedulerInput:
             memory_bytes=machine.memory_total_bytes if machine else 0,
             gpus=tuple(_gpu(gpu, ours) for gpu in facts.gpus) if facts else _configured_gpus(node.spec),
             labels=node.spec.labels,
+            speed=standing.speed,
             group=_subnet(node.spec.host if node.spec.transport == "ssh" else self._cluster.config.cluster.master_ip),
             unusable=_objection(node, seen, standing),
             is_second_name=standing.same_as is not None,
@@ -193,7 +232,7 @@ class SchedulerInput:
     def _holding_view(self, job: Job) -> tuple[object, Holding]:
         key = (job.attempt, job.state, job.started_at)
         known = self._holding.get(job.id)
-        return known if known is not None and known[0] == key else (key, _holding(job))
+        return known if known is not None and known[0] == key else (key, _holding(job, self.clock.reading()))
 
 
 class _Standing(NamedTuple):
@@ -201,18 +240,32 @@ class _Standing(NamedTuple):
 
     drained: str | None  # the reason given
     same_as: str | None  # the name under which its machine is used
+    owner: str | None = None  # that somebody uses it
+    held: str | None = None  # why it takes no jobs for a short while
+    speed: float = 1.0  # relative to the other nodes
+
+    @property
+    def objection(self) -> str | None:
+        """Why it takes no new jobs, as words after its name."""
+        if self.same_as is not None:
+            return f"is the same machine as {self.same_as}"
+        if self.drained is not None:
+            return f"is drained: {self.drained}" if self.drained else "is drained"
+        if self.owner is not None:
+            return self.owner
+        return self.held
 
 
 def _objection(node: Node, seen: Seen, standing: _Standing) -> str | None:
     """Why it takes no new jobs; lasting reasons come first."""
-    if standing.same_as is not None:
-        return f"is the same machine as {standing.same_as}"
-    if standing.drained is not None:
-        return f"is drained: {standing.drained}" if standing.drained else "is drained"
+    if standing.objection is not None:
+        return standing.objection
     if seen.report is None:
         return "has not answered yet"
     if node.link is None:
-        return f"is {Status.UNREACHABLE}"
+        # What stays until somebody mends it is named.
+        what = f": {seen.report.error}" if seen.report.cause in LASTING_CAUSES else ""
+        return f"is {Status.UNREACHABLE}{what}"
     if seen.report.status in (Status.UNREACHABLE, Status.UNHEALTHY):
         return f"is {seen.report.status}"
     return None
@@ -245,28 +298,29 @@ def _subnet(address: str | None) -> str:
     return str(ipaddress.ip_network((found, 24 if found.version == 4 else 64), strict=False))
 
 
-def waiting_view(job: Job) -> Waiting:
+def waiting_view(job: Job, by: Reading) -> Waiting:
+    pause = job.tries.pause
     return Waiting(
         id=job.id,
         user=job.user,
         spec=job.spec,
-        submitted_at=unix_seconds(job.submitted_at),
+        submitted_at=place_s(job.submitted, by),
         state=job.state,
         attempt=job.attempt,
-        not_before=job.tries.not_before,
+        not_before=due_s(*pause, by) if pause else None,
         avoid=job.tries.avoid,
     )
 
 
-def _holding(job: Job) -> Holding:
+def _holding(job: Job, by: Reading) -> Holding:
     assert job.placement is not None
     return Holding(
         id=job.id,
         user=job.user,
         priority=job.spec.priority,
         placement=job.placement,
-        submitted_at=unix_seconds(job.submitted_at),
-        started_at=unix_seconds(job.attempt_started_at) if job.attempt_started_at else None,
+        submitted_at=place_s(job.submitted, by),
+        started_at=place_s(job.attempt_started, by) if job.attempt_started else None,
         time_limit_s=job.spec.time_limit_s,
         is_preemptible=job.spec.is_preemptible,
         is_stopping=job.state is JobState.STOPPING,

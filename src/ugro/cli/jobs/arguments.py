@@ -21,6 +21,7 @@ class LaunchCommand(click.Command):
         at = args.index("--") if "--" in args else len(args)
         ours, script, words = divide(args[:at], self._options(ctx))
         ctx.meta["script"], ctx.meta["args"] = script, [*words, *args[at + 1 :]]
+        ctx.meta["ours"] = list(ours)  # click uses the list up
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

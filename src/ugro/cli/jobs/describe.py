@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 
 from ugro.cli.output import Style
 from ugro.core.failure import Failure
 from ugro.core.job import Attempt, Job, JobState, Launcher
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant, elapsed_s
 from ugro.core.support.quantity import format_duration
-from ugro.core.support.secret import HIDDEN, looks_secret
+from ugro.core.support.secret import HIDDEN, looks_secret, shown
 
 SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.QUEUED: ("…", "dim"),
@@ -47,13 +49,12 @@ def gpus(job: Job) -> int:
     return sum(len(share.gpus) for share in job.placement.shares) if job.placement else 0
 
 
-def duration_s(job: Job, now: datetime | None = None) -> float:
-    return job.lasts_s(now or datetime.now(UTC))
+def duration_s(job: Job, now: Instant | None = None) -> float:
+    return job.lasts_s(now or clock.now())
 
 
 def attempt_duration(attempt: Attempt) -> str:
-    end = datetime.fromisoformat(attempt.ended_at) if attempt.ended_at else datetime.now(UTC)
-    return format_duration(max(0.0, (end - datetime.fromisoformat(attempt.started_at)).total_seconds()))
+    return format_duration(attempt.lasts_s(clock.now()))
 
 
 def local_time(text: str) -> str:
@@ -61,10 +62,10 @@ def local_time(text: str) -> str:
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def ago(text: str, now: datetime) -> str:
+def ago(when: Instant, now: Instant) -> str:
     """How long ago, if that is less than a day; else the day and the time in the local time zone."""
-    at = datetime.fromisoformat(text)
-    seconds = (now - at).total_seconds()
+    seconds = elapsed_s(when, now)
+    at = datetime.fromisoformat(when.at)
     if seconds < 60:
         return "just now"
     if seconds < 3600:
@@ -87,7 +88,7 @@ def command(argv: Iterable[str]) -> str:
 
 def variables(env: Iterable[tuple[str, str]]) -> list[str]:
     """Quoted for a shell; what looks like a secret is not shown."""
-    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(value)}" for name, value in env]
+    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(shown(name, value))}" for name, value in env]
 
 
 def failure_lines(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:

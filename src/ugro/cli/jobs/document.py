@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ugro.cli.jobs.describe import duration_s, ranks
-from ugro.core.job import Attempt, Job, Placement
+from ugro.core.job import Attempt, Job, JobSpec, Placement
+from ugro.core.plan import Plan, RankPlan
+from ugro.core.support.secret import masked
+
+_WithEnv = TypeVar("_WithEnv", JobSpec, RankPlan)
 
 
 def job_document(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, Any]:
@@ -28,11 +33,26 @@ def job_document(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[st
         "duration_s": round(duration_s(job), 3),
         "cached_from": job.cached_from,
         "origin": job.origin,
-        "spec": job.spec,
+        "spec": without_secrets(job.spec),
     }
     if attempts is not None:
         document["attempts"] = [_attempt(attempt) for attempt in attempts]
     return document
+
+
+def plan_document(plan: Plan | None) -> Plan | None:
+    if plan is None:
+        return None
+    nodes = (replace(node, ranks=tuple(map(without_secrets, node.ranks))) for node in plan.nodes)
+    return replace(plan, nodes=tuple(nodes))
+
+
+def without_secrets(of: _WithEnv) -> _WithEnv:
+    """Programs write what they read into logs: they get no value that looks secret either."""
+    shown = replace(of, env=tuple(masked(of.env).items()))
+    if isinstance(shown, JobSpec) and shown.environment is not None:
+        return replace(shown, environment=shown.environment.masked)
+    return shown
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ugro.cli.jobs.describe import command, variables
+from ugro.cli.jobs.document import plan_document, without_secrets
 from ugro.cli.output import Output
-from ugro.core.job import places
+from ugro.core.job import Launcher, places
 from ugro.core.plan import DryRun, Plan
+from ugro.core.planning import compared
 from ugro.core.support.quantity import format_size
 
 _MOST_SKIPPED = 5  # files that are named
@@ -17,12 +19,15 @@ def show_dry_run(output: Output, dry_run: DryRun) -> None:
     if output.is_json:
         output.document(
             {
-                "plan": dry_run.plan,
+                "plan": plan_document(dry_run.plan),
                 "placement": dry_run.placement,
                 "starts_now": dry_run.starts_now,
                 "reason": dry_run.reason,
-                "spec": dry_run.spec,
+                "spec": without_secrets(dry_run.spec),
                 "snapshot": dry_run.snapshot,
+                "note": dry_run.note,
+                "environment": dry_run.environment,
+                "prediction": dry_run.prediction,
             }
         )
         return
@@ -37,12 +42,28 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
     else:
         yield f"{spec.name} would wait: {dry_run.reason}"
         yield "the plan if the cluster were idle:" if plan else "no plan is possible now"
-    if plan is None:
-        return
-    yield f"  nodes    {places(dry_run.placement)}"
+    if plan is not None:
+        yield f"  nodes    {places(dry_run.placement)}"
+        if spec.launcher is not Launcher.COMMAND:
+            yield f"  speed    {_speed(dry_run)}"
+        yield from _plan(dry_run, plan)
+
+
+def _speed(dry_run: DryRun) -> str:
+    if dry_run.prediction is None:
+        return f"not predicted: ugro plan {dry_run.spec.argv[0]}"
+    return f"{compared(dry_run.prediction, None)} (predicted)"
+
+
+def _plan(dry_run: DryRun, plan: Plan) -> Iterator[str]:
+    spec = dry_run.spec
+    if dry_run.note is not None:
+        yield f"  note     {dry_run.note}"
     if (code := dry_run.snapshot) is not None:
         yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
         yield from (f"  not sent {sentence}" for sentence in code.skipped[:_MOST_SKIPPED])
+    if dry_run.environment is not None:
+        yield f"  Python   {dry_run.environment}"
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:
         port = plan.rendezvous.port or "a free port"

@@ -33,6 +33,7 @@ from ugro.core.job import Job
 @click.option("--since", type=MOMENT, metavar="TIME", help=SINCE)
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Start with the last N lines of each rank.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
+@click.option("--raw", is_flag=True, help="Print all bytes to a terminal, also those that steer it.")
 @json_option
 @pass_session
 def logs(
@@ -43,21 +44,22 @@ def logs(
     node: tuple[str, ...],
     attempt: str,
     follow: bool,
-    **begin: float | int | None,
+    **more: float | int | bool | None,
 ) -> int:
     """Print the logs of a job.
 
     JOB is an id, a name, or last (the default). The output of one rank is printed as it was written, on a terminal
-    without control characters other than colours; with several ranks, each line begins with its rank and node. --since
-    compares the time at which a line reached this machine; for a node that could not be reached, that is later than it
-    was written.
+    without control characters other than colours (--raw prints them, too); with several ranks, each line begins with
+    its rank and node. --since compares the time at which a line reached this machine; for a node that could not be
+    reached, that is later than it was written.
 
     \b
     Examples:
       ugro logs train -f
       ugro logs 12 --rank 3 --tail 50
     """
-    since, tail = begin["since"], begin["tail"]
+    session.output.trusts_programs = bool(more["raw"])
+    since, tail = more["since"], more["tail"]
     choice = LogChoice(rank, node, _attempt(attempt), since, None if tail is None else int(tail), follow)
     client = session.client()
     found = client.jobs.get(job)

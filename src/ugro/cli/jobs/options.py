@@ -14,19 +14,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMPLETERS = {
     "JOB": candidates.jobs,
     "LABEL": candidates.labels,
+    "NODE": candidates.node_names,
     "DIR": candidates.directories,
     "FILE": candidates.files,
 }
 
 
-def job_options(*, without: Sequence[str] = ()) -> Callable[[F], F]:
+def job_options(*, without: Sequence[str] = (), submits: bool = True) -> Callable[[F], F]:
+    """``submits``: with the options of a submission."""
     left_out = (*POSITIONAL, *without)
     options = [_click_option(option) for option in OPTIONS.values() if option.name not in left_out]
-    options += [
-        click.option("--force", is_flag=True, help="Send the code even if it is larger than sync.max_size."),
-        click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
-        click.option("--detach", "-d", is_flag=True, help="Do not wait for the job."),
-    ]
+    options += [click.option("--force", is_flag=True, help="Send the code even if it is larger than sync.max_size.")]
+    if submits:
+        options += [
+            click.option("--dry-run", is_flag=True, help="Show the exact plan; submit nothing."),
+            click.option("--detach", "-d", is_flag=True, help="Do not wait for the job."),
+        ]
 
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -34,6 +37,14 @@ def job_options(*, without: Sequence[str] = ()) -> Callable[[F], F]:
         return command
 
     return decorate
+
+
+def environment_options(command: F) -> F:
+    """Those that say which Python environment a job needs."""
+    options = [one for one in OPTIONS.values() if one.path[0] == "environment" and one.name != "environment"]
+    for option in reversed(options):
+        command = _click_option(option)(command)
+    return command
 
 
 def _click_option(option: Option) -> Callable[[F], F]:

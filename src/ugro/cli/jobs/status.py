@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 import click
 
@@ -14,8 +13,12 @@ from ugro.cli.jobs.result_summary import result_facts
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.jobs import Details
+from ugro.core.energy import JobEnergy
 from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, places
 from ugro.core.results import JobResults
+from ugro.core.safe_mode import SafeMode
+from ugro.core.support import clock
+from ugro.core.support.moment import Instant
 from ugro.core.support.quantity import format_duration
 
 _STATES = [state.value for state in JobState]
@@ -55,37 +58,39 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     jobs = session.client().jobs
     if job is None:
         found = jobs.newest(None if is_all else limit, states=[JobState(word) for word in state])
-        show_all(session.output, found, state)
+        show_all(session.output, found, state, session.safe_mode)
         return 0
     details = jobs.details(job)
+    energy = jobs.energy(details.job.id) if details.job.attempt else None
     if session.output.is_json:
-        session.output.document({"job": job_document(details.job, details.attempts)})
+        document = {**job_document(details.job, details.attempts), "energy": energy}
+        session.output.document({"job": document, "safe_mode": session.safe_mode})
     else:
         made = jobs.brief_results(details.job.id) if details.job.is_final else None
-        show(session.output, details, made)
+        show(session.output, details, made, energy)
     return 0
 
 
-def show_all(output: Output, jobs: list[Job], states: Sequence[str] = ()) -> None:
+def show_all(output: Output, jobs: list[Job], states: Sequence[str] = (), safe_mode: SafeMode | None = None) -> None:
     """``states``: those that were asked for, if not all."""
     if output.is_json:
-        output.document({"jobs": [job_document(job) for job in jobs]})
+        output.document({"jobs": [job_document(job) for job in jobs], "safe_mode": safe_mode})
     elif not jobs:
         output.note(f"no job is {' or '.join(states)}" if states else "no jobs yet; try: ugro run -- hostname")
     elif output.is_terminal:
-        output.drawn(table(output, jobs, datetime.now(UTC)))
+        output.drawn(table(output, jobs, clock.now()))
     else:
-        now = datetime.now(UTC)
+        now = clock.now()
         output.table(_FIELDS, [_fields(job, now) for job in jobs])
 
 
-def table(output: Output, jobs: list[Job], now: datetime) -> list[str]:
+def table(output: Output, jobs: list[Job], now: Instant) -> list[str]:
     """For people."""
     below = [Cell(describe.news(job), "bad" if job.state is JobState.FAILED else "dim") for job in jobs]
     return output.table_lines(_HEADER, [_row(job, now) for job in jobs], spare=_SPARE, below=below)
 
 
-def _row(job: Job, now: datetime) -> list[Cell]:
+def _row(job: Job, now: Instant) -> list[Cell]:
     sign, style = describe.SIGNS[job.state]
     nodes = job.placement.nodes if job.placement else ()
     return [
@@ -96,13 +101,13 @@ def _row(job: Job, now: datetime) -> list[Cell]:
         Cell(f"{len(nodes)} nodes" if len(nodes) > _MOST_NODES else ",".join(nodes)),
         Cell(str(describe.gpus(job) or ""), is_number=True),
         Cell(str(job.attempt) if job.attempt > 1 else "", is_number=True),
-        Cell(describe.ago(job.started_at, now) if job.started_at else "", is_number=True),
+        Cell(describe.ago(job.started, now) if job.started else "", is_number=True),
         Cell(format_duration(describe.duration_s(job, now)), is_number=True),
         Cell(job.user),
     ]
 
 
-def _fields(job: Job, now: datetime) -> list[Cell]:
+def _fields(job: Job, now: Instant) -> list[Cell]:
     values = (
         job.id, job.spec.name, job.state, ",".join(job.placement.nodes if job.placement else ()),
         describe.gpus(job) or "", job.attempt, f"{describe.duration_s(job, now):.3f}", job.user, job.reason,
@@ -111,7 +116,9 @@ def _fields(job: Job, now: datetime) -> list[Cell]:
     return [Cell(str(value)) for value in values]
 
 
-def show(output: Output, details: Details, made: JobResults | None = None) -> None:
+def show(
+    output: Output, details: Details, made: JobResults | None = None, energy: JobEnergy | None = None
+) -> None:
     job = details.job
     sign, style = describe.SIGNS[job.state]
     output.raw(f"{output.styled(f'{sign} job {job.id} {job.spec.name} {job.state}', style)}\n".encode())
@@ -119,6 +126,8 @@ def show(output: Output, details: Details, made: JobResults | None = None) -> No
     for name, text in _facts(job):
         if text:
             output.text(f"  {name:<11}{text}")
+    if energy is not None:
+        output.text(f"  {'energy':<11}{energy.words}")
     for attempt in details.attempts:
         for number, line in enumerate(_attempt(attempt, job)):
             if line.startswith("  |"):  # what a program wrote stays as it is
@@ -132,23 +141,23 @@ def show(output: Output, details: Details, made: JobResults | None = None) -> No
 
 
 def _facts(job: Job) -> Iterator[tuple[str, str]]:
-    spec, now = job.spec, datetime.now(UTC)
+    spec, now = job.spec, clock.now()
     yield "command", describe.command(spec.argv)
     yield "launcher", f"{spec.launcher}, {describe.ranks(job)} ranks" if describe.ranks(job) > 1 else ""
     yield "in", spec.cwd or ""
     yield "env", " ".join(describe.variables(spec.env))
     yield "on", places(job.placement)
     yield "priority", str(spec.priority) if spec.priority != JobSpec("", ()).priority else ""
-    yield "submitted", f"{_when(job.submitted_at, now)} by {job.user}"
-    yield "started", _when(job.started_at, now) if job.started_at else ""
-    yield "ended", _when(job.ended_at, now) if job.ended_at else ""
+    yield "submitted", f"{_when(job.submitted, now)} by {job.user}"
+    yield "started", _when(job.started, now) if job.started else ""
+    yield "ended", _when(job.ended, now) if job.ended else ""
     yield _what_time_is(job), format_duration(describe.duration_s(job))
     yield "exit code", "" if job.exit_code is None else str(job.exit_code)
 
 
-def _when(text: str, now: datetime) -> str:
-    words = describe.ago(text, now)
-    return f"{describe.local_time(text)} ({words})" if words[-3:] in ("ago", "now") else describe.local_time(text)
+def _when(at: Instant, now: Instant) -> str:
+    words, time = describe.ago(at, now), describe.local_time(at.at)
+    return f"{time} ({words})" if words[-3:] in ("ago", "now") else time
 
 
 def _what_time_is(job: Job) -> str:

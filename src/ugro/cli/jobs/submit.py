@@ -15,12 +15,14 @@ from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.jobs.origin import origin_of
+from ugro.cli.jobs.plan import BEST, best_nodes
 from ugro.cli.jobs.stdin import check_input
 from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
+from ugro.core.planning import MOST_NODES
 
 _ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process has no use for
 
@@ -48,6 +50,7 @@ def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bo
 @click.command(cls=LaunchCommand)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A job file (see docs/jobs.md).")
 @job_options()
+@click.option("--max-nodes", type=click.IntRange(1, MOST_NODES), help="With --nodes best: the most nodes to use.")
 @json_option
 @pass_session
 @click.pass_context
@@ -61,11 +64,13 @@ def launch(
     submitted and printed, and ugro does not wait for it.
 
     The options below may stand before and after SCRIPT; all others are passed to the script. If the script has an
-    option of the same name, put it behind a --.
+    option of the same name, put it behind a --. With --nodes best, the fastest set of nodes is found first, as with
+    ugro plan.
 
     \b
     Examples:
       ugro launch train.py --epochs 10 --nodes 2..4
+      ugro launch train.py --nodes best
       ugro launch -f job.yaml --dry-run
     """
     script, args = ctx.meta["script"], ctx.meta["args"]
@@ -101,6 +106,11 @@ def _submit(
 ) -> int:
     force = bool(fields.pop("force", False))
     given = {key: value for key, value in fields.items() if value is not None and value != () and value != []}
+    most = given.pop("max_nodes", None)
+    if most is not None and given.get("nodes") != BEST:
+        raise UsageError("--max-nodes is for --nodes best", hint=f"without a plan: --nodes 1..{most}")
+    if given.get("nodes") == BEST:
+        given = best_nodes(session, file, given, most, force=force)
     if dry_run:
         return _dry_run(session, file, given, force=force)
     check_input(session.output, given.get("command") or given.get("args") or ())

@@ -30,7 +30,8 @@ def why(session: Session, job: str) -> None:
     found = details.job
     answer = jobs.why(found.id) if found.state in WAITING_STATES else None
     if session.output.is_json:
-        session.output.document({"job": job_document(found, details.attempts), "why": answer})
+        document = {"job": job_document(found, details.attempts), "why": answer, "safe_mode": session.safe_mode}
+        session.output.document(document)
         return
     if answer is None:
         made = jobs.brief_results(found.id) if found.is_final else None

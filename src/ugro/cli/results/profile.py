@@ -36,7 +36,8 @@ _PARTS: tuple[tuple[str, str, Style], ...] = (
     ("communication", "c", "id"),
     ("waiting", ".", "bad"),
 )
-_COLUMNS = ("RANK", "NODE", "SAMPLES", "OWN", "WAITS", "")
+_COLUMNS = ("RANK", "NODE", "SAMPLES", "OWN", "WAITS")
+_POWER = ("W", "S/J")  # where it is measured
 
 
 @click.command()
@@ -137,8 +138,10 @@ def _show(output: Output, job: Job, measured: JobProfile) -> None:
 
 def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
     yield output.styled(f"job {job.id} {clean(job.spec.name)}", "bold") + f"  {_about(measured)}"
-    rows = [_row(rank, measured) for rank in measured.ranks]
-    header, *lines = output.table_lines(_COLUMNS, rows, spare=("SAMPLES",))
+    has_power = any(rank.watts is not None for rank in measured.ranks)
+    rows = [[*_row(rank, measured), *(_power(rank) if has_power else ()), Cell("")] for rank in measured.ranks]
+    columns = (*_COLUMNS, *(_POWER if has_power else ()), "")
+    header, *lines = output.table_lines(columns, rows, spare=("SAMPLES",))
     room = output.width - max(len(_COLOUR.sub("", line)) for line in lines) - 4
     width = min(_WIDEST_BAR, max(_LEAST_BAR, room))
     yield header
@@ -148,6 +151,8 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
     yield ""
     lost = f"{format_duration(measured.lost_s)} of device time ({100 * measured.lost_share:.0f} %)"
     yield f"imbalance {measured.imbalance:.2f} · lost by waiting {lost} · computing {100 * measured.use:.0f} %"
+    if measured.samples_per_joule is not None:
+        yield f"{measured.samples_per_joule:.3g} samples per joule, {measured.watts:.0f} W"
     for one in measured.findings:
         style: Style = "good" if one.kind is FindingKind.BALANCED else "warn"
         yield from (output.styled(line, style) for line in textwrap.wrap(clean(one.words), output.width))
@@ -170,8 +175,16 @@ def _row(rank: RankProfile, measured: JobProfile) -> list[Cell]:
         Cell(f"{rank.samples:.4g}", is_number=True),
         Cell(format_duration(rank.own_s), is_number=True),
         Cell(f"{100 * waits:.0f} %", is_number=True),
-        Cell(""),
     ]
+
+
+def _power(rank: RankProfile) -> list[Cell]:
+    watts = "" if rank.watts is None else f"{rank.watts:.0f}"
+    return [Cell(watts, is_number=True), Cell(_number(rank.samples_per_joule), is_number=True)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _bar(output: Output, rank: RankProfile, step_s: float, width: int) -> str:
@@ -190,7 +203,7 @@ def _bar(output: Output, rank: RankProfile, step_s: float, width: int) -> str:
 
 def _header() -> tuple[str, ...]:
     parts = (f"{name}_s" for name, _, _ in _PARTS)
-    of_all = ("step_s", "imbalance", "samples_per_s", "first_step", "last_step")
+    of_all = ("step_s", "imbalance", "samples_per_s", "first_step", "last_step", "watts", "samples_per_joule")
     return ("rank", "node", "samples", "own_s", *parts, *of_all)
 
 
@@ -198,4 +211,5 @@ def _whole_row(measured: JobProfile, rank: RankProfile) -> list[Cell]:
     parts = [getattr(rank, f"{name}_s") for name, _, _ in _PARTS]
     numbers = [rank.samples, rank.own_s, *parts, measured.step_s, measured.imbalance, measured.samples_per_s]
     values = [str(rank.rank), rank.node, *(f"{number:.6g}" for number in numbers)]
-    return [Cell(text) for text in (*values, str(measured.first_step), str(measured.last_step))]
+    power = ("" if one is None else f"{one:.6g}" for one in (rank.watts, rank.samples_per_joule))
+    return [Cell(text) for text in (*values, str(measured.first_step), str(measured.last_step), *power)]

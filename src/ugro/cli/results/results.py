@@ -14,6 +14,7 @@ from ugro.cli.jobs import describe
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.result_summary import amount, fetch_hint
 from ugro.cli.output import Cell, Output
+from ugro.cli.results.energy import energy_facts
 from ugro.cli.results.fetch import fetch
 from ugro.cli.results.pull import Conflict, Pulled, pull
 from ugro.cli.session import Session, json_option, pass_session
@@ -22,6 +23,7 @@ from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
+from ugro.core.planning import compared
 from ugro.core.results import JobResults, NodeResults, ResultState
 from ugro.core.support.quantity import format_duration, format_size
 
@@ -193,6 +195,9 @@ def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
     yield "exit code", "" if job.exit_code is None else str(job.exit_code)
     if made.metrics is not None:
         yield from _measured(made.metrics)
+    yield from energy_facts(made.energy)
+    if made.forecast is not None:
+        yield "predicted", compared(made.forecast.prediction, made.metrics.throughput if made.metrics else None)
     yield "checkpoint", _checkpoint(made)
 
 

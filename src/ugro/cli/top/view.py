@@ -115,7 +115,7 @@ def _node_groups(output: Output, seen: Seen, sort: str) -> list[Group]:
 
 def _trouble(report: NodeReport) -> str:
     """Nothing for a healthy node: what little there is to say, ``ugro health`` says."""
-    is_plain = report.status is Status.HEALTHY and report.drained is None
+    is_plain = report.status is Status.HEALTHY and report.drained is None and not report.owner_note
     return "" if is_plain and not report.second_name and not report.taken_gpus else note(report)
 
 

@@ -9,6 +9,7 @@ import os.path
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from ugro.config.document import Document, compose, read_document
 from ugro.config.job.options import Given, read_options
@@ -91,6 +92,12 @@ class Draft:
         for name in sorted(set(self.wanted_variables) - set(known)):
             self.document.note(("env", name), message, hint)
         _refuse_problems(self.given, self.path, self.document)
+
+    def refuse(self, path: KeyPath, message: str, hint: str | None) -> NoReturn:
+        """Raises ConfigError about a key that somebody else found wrong."""
+        self.document.note(path, message, hint)
+        _refuse_problems(self.given, self.path, self.document)
+        raise AssertionError
 
     def spec(self, env: Mapping[str, str], resolve: Resolve | None = None) -> JobSpec:
         """``env`` is the submitter's environment."""

@@ -37,8 +37,7 @@ class NodeCount(Kind):
         text = str(value) if isinstance(value, str) or 0 < value <= MOST_NODES else ""
         ends = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", text)
         if ends is None:
-            is_open = text.strip().endswith("..") or text.strip().startswith("..")
-            raise self.refuse(value, hint="a range of nodes needs both ends: 2..4" if is_open else None)
+            raise self.refuse(value, hint=_node_count_hint(text.strip()))
         low, high = int(ends[1]), int(ends[2] or ends[1])
         if low > high:
             raise BadValueError(f"the range {shown(value)} ends before it begins", hint=f"write it as {high}..{low}")
@@ -48,6 +47,12 @@ class NodeCount(Kind):
 
     def written(self, value: Range) -> object:
         return value.low if value.low == value.high else str(value)
+
+
+def _node_count_hint(text: str) -> str | None:
+    if text == "best":
+        return "the best nodes are found before a job is submitted: ugro launch --nodes best"
+    return "a range of nodes needs both ends: 2..4" if text.endswith("..") or text.startswith("..") else None
 
 
 class CheckpointRule(Kind):

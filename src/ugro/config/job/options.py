@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Bool, Environment, ListOf, OrNull
 from ugro.config.problems import KeyPath, dotted, nearest
-from ugro.config.section import Key, Section
+from ugro.config.section import NO_OPTION, Key, Section
 from ugro.config.yamltext import flow, printable
 from ugro.core.errors import ConfigError
 
@@ -66,7 +66,7 @@ def _options(section: type[Section], base: KeyPath = ()) -> Iterator[Option]:
     for name, key in section.known_keys().items():
         if key.section is not None:
             yield from _options(key.section, (*base, name))
-        elif name != "any_of":  # too much for a command line
+        elif key.option != NO_OPTION:
             yield Option(key.option or name, (*base, name), key)
 
 

@@ -6,12 +6,13 @@ from typing import Self
 
 from ugro.config.job.kinds import NodeCount, Range
 from ugro.config.kinds import BadValueError, LeastSize, ListOf, Size, Text, Whole
-from ugro.config.names import LABEL, is_line
-from ugro.config.section import Nested, Section, key, nested, section
+from ugro.config.names import LABEL, is_line, is_node_name
+from ugro.config.section import NO_OPTION, Nested, Section, key, nested, section
 from ugro.core.job import ALL_GPUS, ANY_GPUS, Launcher, Resources
 
 _MOST_GPUS = 256  # the node program starts no more processes than that for one job
 _LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
+_NODES = ListOf("a list of nodes such as [gpu1, gpu2]", Text("a node's name", is_node_name, metavar="NODE"))
 _MODELS = ListOf(
     "a model such as RTX4090, or a list of them", Text("a model's name", is_line, metavar="WORD"), may_be_single=True
 )
@@ -59,14 +60,23 @@ class AlternativeSection(Section):
     cpus: int | None = key(
         None,
         Whole(0, 100_000),
-        "Number of CPU cores on each node. Null is one per process, as far as the node has them; with 0 the job "
-        "reserves none, and up to four such jobs per core share a node.",
+        "Number of CPU cores on each node. The job gets no more than that: by control groups, or else by affinity; "
+        "`OMP_NUM_THREADS` is set to its part for each process, unless you set it. "
+        "Null reserves one per process, as far as the node has them, and limits nothing; with 0 the job reserves none, "
+        "and up to four such jobs per core share a node.",
         example=4,
     )
-    memory: int | None = key(None, Size(), "Memory on each node.", example="16GB")
+    memory: int | None = key(
+        None,
+        Size(),
+        "Memory on each node. A job that takes more is ended, if the node can enforce that (`ugro node show`); "
+        "elsewhere it is only reserved.",
+        example="16GB",
+    )
     labels: tuple[str, ...] = key(
         (), _LABELS, "Use only nodes that have all of these labels.", example=["fast"], option="label"
     )
+    only: tuple[str, ...] = key((), _NODES, "Use only these nodes.", example=["gpu1", "gpu2"])
 
     def check(self) -> None:
         if self.gpus_per_node == 0 and self.gpu.is_given:
@@ -86,6 +96,7 @@ class AlternativeSection(Section):
             cpus=self.cpus,
             memory_bytes=self.memory or 0,
             labels=self.labels,
+            only=self.only,
         )
 
     @classmethod
@@ -99,6 +110,7 @@ class AlternativeSection(Section):
             cpus=wanted.cpus,
             memory=wanted.memory_bytes or None,
             labels=wanted.labels,
+            only=wanted.only,
         )
 
 
@@ -111,6 +123,7 @@ class ResourcesSection(AlternativeSection):
         ListOf("a list of maps", Nested(AlternativeSection), may_repeat=True),
         "Alternatives, the preferred one first: maps with the keys above, which can then not be used beside `any_of`.",
         example=[{"gpus_per_node": 2}, {"nodes": 2, "gpus_per_node": 1}],
+        option=NO_OPTION,
     )
 
     def check(self) -> None:

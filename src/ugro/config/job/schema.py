@@ -36,10 +36,11 @@ from ugro.config.names import (
     is_path_on_node,
     is_path_without_parent,
 )
+from ugro.config.python_env import EnvironmentSection
 from ugro.config.section import Section, key, nested, section
 from ugro.core import job
 from ugro.core.job import JobSpec, Launcher, OnLost
-from ugro.core.support.secret import looks_secret
+from ugro.core.support.secret import is_secret
 from ugro.policy.balance.mode import Mode
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
@@ -244,8 +245,9 @@ class JobSection(Section):
     balance: str | None = key(
         None,
         Choice(str(mode) for mode in Mode),
-        "How `ugro.train` divides batches among the ranks. `off` is equally, `static` is by the devices' rated speeds, "
-        "`adaptive` is by the speeds measured while it runs. Null leaves it to the script, whose default is adaptive.",
+        "How `ugro.train` divides batches among the ranks. `off` is equally, `static` is by the devices' speeds as "
+        "`ugro node bench` measured them, or else as rated, `adaptive` is by the speeds measured while it runs. Null "
+        "leaves it to the script, whose default is adaptive.",
         example="static",
     )
     env: dict[str, str | None] = key(
@@ -261,6 +263,7 @@ class JobSection(Section):
         "Shell commands to run on each node before the job. They run once per node and content.",
         example="pip install -r requirements.txt",
     )
+    environment: EnvironmentSection = nested(EnvironmentSection)
     workdir: str | None = key(
         None,
         _LOCAL_DIRECTORY,
@@ -382,6 +385,7 @@ class JobSection(Section):
             "env": tuple(sorted(env.items())),
             "resources": self.resources.resources(launcher),
             "after": after,
+            "environment": None,  # it names files, which somebody else reads
         }
         if self.preemptible is None:
             made["is_preemptible"] = _is_batch(self.priority)
@@ -397,9 +401,10 @@ class JobSection(Section):
             script=None if is_command else spec.argv[0],
             args=() if is_command else spec.argv[1:],
             launcher=spec.launcher if spec.launcher is Launcher.TORCHRUN else None,
-            env={name: None if looks_secret(name) else value for name, value in spec.env},
+            env={name: None if is_secret(name, value) else value for name, value in spec.env},
             workdir=None,
             sync=spec.snapshot is not None or spec.cwd is not None,
+            environment=EnvironmentSection.of_request(spec.environment),
             resources=ResourcesSection.of_resources(spec.resources, spec.launcher),
             preemptible=None if spec.is_preemptible == _is_batch(spec.priority) else spec.is_preemptible,
         )

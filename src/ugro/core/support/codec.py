@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 Converter = Callable[[Any], Any]
 T = TypeVar("T")
 
+_LARGEST = 1 << 64
+
 
 class DecodeError(ValueError):
     """The JSON does not match the type; the message names the field."""
@@ -71,6 +73,9 @@ def _exact(*wanted: type) -> Converter:
         # In Python, bool is a subclass of int.
         if type(value) not in wanted:
             raise DecodeError(f"expected {wanted[0].__name__}, got {value!r:.60}")
+        # A float, or a line of a table, has no room for any number of digits.
+        if type(value) is int and not -_LARGEST <= value < _LARGEST:
+            raise DecodeError(f"{value!r:.30}… is too large")
         return value
 
     return convert

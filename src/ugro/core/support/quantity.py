@@ -1,4 +1,4 @@
-"""Parses and formats durations and sizes. Formatted values can be parsed again, up to rounding."""
+"""Parses and formats durations and sizes, which can be parsed again, up to rounding. Formats energy and its cost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def format_duration(seconds: float) -> str:
         return _long_duration(round(seconds))
     if seconds == 0 or round(seconds * 1000) >= 1000:
         return f"{_three_digits(seconds)} s"
-    if seconds * 1000 >= 0.01:
+    if seconds * 1000 >= 0.1:
         return f"{_three_digits(seconds * 1000)} ms"
     return f"{_three_digits(seconds * 1e6)} µs"
 
@@ -64,6 +64,23 @@ def format_size(size_bytes: float) -> str:
         if round(amount, 1) < 1024 or unit == units[-1]:
             break
     return f"{amount:.1f} {unit}"
+
+
+def format_energy(joules: float) -> str:
+    """In watt-hours, as on a bill."""
+    wh = joules / 3600
+    # Rounded before the unit is chosen: 999.96 Wh is a kilowatt-hour.
+    if round(wh, 1) >= 1000:
+        return f"{_three_digits(wh / 1000)} kWh" if wh < 1e6 else f"{wh / 1000:,.0f} kWh"
+    if wh >= 0.1 or joules == 0:
+        return f"{_three_digits(wh)} Wh"
+    return f"{_three_digits(wh * 1000)} mWh" if wh >= 0.001 else f"{_three_digits(joules)} J"
+
+
+def format_cost(cost: float, currency: str) -> str:
+    """With cents; less than a cent with two digits that say something."""
+    amount = f"{cost:,.2f}" if cost >= 0.01 or not cost else f"{cost:.2g}"
+    return f"{amount} {currency}".rstrip()
 
 
 def _seconds_in(text: str) -> float | None:

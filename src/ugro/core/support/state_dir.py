@@ -43,6 +43,21 @@ class StateDir:
         return self.path / "agent.cluster"
 
     @property
+    def served_found(self) -> Path:
+        """The same link, for a file that was found in a folder: it needs the user's allowance."""
+        return self.path / "agent.cluster.found"
+
+    @property
+    def allowances(self) -> Path:
+        """Which cluster files of folders the user has allowed."""
+        return self.path / "allowed.json"
+
+    @property
+    def allowed_ssh_config(self) -> Path:
+        """A copy of the ssh configuration that an allowed cluster file names, as it was allowed."""
+        return self.path / "allowed.ssh_config"
+
+    @property
     def log(self) -> Path:
         return self.path / "agent.log"
 
@@ -54,6 +69,31 @@ class StateDir:
     @property
     def database(self) -> Path:
         return self.path / "state.db"
+
+    @property
+    def backups(self) -> Path:
+        """Copies of the state that the agent makes."""
+        return self.path / "backups"
+
+    @property
+    def identity(self) -> tuple[Path, ...]:
+        """Files that a backup holds besides the state: what the agent needs to be the same one again."""
+        return (self.key,)
+
+    @property
+    def key(self) -> Path:
+        """By which the agent recognizes what it has left on nodes."""
+        return self.path / "agent.key"
+
+    @property
+    def mark(self) -> Path:
+        """How far the state has come; outside the state, so that an older one is recognized."""
+        return self.path / "agent.mark"
+
+    @property
+    def journal(self) -> Path:
+        """The newest attempt of every job and how it ended; for the same purpose."""
+        return self.path / "agent.journal"
 
     @property
     def metrics(self) -> Path:
@@ -68,6 +108,11 @@ class StateDir:
     def contents(self) -> Path:
         """The code of jobs, as it was submitted."""
         return self.path / "contents"
+
+    @property
+    def python(self) -> Path:
+        """What Python environments of jobs are made with."""
+        return self.path / "python"
 
     @property
     def lab(self) -> Path:

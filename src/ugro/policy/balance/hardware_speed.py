@@ -1,6 +1,7 @@
-"""Estimates how fast a job's devices are from their model names: ``balance: static`` takes its shares from here.
+"""Estimates how fast a job's devices are: ``balance: static`` takes its shares from here.
 
-The figures are the vendors', not measurements; a training may see other ratios, which ``adaptive`` then finds.
+By what ``ugro node bench`` measured, if all of them were; else by their model names, with figures of the vendors. A
+training may see other ratios, which ``adaptive`` then finds.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ugro.core.figures import DeviceFigures, NodeFigures
+from ugro.policy.hardware.speed import common_cpu_rates, common_rates
 
 # TFLOPS as stated by vendors: dense half precision with single-precision sums; single precision without tensor cores.
 _TFLOPS = {
@@ -36,6 +40,8 @@ class Device:
     gpu: str | None
     cores: int = 0
     cpu_model: str = ""
+    measured: DeviceFigures | None = None  # the GPU
+    measured_node: NodeFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,19 @@ class Speeds:
 def estimate(devices: Sequence[Device]) -> Speeds:
     gpus = [device.gpu for device in devices if device.gpu is not None]
     if not gpus:
-        return _of_cores(devices)
+        return _measured(common_cpu_rates([device.measured_node for device in devices])) or _of_cores(devices)
     if len(gpus) < len(devices):
         return Speeds((), "equal: some ranks have a GPU and some do not")
+    if (measured := _measured(common_rates([device.measured for device in devices]))) is not None:
+        return measured
     figures = [_tflops(name) for name in gpus]
     if unknown := sorted({name for name, figure in zip(gpus, figures, strict=True) if figure is None}):
         return Speeds((), f"equal: no figures for {', '.join(unknown)}")
     return _relative([figure or 0.0 for figure in figures], "vendor figures for the GPU models")
+
+
+def _measured(found: tuple[list[float], str] | None) -> Speeds | None:
+    return None if found is None else _relative(found[0], f"measured by ugro node bench ({found[1]})")
 
 
 def _of_cores(devices: Sequence[Device]) -> Speeds:

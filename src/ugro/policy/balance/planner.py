@@ -79,6 +79,7 @@ class Balancer:
     can_accumulate: bool = False
     plan: Plan = field(init=False)
     caps: list[int | None] = field(init=False)
+    parts: list[float] = field(init=False)  # of an equal share, the most that each rank is to take; 1: no limit
     _fits: list[RankFit] = field(init=False)
     _watches: list[RankWatch] = field(init=False)
     _window: list[Observation] = field(init=False, default_factory=list)
@@ -89,6 +90,7 @@ class Balancer:
     def __post_init__(self) -> None:
         ranks = self.batch.ranks
         self.caps = [None] * ranks
+        self.parts = [1.0] * ranks
         self._fits = [RankFit() for _ in range(ranks)]
         self._watches = [RankWatch() for _ in range(ranks)]
         self.plan = self._first_plan()
@@ -114,8 +116,10 @@ class Balancer:
             return None
         return None if self._is_ambiguous() else self._close_window()
 
-    def limit(self, caps: Sequence[int | None]) -> Plan | None:
-        """Sets what each rank can hold at once; in every mode, a plan that exceeds it is replaced immediately."""
+    def limit(self, caps: Sequence[int | None], parts: Sequence[float] = ()) -> Plan | None:
+        """Sets what each rank can hold at once and is to take at most; in every mode, that is obeyed immediately."""
+        if parts and list(parts) != self.parts:
+            return self._take_parts(caps, parts)
         if list(caps) == self.caps:
             return None
         self.caps = list(caps)
@@ -127,6 +131,30 @@ class Balancer:
         if not names:
             return None
         return self._adopt(self._best_shares(), "; ".join(names))
+
+    def _take_parts(self, caps: Sequence[int | None], parts: Sequence[float]) -> Plan | None:
+        """On machines whose owners are there, ranks take little; when those are gone, what they can."""
+        self.caps, self.parts = list(caps), list(parts)
+        shares = self._best_shares()
+        if shares == self.plan.shares:
+            return None
+        names = [name for name, part in zip(self.batch.names, parts, strict=True) if part < 1]
+        reason = f"the owner uses {', '.join(names)}" if names else "no owner uses a machine any more"
+        return self._adopt(shares, reason)
+
+    def _most(self) -> list[int | None]:
+        """What each rank is to take; no limit where nobody would be left to take the rest."""
+        batch = self.batch
+        equal = batch.total / batch.ranks
+        most = [None if part >= 1 else max(batch.least, int(equal * part)) for part in self.parts]
+        bounds = [Bounds(1, one) for one in most]
+        if not self.can_accumulate:
+            bounds = [bound.within(cap) for bound, cap in zip(bounds, self.caps, strict=True)]
+        return most if self._have_room(bounds) else [None] * batch.ranks
+
+    def _have_room(self, bounds: Sequence[Bounds]) -> bool:
+        total = self.batch.total
+        return sum(total if bound.most is None else bound.most for bound in bounds) >= total
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -248,10 +276,13 @@ class Balancer:
         batch = self.batch
         costs = self.costs() if self.mode is Mode.ADAPTIVE else self._costs_by_speed()
         free = list(within) or [Bounds(batch.least)] * batch.ranks
+        free = [bound.within(one) for bound, one in zip(free, self._most(), strict=True)]
         accumulating = split(costs, batch.total, free, batch.granule)
-        if all(cap is None for cap in self.caps) or sum(cap or batch.total for cap in self.caps) < batch.total:
-            return accumulating
         bounds = [bound.within(cap) for bound, cap in zip(free, self.caps, strict=True)]
+        # What some ranks leave to others may be more than those hold at once.
+        must_accumulate = self.can_accumulate and not within and not self._have_room(bounds)
+        if bounds == free or must_accumulate or not self._have_room([Bounds(1, cap) for cap in self.caps]):
+            return accumulating
         at_once = split(costs, batch.total, bounds, batch.granule)
         gain = slowest_s(costs, at_once) / slowest_s(costs, accumulating)
         is_worth_it = self.can_accumulate and self.is_informed and gain > _GAIN_OF_ACCUMULATING

@@ -33,6 +33,8 @@ _FACTS: dict[str, Callable[[Experiment, float], Value]] = {
     "submitted": lambda one, now: one.submitted_s,
     "duration": lambda one, now: None if one.started_s is None else (one.ended_s or now) - one.started_s,
     "steps": lambda one, now: max((figure.last_step for figure in one.figures.values()), default=None),
+    "energy": lambda one, now: one.energy_wh,
+    "cost": lambda one, now: one.cost,
     "tags": lambda one, now: " ".join(one.tags) or None,
     "note": lambda one, now: one.note or None,
 }
@@ -110,7 +112,10 @@ def columns_at_first(experiments: Sequence[Experiment]) -> list[Column]:
     keys = sorted(metrics, key=lambda key: (-metrics[key] // max(1, len(experiments) // 4), *metric_order(key)))[:1]
     measured = [Column(kind, key) for key in keys for kind in ("best", "last")]
     chosen = [Column(PARAMETER, name) for name in differing[:_DEFAULT_PARAMETERS]]
-    return [Column("state"), *chosen, *measured, Column("duration"), Column("submitted"), Column("tags")]
+    energy = [Column("energy")] if any(one.energy_wh is not None for one in experiments) else []
+    cost = [Column("cost")] if any(one.cost is not None for one in experiments) else []
+    facts = [Column("duration"), *energy, *cost, Column("submitted"), Column("tags")]
+    return [Column("state"), *chosen, *measured, *facts]
 
 
 def metric_order(key: str) -> tuple[bool, bool, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
+from ugro.core.energy import JobEnergy
 from ugro.core.environment import Environment
 from ugro.core.experiment import Figure
 from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
-from ugro.core.support.secret import looks_secret
+from ugro.core.support.moment import elapsed_s
+from ugro.core.support.secret import is_secret
 from ugro.policy.experiments.columns import best_of, metric_order
 
 PARAMETER = "parameter "
@@ -31,6 +32,7 @@ class Side:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     metrics: MetricsSummary | None = None
     files: int = 0
+    energy: JobEnergy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _hidden(sides: Sequence[Side]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     envs = [dict(side.job.spec.env) for side in sides]
     for name in dict.fromkeys(name for env in envs for name in env):
-        if looks_secret(name):
+        if any(is_secret(name, env[name]) for env in envs if name in env):
             known = dict.fromkeys(env[name] for env in envs if name in env)
             letters = {value: f"*** ({chr(97 + index % 26)})" for index, value in enumerate(known)}
             found[f"env.{name}"] = Row(f"env.{name}", tuple(letters.get(env.get(name, "\0")) for env in envs))
@@ -123,6 +125,7 @@ def _installed(environments: Mapping[str, Environment]) -> Iterator[tuple[str, s
             "python": environment.python,
             "python path": environment.python_path,
             "machine": environment.arch,
+            "environment": environment.name,
             "CUDA of torch": environment.torch_cuda,
             "GPU driver": environment.gpu_driver,
             **{f"package {name}": version for name, version in environment.packages},
@@ -135,15 +138,18 @@ def _installed(environments: Mapping[str, Environment]) -> Iterator[tuple[str, s
 
 def _outcome(side: Side) -> Iterator[tuple[str, str]]:
     job, metrics = side.job, side.metrics
-    if job.started_at and job.ended_at:
-        took = datetime.fromisoformat(job.ended_at) - datetime.fromisoformat(job.started_at)
-        yield "took", f"{took.total_seconds():.1f} s"
+    if job.started and job.ended:
+        yield "took", f"{elapsed_s(job.started, job.ended):.1f} s"
     if job.exit_code is not None:
         yield "exit code", str(job.exit_code)
     yield "attempts", str(job.attempt)
     if job.cached_from is not None:
         yield "cached from", f"job {job.cached_from}"
     yield "result files", str(side.files)
+    if side.energy is not None:
+        yield "energy (Wh)", f"{side.energy.wh:.4g}"
+        if side.energy.cost is not None:
+            yield f"cost ({side.energy.currency})", f"{side.energy.cost:.4g}"
     if metrics is not None:
         numbers = {
             "last step": metrics.last_step,

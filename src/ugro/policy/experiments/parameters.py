@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ugro.core.job import JobSpec
-from ugro.core.support.secret import looks_secret
+from ugro.core.support.secret import is_secret
 
 _MAX_PARAMETERS = 200
 _MAX_LENGTH = 200
@@ -27,7 +27,7 @@ def parameters(spec: JobSpec) -> dict[str, str]:
     found |= {f"env.{name}": value for name, value in spec.env}
     if spec.seed is not None and not any(map(is_seed, found)):
         found["seed"] = str(spec.seed)
-    names = [name for name in found if not looks_secret(name.replace("-", "_"))]
+    names = [name for name, value in found.items() if not is_secret(name, value)]
     return {name: found[name][:_MAX_LENGTH] for name in names[:_MAX_PARAMETERS]}
 
 

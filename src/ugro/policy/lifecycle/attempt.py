@@ -39,6 +39,7 @@ class AttemptView:
     is_over_time: bool = False
     refusal: str | None = None  # why it cannot be started at all
     is_overdue: bool = False  # its ranks were asked to start, and should run by now
+    why_ending: str | None = None  # in words, where more is known than ``ending`` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def next_step(view: AttemptView) -> Step | None:
 def _ending(view: AttemptView) -> Move | None:
     """Why the attempt must end, whatever else is known."""
     if view.ending is not None:
-        return Move(JobState.STOPPING, f"asked to end: {view.ending.value.replace('_', ' ')}", view.ending)
+        words = view.why_ending or _ASKED.get(view.ending) or f"asked to end: {view.ending.value.replace('_', ' ')}"
+        return Move(JobState.STOPPING, words, view.ending)
     if (problem := _problem(view)) is not None:
         return Move(JobState.STOPPING, problem, Ending.FAILED)
     if all(run.state is RunState.DONE for run in view.runs):
@@ -147,6 +149,7 @@ def _is_over(run: NodeRun) -> bool:
     return run.is_gone or run.state in (RunState.DONE, RunState.FAILED)
 
 
+_ASKED = {Ending.OWNER: "it made way for the owner of a machine"}
 _WORDS = {
     RunState.FAILED: "a rank failed",
     RunState.DEAD: "its supervisor is gone",

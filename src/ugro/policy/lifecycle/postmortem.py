@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugro.core.failure import Cause, Failure
+from ugro.core.support.quantity import format_size
 from ugro.core.support.signals import KNOWN, signal_name
 from ugro.policy.lifecycle import log_signatures
 from ugro.policy.lifecycle.log_signatures import LastWords
@@ -31,6 +32,7 @@ class RankEnd:
     clock_offset_s: float = 0.0  # the node's clock minus ours
     last_lines: tuple[str, ...] = ()
     was_oom_killed: bool = False  # the kernel killed for memory on the node meanwhile
+    reached_bytes: int | None = None  # the memory limit of the job, if a process was killed because of it
     was_stopped_by_us: bool = False
     was_disk_full: bool = False  # nothing more could be written on its node, not even to its log
 
@@ -52,6 +54,7 @@ class Lost:
 
     node: str
     cause: Cause
+    may_have_left: bool = False  # nothing proves that all its processes have ended
 
 
 def classify(rank_ends: Sequence[RankEnd], *, lost: Sequence[Lost] = (), stopped_for: Cause | None = None) -> Failure:
@@ -83,6 +86,9 @@ class _Suspect:
         # A killed process writes nothing about it: the last lines of its log are about something else.
         if end.death_signal == signal.SIGKILL:
             return cls(end, Cause.OOM if end.was_oom_killed else Cause.KILLED, LastWords(), is_symptom=False)
+        # One of its processes was killed, such as a loader's; of that it knows no more than that it is gone.
+        if end.reached_bytes is not None and (words.cause is None or words.is_symptom):
+            return cls(end, Cause.OOM, LastWords(), is_symptom=False)
         # A single rank cannot have failed because of another.
         if words.cause is not None and not (words.is_symptom and is_alone):
             return cls(end, Cause(words.cause), words, words.is_symptom)
@@ -122,6 +128,9 @@ def _named(suspect: _Suspect) -> Failure:
     elif suspect.cause is Cause.DISK_FULL:
         reason += ": the disk of the node is full, and its log could not be written"
     hint = suspect.words.hint or _HINTS.get(suspect.cause)
+    if suspect.cause is Cause.OOM and end.reached_bytes is not None:
+        reason += f": the job reached its memory limit of {format_size(end.reached_bytes)}"
+        hint = "ask for more with --memory, or use fewer loader workers or a smaller batch"
     if suspect.cause is Cause.DISK_FULL:
         hint = disk_hint(end.node)
     return Failure(
@@ -155,13 +164,17 @@ def _silent(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> list[str]:
 def _lost(lost: Sequence[Lost]) -> Failure:
     first = lost[0]
     more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return Failure(first.cause, f"{_LOST.get(first.cause, str(first.cause))} {first.node}{more}", node=first.node)
+    reason = f"{_LOST.get(first.cause, str(first.cause))} {first.node}{more}"
+    unproven = next((one.node for one in lost if one.may_have_left), None)
+    hint = f"a process that hid from UGRO may still run on {unproven}; see: ugro exec {unproven} -- ps xf"
+    return Failure(first.cause, reason, node=first.node, hint=hint if unproven else None)
 
 
 def _ending(end: RankEnd, cause: Cause) -> str:
     if end.signal is not None:
         name = signal_name(end.signal)
-        why = " (out of memory)" if cause is Cause.OOM and end.signal == signal.SIGKILL else ""
+        is_short = cause is Cause.OOM and end.signal == signal.SIGKILL and end.reached_bytes is None
+        why = " (out of memory)" if is_short else ""
         return f"was killed by {name}{why}" if end.signal in _KILLERS else f"crashed with {name}{why}"
     meaning = _EXIT_CODES.get(end.exit_code or 0)
     if end.death_signal is not None:

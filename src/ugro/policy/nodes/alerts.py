@@ -74,6 +74,13 @@ def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: froze
     return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
 
 
+def slower(report: NodeReport, texts: Sequence[str]) -> list[Finding]:
+    """``texts``: what was measured to be worse than before on this node."""
+    if not texts or report.same_as is not None:
+        return []
+    return [Finding("measured", report.name, Severity.WARNING, f"{report.name}: {'; '.join(texts)}")]
+
+
 def status_change(before: NodeReport | None, after: NodeReport, now: float) -> Notice | None:
     if before is None or before.status is after.status or after.same_as is not None:
         return None
@@ -170,6 +177,16 @@ def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
     return sorted(found, key=lambda alert: (-_RANK[alert.severity], alert.started_at))
 
 
+def shifted(alert: Alert, by_s: float) -> Alert:
+    """After this machine's clock was set: the same times by the new one."""
+    return replace(
+        alert,
+        first_seen_at=alert.first_seen_at + by_s,
+        started_at=None if alert.started_at is None else alert.started_at + by_s,
+        told_at=None if alert.told_at is None else alert.told_at + by_s,
+    )
+
+
 def _seen(old: Alert | None, finding: Finding, now: float, repeat_s: float) -> tuple[Alert, Notice | None]:
     before = old or Alert(finding.rule, finding.node, finding.severity, finding.text, now)
     alert = replace(before, severity=finding.severity, text=finding.text, seen=before.seen + 1, unseen=0)
@@ -187,7 +204,8 @@ def _occasion(before: Alert, alert: Alert, now: float, repeat_s: float) -> str |
         return "started" if alert.seen >= _LOOKS else None
     if _RANK[alert.severity] > _RANK[before.worst]:
         return "worse"
-    is_due = before.told_at is None or now - before.told_at >= repeat_s
+    # A notice of the future was sent by a clock that has been set back since.
+    is_due = before.told_at is None or not 0 <= now - before.told_at < repeat_s
     return "repeated" if is_due else None
 
 

@@ -6,14 +6,14 @@ network interface of each node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.support.quantity import format_duration
 from ugro.policy.nodes.examination import Unknown
-from ugro.remote.messages import Connections, Reached
+from ugro.remote.messages import Connections, Reached, Target
 
 LOOPBACK = "127.0.0.1"
 # With more nodes, all pairs would be more connections than they are worth.
@@ -64,6 +64,13 @@ def addresses_to_try(connector: Endpoint, listener: Endpoint) -> list[str]:
         *listener.addresses,
     ]
     return list(dict.fromkeys(candidates))
+
+
+def asked_for(found: Connections, targets: Iterable[Target]) -> Connections:
+    """Without what nobody asked for: nodes listen and meet at these addresses, and a node may claim any."""
+    asked = {(one.node, address, port) for one in targets for address in one.addresses for port in one.ports}
+    reached = tuple(one for one in found.reached if (one.node, one.address, one.port) in asked)
+    return Connections(reached, found.missed)
 
 
 # --- ugro doctor ---------------------------------------------------------------------------------------------------

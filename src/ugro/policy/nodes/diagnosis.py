@@ -10,6 +10,8 @@ from typing import Any
 
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, LinkQuality, Machine
+from ugro.core.owner import OwnerReport
+from ugro.core.safe_mode import REMEDY, SafeMode
 from ugro.core.support.quantity import format_duration, format_size
 from ugro.policy.nodes.disk_room import LITTLE_SPACE_BYTES, NO_SPACE_BYTES
 from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
@@ -25,6 +27,13 @@ Verdict = tuple[Grade, str, str | None]
 
 def unreachable(name: str, text: str, hint: str | None) -> Finding:
     return Finding(name, "reach", Grade.FAILED, text, hint)
+
+
+def judge_state(mode: SafeMode) -> Finding:
+    """Of an agent in safe mode."""
+    text = mode.brief
+    not_asked = f"; not asked yet: {', '.join(mode.not_asked)}" if mode.not_asked else ""
+    return Finding("agent", "state", Grade.FAILED, f"safe mode, nothing is started or ended: {text}{not_asked}", REMEDY)
 
 
 def judge_node(node: Examination) -> list[Finding]:
@@ -147,6 +156,19 @@ def _one_gpu(gpu: Gpu, look: str) -> Iterator[Verdict]:
         yield Grade.WARNING, f"{label} is in use by others: {', '.join(others)}", f"wait, or check: {look}"
 
 
+def _limits(node: Examination, facts: Facts) -> Iterator[Verdict]:
+    if facts.limits is None:
+        return
+    text, survival = facts.limits.words, node.survival
+    if not facts.limits.holds_memory and isinstance(survival, Survival) and _may_linger(survival):
+        text += f"; to limit it, on {node.name}: sudo loginctl enable-linger {survival.user}"
+    yield Grade.OK, text, None
+
+
+def _may_linger(survival: Survival) -> bool:
+    return survival.has_logind and not survival.lingers
+
+
 def _logout(node: Examination, survival: Survival) -> Iterator[Verdict]:
     if not survival.has_logind:
         yield Grade.OK, "jobs survive it (there is no logind)", None
@@ -159,6 +181,29 @@ def _logout(node: Examination, survival: Survival) -> Iterator[Verdict]:
         yield Grade.WARNING, text, f"on {node.name}: sudo loginctl enable-linger {survival.user}"
 
 
+def _runs(node: Examination, strange: str) -> Iterator[Verdict]:
+    look = f"ugro exec {node.name} -- ls -l {node.machine.root}/.ugro/agents"
+    remedy = f"see who put them there: {look}   (if you do not know: ugro node drain {node.name})"
+    yield Grade.WARNING, f"{strange}; they are ignored", remedy
+
+
+def _owner(node: Examination, owner: OwnerReport) -> Iterator[Verdict]:
+    for text in owner.blind:
+        # Who uses the GPUs is read from the driver, which needs no rights.
+        remedy = f"on {node.name}: sudo usermod -aG input {node.machine.user}" if "/input/" in text else None
+        yield Grade.WARNING, f"somebody there is not always noticed: {text}", remedy
+    if owner.error is not None:
+        yield Grade.WARNING, f"somebody there is not noticed: {owner.error}", f"look: ugro node show {node.name}"
+    elif not owner.is_known:
+        yield Grade.WARNING, "it has not said yet whether somebody uses it", f"look again: ugro doctor {node.name}"
+    elif not owner.sources:
+        remedy = f"under {node.name} in cluster.yaml: owner: {{when: never}}"
+        yield Grade.WARNING, f"nobody can be noticed there ({owner.when}): jobs run as if it had no owner", remedy
+    else:
+        now = owner.words.removeprefix("is ") if owner.words else f"not there now, then {owner.then}"
+        yield Grade.OK, f"noticed by {', '.join(owner.sources)}; {now}", None
+
+
 # The checks in the order in which they are reported: what each looks at, and what judges it.
 _JUDGES: dict[str, tuple[Callable[[Examination], Any], Callable[..., Iterator[Verdict]]]] = {
     "reach": (lambda node: node.quality, _reach),
@@ -169,5 +214,8 @@ _JUDGES: dict[str, tuple[Callable[[Examination], Any], Callable[..., Iterator[Ve
     "clock": (lambda node: node.quality, _clock),
     "ports": (lambda node: node.ports, _ports),
     "gpu": (lambda node: node.facts, _gpu),
+    "limits": (lambda node: node.facts, _limits),
     "logout": (lambda node: node.survival, _logout),
+    "runs": (lambda node: node.strange_runs, _runs),
+    "owner": (lambda node: node.owner, _owner),
 }

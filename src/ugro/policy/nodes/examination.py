@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.core.node import Facts, LinkQuality, Machine, NodeSpec
+from ugro.core.owner import OwnerReport
 from ugro.remote.messages import Packages, Ports, Root, Survival
 
 
@@ -39,6 +40,8 @@ class Examination:
     port_keys: Mapping[int, str]  # the key in cluster.yaml that names each port
     survival: Survival | Unknown | None
     packages: Packages | Unknown
+    strange_runs: str | None = None  # what it reports that is not believed
+    owner: OwnerReport | None = None
 
     @property
     def name(self) -> str:

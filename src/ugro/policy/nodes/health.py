@@ -27,9 +27,14 @@ class Verdict:
     reasons: tuple[Reason, ...] = ()
 
 
-def assess(facts: Facts, link: LinkQuality, *, ranks_expected: int = 0) -> Verdict:
-    """``ranks_expected``: how many rank processes jobs should have on this node now."""
-    seen = _Seen(facts, link, ranks_expected)
+def assess(
+    facts: Facts, link: LinkQuality, *, ranks_expected: int = 0, strange_runs: str | None = None
+) -> Verdict:
+    """``ranks_expected``: how many rank processes jobs should have on this node now.
+
+    ``strange_runs``: what it reports that is not believed.
+    """
+    seen = _Seen(facts, link, ranks_expected, strange_runs)
     claims = [claim for rule in _RULES if (claim := rule.claim(seen))]
     # The worst takes its points first; the sort is stable, so equal ones stay in the order of the rules.
     claims.sort(key=_points, reverse=True)
@@ -51,6 +56,7 @@ class _Seen:
     facts: Facts
     link: LinkQuality
     ranks_expected: int
+    strange_runs: str | None
 
 
 _Reading = tuple[float, str]
@@ -142,6 +148,11 @@ def _missing_ranks(seen: _Seen) -> Iterator[_Reading]:
         yield 1, f"no rank process is running, {seen.ranks_expected} expected"
 
 
+def _strange_runs(seen: _Seen) -> Iterator[_Reading]:
+    if seen.strange_runs:
+        yield 1, seen.strange_runs
+
+
 def _label(gpu: Gpu) -> str:
     return f"GPU {gpu.index} {gpu.name}"
 
@@ -164,6 +175,7 @@ _RULES = (
     _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _memory),
     _Rule("system", ((FULL, 1.0), (NEARLY_FULL, 0.4)), _disks),
     _Rule("system", ((-NO_SPACE_BYTES, 1.0), (-LITTLE_SPACE_BYTES, 0.4)), _room_left),
+    _Rule("system", ((_ALWAYS, 0.4),), _strange_runs),
     _Rule("network", ((0.100, 1.0), (0.050, 0.5)), _latency),
     _Rule("network", ((0.20, 1.0), (0.05, 0.5)), _loss),
     _Rule("processes", ((_ALWAYS, 1.0),), _missing_ranks),

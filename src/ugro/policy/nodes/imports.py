@@ -52,6 +52,19 @@ def imports_of(script: str, tree: CodeTree) -> Imports:
     return Imports(tuple(names), found.is_certain and local is not None)
 
 
+def uses(script: str, tree: CodeTree, module: str) -> bool | None:
+    """Whether the script, or code of its own that it imports, imports this anywhere; None if that cannot be told."""
+    found = _Everywhere(tree, PurePosixPath(script).parent)
+    found.follow(script)
+    if module in found.named:
+        return True
+    local = tree.module_names()
+    if local is None or not found.is_certain or tree.source(script) is None:
+        return None
+    # What is not where Python looks first may still be found, by a path that only the job has.
+    return None if (found.foreign & local) - sys.stdlib_module_names else False
+
+
 class _Search:
     def __init__(self, tree: CodeTree, folder: PurePosixPath) -> None:
         self.foreign: set[str] = set()
@@ -81,7 +94,10 @@ class _Search:
             self.is_certain = False  # for another version of Python, perhaps
             return
         self.is_certain &= not _is_doubtful(module)
-        yield from _imports(module.body, is_script)
+        yield from self._imported(module, is_script)
+
+    def _imported(self, module: ast.Module, is_script: bool) -> Iterator[_Import]:
+        return _imports(module.body, is_script)
 
     def _resolved(self, one: _Import, importer: PurePosixPath) -> list[str]:
         """The files of the code that it runs; what is from elsewhere is noted."""
@@ -104,6 +120,20 @@ class _Search:
         inside = modules[-1] if modules else folder
         modules += [inside / name for name in names if name != "*"]
         return [file for module in modules for file in (f"{module}.py", f"{module}/__init__.py")]
+
+
+class _Everywhere(_Search):
+    """Follows all imports, also those that are optional or inside a function."""
+
+    def __init__(self, tree: CodeTree, folder: PurePosixPath) -> None:
+        super().__init__(tree, folder)
+        self.named: set[str] = set()
+
+    def _imported(self, module: ast.Module, is_script: bool) -> Iterator[_Import]:
+        found = (node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom))
+        for one in _imports(found, is_script):
+            self.named |= set() if one.level else {one.module.partition(".")[0]}
+            yield one
 
 
 def _is_doubtful(module: ast.Module) -> bool:

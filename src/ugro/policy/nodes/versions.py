@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ugro.core.failure import Cause, Failure
@@ -26,6 +26,8 @@ class Installed:
     packages: Packages | Unknown
     gpu_driver: str | None = None
     has_gpus: bool = False
+    environment: str | None = None  # the name of the one that UGRO made; None: it is the node's own Python
+    label: str = ""  # of the node, whose override decided what is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,12 @@ class Difference:
     hint: str | None = None
     is_fatal: bool = False
     node: str | None = None  # the node that differs from the others, if there is only one
+    kind: str = ""
+    others: tuple[str, ...] = ()  # nodes that differ from most
 
 
 _VENV = "~/ugro-env"
+_DRIVER = "GPU driver"
 _ANY_JOB = Need(Launcher.DDP, uses_gpus=True)
 _Version = Callable[[Installed], str | None]
 _Groups = Mapping[str, Sequence[Installed]]  # nodes by version, the most common version first
@@ -56,15 +61,12 @@ class _Kind:
     version: _Version
     decisive: _Version  # the part of the version that must be equal
     is_for_gpus: bool = False
+    is_of_packages: bool = True  # an environment decides it
 
 
 def judge_versions(installed: Sequence[Installed]) -> list[Finding]:
     """For ``ugro doctor``. A node whose packages are unknown has a finding of its own, and none here."""
-    findings = [
-        # Without a hint there is nothing to repair.
-        Finding("cluster", "versions", Grade.WARNING if one.hint else Grade.OK, one.text, one.hint)
-        for one in _differences(installed, _ANY_JOB)
-    ]
+    findings = [_finding(one) for one in all_differences(installed)]
     agreed = []
     for kind in _KINDS:
         match list(_grouped(installed, kind.version).items()):
@@ -73,6 +75,43 @@ def judge_versions(installed: Sequence[Installed]) -> list[Finding]:
     if agreed:
         findings.append(Finding("cluster", "versions", Grade.OK, f"nodes agree on {', '.join(agreed)}"))
     return findings
+
+
+def judge_machines(installed: Sequence[Installed]) -> list[Finding]:
+    """For ``ugro doctor`` where jobs bring their packages: the node's own do not count, only its driver."""
+    text = "jobs run in the Python environment of cluster.yaml; for its versions: ugro node setup"
+    own = [_finding(one) for one in all_differences(installed) if one.kind == _DRIVER]
+    return [*own, Finding("cluster", "versions", Grade.OK, text)]
+
+
+def _finding(one: Difference) -> Finding:
+    # Without a hint there is nothing to repair.
+    return Finding("cluster", "versions", Grade.WARNING if one.hint else Grade.OK, one.text, one.hint)
+
+
+def all_differences(installed: Sequence[Installed]) -> list[Difference]:
+    """Whatever job may come."""
+    return list(_differences(installed, _ANY_JOB))
+
+
+def versions_of(one: Installed) -> dict[str, str | None]:
+    """By kind: Python, torch, CUDA, NCCL, GPU driver."""
+    return {kind.name: kind.version(one) for kind in _KINDS}
+
+
+def packages_among(python: str, installed: Iterable[tuple[str, str]]) -> Packages:
+    """What of all installed packages ranks must share."""
+    found = {name.lower().replace("_", "-"): version for name, version in installed}
+
+    def first(base: str, *suffixes: str) -> str | None:
+        return next((found[base + suffix] for suffix in suffixes if base + suffix in found), None)
+
+    return Packages(
+        python,
+        found.get("torch"),
+        cuda_runtime=first("nvidia-cuda-runtime", "", "-cu12", "-cu11"),
+        nccl=first("nvidia-nccl", "-cu13", "-cu12", "-cu11"),
+    )
 
 
 def differences(installed: Sequence[Installed], need: Need) -> list[Difference]:
@@ -101,7 +140,7 @@ def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, 
     where = f"{pythons[node]} on {node}" if node in pythons else node
     hint = (
         f"install what is missing for {where}, or name a Python that has it, "
-        f"under {node} in cluster.yaml: python: ~/venv/bin/python"
+        f"under {node} in cluster.yaml: python: ~/venv/bin/python; or let UGRO install it: see docs/environments.md"
     )
     return Failure(Cause.IMPORT_ERROR, f"not started: {reason}, which the script imports", node=node, hint=hint)
 
@@ -114,7 +153,11 @@ def _differences(installed: Sequence[Installed], need: Need) -> Iterator[Differe
             is_fatal = len(_grouped(installed, kind.decisive)) > 1
             others = [one for holders in list(groups.values())[1:] for one in holders]
             node = others[0].node if len(others) == 1 else None
-            yield Difference(_text(kind, groups), _remedy(kind, groups, others), is_fatal, node)
+            where = tuple(one.node for one in others)
+            wish = _override(groups) if kind.is_of_packages else ""
+            # What the user asked for needs no remedy, unless it breaks the job.
+            hint = _remedy(kind, groups, others) if is_fatal or not wish else None
+            yield Difference(_text(kind, groups) + wish, hint, is_fatal, node, kind.name, where)
 
 
 def _missing_torch(installed: Sequence[Installed], need: Need) -> Iterator[Difference]:
@@ -146,6 +189,23 @@ def _text(kind: _Kind, groups: _Groups) -> str:
     return f"{kind.name} differs: {', '.join(parts)}"
 
 
+def _override(groups: _Groups) -> str:
+    """'; gpu3 has the override for label old', if such overrides alone are why versions differ."""
+    by_label: dict[str, dict[str, list[str]]] = {}
+    for version, holders in groups.items():
+        for one in holders:
+            by_label.setdefault(one.label, {}).setdefault(version, []).append(one.node)
+    if len(by_label) == 1 or any(len(versions) > 1 for versions in by_label.values()):
+        return ""
+    nodes = {label: [node for part in versions.values() for node in part] for label, versions in by_label.items()}
+    parts = [
+        f"{names(who)} {'has' if len(who) == 1 else 'have'} the override for label {label}"
+        for label, who in nodes.items()
+        if label
+    ]
+    return f"; {', '.join(parts)}"
+
+
 def _build(holders: Sequence[Installed]) -> str:
     """What torch was built for. A different build is not by itself a different version."""
     builds = {one.packages.torch_build for one in holders if isinstance(one.packages, Packages)}
@@ -157,9 +217,12 @@ def _remedy(kind: _Kind, groups: _Groups, others: Sequence[Installed]) -> str:
     """How the other nodes get the most common version."""
     wanted, holders = next(iter(groups.items()))
     where = ", ".join(one.node for one in others)
+    if kind.is_of_packages and any(one.environment for one in (*holders, *others)):
+        pin = f'python: "{wanted}"' if kind.name == "Python" else f"packages: [torch=={_torch(holders[0])}, …]"
+        return f"pin it for all nodes, below environment: {pin}"
     if kind.name == "Python":
         return f"under {where} in cluster.yaml: python: python{wanted}"
-    if kind.name == "GPU driver":
+    if kind.name == _DRIVER:
         return f"install driver {wanted} on {where} and reboot"
     torch = f"torch=={_torch(holders[0])}"
     if kind.name == "torch":
@@ -172,6 +235,8 @@ def _remedy(kind: _Kind, groups: _Groups, others: Sequence[Installed]) -> str:
 
 
 def _install(nodes: Sequence[Installed], what: str) -> str:
+    if any(one.environment for one in nodes):  # it never changes: another one is made
+        return f"add it below environment: packages: [{what}, …]"
     paths = {one.python_path for one in nodes}
     python = paths.pop() if len(paths) == 1 else "python3"
     where = " ".join(one.node for one in nodes)
@@ -216,5 +281,5 @@ _KINDS = (
     _Kind("torch", _torch, _minor(_torch)),
     _Kind("CUDA", _package(lambda packages: packages.cuda), _package(_cuda_vendor), is_for_gpus=True),
     _Kind("NCCL", _nccl, _nccl, is_for_gpus=True),
-    _Kind("GPU driver", lambda one: one.gpu_driver, lambda one: None, is_for_gpus=True),
+    _Kind(_DRIVER, lambda one: one.gpu_driver, lambda one: None, is_for_gpus=True, is_of_packages=False),
 )

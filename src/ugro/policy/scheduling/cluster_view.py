@@ -1,9 +1,9 @@
-"""The scheduler's input: nodes, waiting jobs, jobs that hold devices. Times are seconds since the epoch."""
+"""The scheduler's input: nodes, waiting jobs, jobs that hold devices. Times are by the clock of this boot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ugro.core.job import JobSpec, JobState, Placement
 
@@ -40,6 +40,7 @@ class NodeView:
     is_known: bool = True  # False: its hardware has not been reported yet; only its labels are known
     is_awaited: bool = False  # its first report has not arrived yet
     is_second_name: bool = False  # another node is the same machine, and is used
+    is_named: bool = False  # a job asks for it by name, so it is not like others with the same hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,11 @@ class ClusterView:
     waiting: tuple[Waiting, ...] = ()  # in any order; where ``WaitingJobs`` has them from pass to pass, none are here
     holding: tuple[Holding, ...] = ()
     ended: Mapping[int, JobState] = field(default_factory=dict)  # at least the jobs that a waiting one comes after
+
+
+def with_named(nodes: Iterable[NodeView], names: Collection[str]) -> tuple[NodeView, ...]:
+    """The same nodes; those that jobs ask for by name are marked."""
+    return tuple(replace(node, is_named=True) if node.name in names else node for node in nodes)
 
 
 def devices_of(placement: Placement) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.support.quantity import format_size
+from ugro.policy.scheduling.cluster_view import NodeView
 from ugro.policy.scheduling.room import Free, Shape
 from ugro.policy.wording import count_of, in_words
 
@@ -51,7 +52,13 @@ class Need:
     def _is_right(self, shape: Shape) -> bool:
         if (self.wants_room and shape.is_full) or not self.imports.isdisjoint(shape.lacks):
             return False
-        return shape.labels.issuperset(self.resources.labels)
+        only = self.resources.only
+        return shape.labels.issuperset(self.resources.labels) and (not only or shape.name in only)
+
+    def may_use(self, node: NodeView) -> bool:
+        """Of a node of which only its name and labels are known."""
+        only = self.resources.only
+        return set(self.resources.labels).issubset(node.labels) and (not only or node.name in only)
 
     def drawbacks(self, shape: Shape) -> tuple[bool, bool]:
         """Why a node that fits is used last, the worst first."""
@@ -126,6 +133,11 @@ def alternatives(resources: Resources) -> Iterator[Resources]:
         yield from alternatives(way)
 
 
+def names_in(resources: Resources) -> frozenset[str]:
+    """The nodes that it names."""
+    return frozenset(name for way in alternatives(resources) for name in way.only)
+
+
 def gpu_fits(resources: Resources, model: str, memory_bytes: int | None) -> bool:
     wanted = resources.gpu_memory_bytes
     if wanted is not None and (memory_bytes is None or memory_bytes < wanted):
@@ -164,4 +176,5 @@ def _node_words(resources: Resources) -> list[str]:
     if resources.memory_bytes:
         words.append(f"{format_size(resources.memory_bytes)} of memory")
     words += [f"the label {label}" for label in resources.labels]
+    words += [f"the name {in_words(resources.only, 'or')}"] if resources.only else []
     return words

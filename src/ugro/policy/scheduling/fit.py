@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from ugro.core.job import ALL_GPUS, Resources
 from ugro.core.support.quantity import format_size
-from ugro.policy.scheduling.cluster_view import GpuView, NodeView
-from ugro.policy.scheduling.demand import Need, gpu_fits
+from ugro.policy.scheduling.cluster_view import GpuView, NodeView, with_named
+from ugro.policy.scheduling.demand import Need, gpu_fits, names_in
 from ugro.policy.scheduling.makes import Makes, needs_of
 from ugro.policy.scheduling.room import Shapes, empty
 from ugro.policy.wording import count_of, in_words, names
@@ -34,6 +34,9 @@ class Misfit:
 
 def check_fits(resources: Resources, nodes: Sequence[NodeView], *, on_one_node: bool = False) -> Misfit | None:
     """``on_one_node``: the launcher uses one node, whatever number is requested."""
+    if (unknown := sorted(names_in(resources) - {node.name for node in nodes})) and nodes:
+        return Misfit(f"there is no node {unknown[0]}; there are {names([node.name for node in nodes])}")
+    nodes = with_named(nodes, names_in(resources))
     needs = list(needs_of(resources, on_one_node, Makes(nodes)))
     misfits = []
     for need in needs:
@@ -63,11 +66,10 @@ def _check(need: Need, nodes: Sequence[NodeView], on_one_node: bool) -> Misfit |
 
 def _capable(need: Need, nodes: Sequence[NodeView]) -> list[NodeView]:
     shapes = Shapes()
-    labels = set(need.resources.labels)
     return [
         node
         for node in nodes
-        if (labels.issubset(node.labels) and not node.is_known)
+        if (need.may_use(node) and not node.is_known)
         or need.fits(shapes.of(node), empty(node, with_foreign=True))
     ]
 
@@ -76,6 +78,7 @@ def _shortage(wanted: Resources, nodes: Sequence[NodeView]) -> str | None:
     """The one thing that no node has; None if each is available on some node."""
     if not nodes:
         return "there are no nodes"
+    nodes = [node for node in nodes if not wanted.only or node.name in wanted.only]
     for label in wanted.labels:
         if not any(label in node.labels for node in nodes):
             known = sorted({label for node in nodes for label in node.labels})

@@ -67,8 +67,7 @@ class Makes:
             self._awaited = [node for node in self._nodes if node.is_awaited]
             there = (node for node in self._nodes if not node.is_awaited)
             self._counts = Counter((shapes.of(node), empty(node, with_foreign=True)) for node in there)
-        labels = set(need.resources.labels)
-        awaited = sum(labels.issubset(node.labels) for node in self._awaited)
+        awaited = sum(need.may_use(node) for node in self._awaited)
         return awaited + sum(count for make, count in self._counts.items() if need.fits(*make))
 
     def has_enough(self, need: Need) -> bool:

@@ -26,6 +26,7 @@ class Shape:
     cores: int
     is_full: bool = False  # its disk has no room
     lacks: frozenset[str] = frozenset()  # modules that its Python does not find
+    name: str = ""  # of a node that a job asks for
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -156,10 +157,11 @@ class Shapes:
     def of(self, node: NodeView) -> Shape:
         gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
         is_full = node.no_room is not None
-        key = (gpus, node.labels, node.cores, is_full, node.lacks)
+        name = node.name if node.is_named else ""
+        key = (gpus, node.labels, node.cores, is_full, node.lacks, name)
         shape = self._known.get(key)
         if shape is None:
-            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores, is_full, node.lacks)
+            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores, is_full, node.lacks, name)
         return shape
 
 

@@ -8,13 +8,13 @@ could not start, no later one of its kind can, so most of a long queue need not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling import reasons
-from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of
+from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of, with_named
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
 from ugro.policy.scheduling.demand import Demand, Need
 from ugro.policy.scheduling.ledger import Ledger
@@ -71,9 +71,11 @@ def turn_of(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) 
 
 class _Pass:
     def __init__(self, view: ClusterView, waiting: WaitingJobs | None) -> None:
-        self._view = view
         self._waiting = WaitingJobs.of(view.waiting, view.ended) if waiting is None else waiting
         self._waiting.end_pauses(view.now)
+        if named := self._waiting.named_nodes():
+            view = replace(view, nodes=with_named(view.nodes, named))
+        self._view = view
         self._ledger = Ledger(view)
         self._queue = Queue(view, self._waiting)
         self._demands = Demands(view.nodes)

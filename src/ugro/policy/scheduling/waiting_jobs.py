@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ugro.core.job import FINAL_STATES, JobState, Launcher, Resources
 from ugro.policy.scheduling.cluster_view import Waiting
+from ugro.policy.scheduling.demand import names_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +76,11 @@ class WaitingJobs:
 
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._jobs.values())
+
+    def named_nodes(self) -> frozenset[str]:
+        """The nodes that waiting jobs ask for by name."""
+        kinds = {line.kind for line in self._lines.values() if line.kind.resources.only or line.kind.resources.any_of}
+        return frozenset(name for kind in kinds for name in names_in(kind.resources))
 
     def get(self, job_id: int) -> Waiting | None:
         return self._jobs.get(job_id)
@@ -152,10 +158,10 @@ class WaitingJobs:
                 return DOOMED
             if any(other not in self._outcomes for other in followed):
                 return PARKED
-        is_firm = spec.imports.is_certain and spec.setup is None
+        imports = spec.node_imports
         key = (
             spec.resources, spec.launcher is Launcher.COMMAND, spec.time_limit_s, spec.stop.grace_s,
-            spec.imports.names, is_firm and bool(spec.imports.names),
+            imports.names, imports.is_certain and bool(imports.names),
         )  # fmt: skip
         kind = self._kinds.get(key)
         if kind is None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from ugro.core.energy import JobEnergy
 from ugro.core.headline import DeviceUse, Headline, JobProgress, LossLine, Speed
 from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu
-from ugro.core.support.quantity import format_duration
+from ugro.core.support.quantity import format_cost, format_duration, format_energy
 
 OWN_STEP = "profile/step_s"  # of ugro.train, for every step
 OWN_SAMPLES = "profile/samples"
@@ -93,6 +94,7 @@ def in_one_line(headline: Headline) -> str:
         style = ",.0f" if headline.speed.value >= 1000 else ".4g"
         parts.append(f"{headline.speed.value:{style}} {headline.speed.name}")
     parts += _device_words(headline.devices)
+    parts += _energy_words(headline.energy)
     if headline.is_final and headline.duration_s is not None:
         parts.insert(0, f"took {format_duration(headline.duration_s)}")
     return " · ".join(parts)
@@ -112,6 +114,13 @@ def _loss_words(headline: Headline) -> list[str]:
     last = "not a number" if loss.last is None else f"{loss.last:.4g}"
     best = f" (best {loss.best:.4g})" if loss.best is not None and headline.is_final else ""
     return [f"{loss.name} {last}{best}"]
+
+
+def _energy_words(energy: JobEnergy | None) -> list[str]:
+    if energy is None:
+        return []
+    cost = "" if energy.cost is None else f" ({format_cost(energy.cost, energy.currency or '')})"
+    return [f"{format_energy(energy.joules)}{cost}"]
 
 
 def _device_words(use: DeviceUse | None) -> list[str]:

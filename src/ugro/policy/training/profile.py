@@ -10,7 +10,7 @@ from statistics import fmean, median, multimode
 from ugro.core.errors import Unsatisfiable
 from ugro.core.profile import Finding, FindingKind, JobProfile, RankProfile
 from ugro.core.training import AdviceRecord, StepRecord, Training
-from ugro.policy.balance.advice import advise
+from ugro.policy.balance.advice import Advice, advise
 from ugro.policy.balance.fit import RankFit, Window
 from ugro.policy.balance.split import Cost
 from ugro.policy.training.verdict import Facts, findings
@@ -54,6 +54,32 @@ def profile(training: Training, attempt: int, steps: int | None = None) -> JobPr
         findings=(),
     )
     return _judged(found, training)
+
+
+def window_s(training: Training, steps: int | None = None) -> tuple[float, float] | None:
+    """When the steps of the profile began and ended, by the clock of the first rank; None if that is not recorded."""
+    window = _window(training, steps)
+    if len(window) < MIN_STEPS or not window[0].time_s or not window[-1].time_s:
+        return None
+    return window[0].time_s, window[-1].time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """How long a step takes, by the model of its ranks: with all, and without each of them (None: not possible)."""
+
+    whole_s: float = 0.0
+    without_s: tuple[float | None, ...] = ()
+
+
+def alternatives(found: JobProfile, training: Training) -> Alternatives:
+    """Empty if not known yet."""
+    advice = _advised(found, _costs(training.steps, len(found.ranks)))
+    if advice is None:
+        return Alternatives()
+    return Alternatives(
+        advice.all_ranks.seconds, tuple(None if one is None else one.seconds for one in advice.without)
+    )
 
 
 def _judged(found: JobProfile, training: Training) -> JobProfile:
@@ -158,16 +184,22 @@ def _costs(steps: Sequence[StepRecord], ranks: int) -> list[_Learned] | None:
 
 def _advice(found: JobProfile, learned: Sequence[_Learned] | None) -> AdviceRecord | None:
     """The same advice that the training itself gives from time to time."""
+    advice = _advised(found, learned)
+    if advice is None:
+        return None
+    best = advice.best
+    return AdviceRecord(found.last_step, advice.words, advice.all_ranks.seconds, best.seconds, best.ranks)
+
+
+def _advised(found: JobProfile, learned: Sequence[_Learned] | None) -> Advice | None:
     total = round(math.fsum(rank.samples for rank in found.ranks))
     if learned is None or len(learned) < 2 or total < len(learned):
         return None
     communication_s = min(rank.communication_s for rank in found.ranks)
     try:
-        advice = advise([one.cost for one in learned], total, communication_s, [rank.node for rank in found.ranks])
+        return advise([one.cost for one in learned], total, communication_s, [rank.node for rank in found.ranks])
     except Unsatisfiable:
         return None
-    best = advice.best
-    return AdviceRecord(found.last_step, advice.words, advice.all_ranks.seconds, best.seconds, best.ranks)
 
 
 def _fixed_shares(learned: Sequence[_Learned] | None, ranks: Sequence[RankProfile]) -> tuple[float, ...]:

@@ -28,7 +28,9 @@ WORK: Dict[str, Work] = {
     "root": lambda params, say: system.root(str(params["root"])),
     "packages": lambda params, say: system.packages(),
     "environment": lambda params, say: system.environment(),
-    "modules": lambda params, say: modules.modules(params["names"], params.get("folders") or []),
+    "modules": lambda params, say: modules.modules(
+        params["names"], params.get("folders") or [], params.get("python")
+    ),
     "survival": lambda params, say: system.survival(),
     "ports": lambda params, say: ports.ports([int(port) for port in params["ports"]]),
     "listen": connectivity.listen,

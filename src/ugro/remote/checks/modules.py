@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional
 
 from ugro.remote.checks import system
 from ugro.remote.messages import Modules
@@ -35,12 +35,13 @@ sys.stdout.write("\n" + json.dumps({"missing": missing, "folders": folders}))
 """
 
 
-def modules(names: Iterable[Any], folders: Iterable[Any]) -> Modules:
+def modules(names: Iterable[Any], folders: Iterable[Any], python: Optional[str] = None) -> Modules:
+    """``python``: that of an environment; None: the one that runs ranks without an environment."""
     known = [(str(path), int(changed)) for path, changed in folders]
     if known and all(_changed(path) == changed for path, changed in known):
         return Modules(is_same=True)
     wanted = [str(name) for name in names][:MOST_NAMES]
-    found = system.asked_python(_FIND, *(name for name in wanted if name.isidentifier()))
+    found = system.asked_python(_FIND, *(name for name in wanted if name.isidentifier()), python=python)
     return Modules(tuple(found["missing"]), tuple((path, changed) for path, changed in found["folders"]))
 
 

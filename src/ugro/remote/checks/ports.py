@@ -10,8 +10,8 @@ import socket
 import time
 from typing import List, NamedTuple, Optional
 
+from ugro.remote.identity import user_name
 from ugro.remote.messages import Ports, PortUse
-from ugro.remote.runs.linger import user_name
 
 _TIME_WAIT = 6
 _BIND_TRIES = 6

@@ -62,7 +62,7 @@ def root(path: str) -> Root:
     try:
         usage = os.statvfs(path)
         free_bytes = usage.f_bavail * usage.f_frsize
-        filesystem = _filesystem(os.path.realpath(path))
+        filesystem = filesystem_of(os.path.realpath(path))
         _write_and_remove(os.path.join(path, ".ugro-check-%d-%s" % (os.getpid(), os.urandom(4).hex())))
         return Root(path, None, free_bytes, filesystem, _folder_id(os.path.join(path, ".ugro")))
     except OSError as error:
@@ -89,11 +89,12 @@ def survival(prefix: str = "/") -> Survival:
     return Survival(**linger.survival(prefix))
 
 
-def asked_python(code: str, *words: str) -> Dict[str, Any]:
+def asked_python(code: str, *words: str, python: Optional[str] = None) -> Dict[str, Any]:
     """What ``code`` prints as its last line, run by the Python that runs the ranks."""
+    python = python or sys.executable or "python3"
     # Dies with us if it hangs until our time is over.
     found = subprocess.run(
-        [sys.executable or "python3", "-c", code, *words],
+        [python, "-c", code, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,7 +106,7 @@ def asked_python(code: str, *words: str) -> Dict[str, Any]:
     last = found.stdout.decode("utf-8", "replace").rpartition("\n")[2]
     if found.returncode != 0 or not last.startswith("{"):
         complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise OSError("%s cannot say what it has: %s" % (sys.executable, complaint[:200]))
+        raise OSError("%s cannot say what it has: %s" % (python, complaint[:200]))
     answer: Dict[str, Any] = json.loads(last)
     return answer
 
@@ -140,7 +141,7 @@ def _folder_id(path: str) -> str:
         return file.read(64)
 
 
-def _filesystem(path: str) -> Optional[str]:
+def filesystem_of(path: str) -> Optional[str]:
     """The type of the mount that holds ``path``, as the kernel names it: ext4, nfs4, cifs, …"""
     best, kind = "", None
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:

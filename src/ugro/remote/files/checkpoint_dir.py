@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote import durable
 from ugro.remote.files import listing
 from ugro.remote.files.aside import ARRIVING, REMOVING, beside, link_all, link_or_copy, move, names_in, remove_all
 from ugro.remote.files.checkpoint_names import PART, is_complete, number
+from ugro.remote.files.checkpoint_order import Entry, Order, Written
 from ugro.remote.files.listing import MOST_FILES, RunFile, Unsendable
 from ugro.remote.files.outputs import keep
 from ugro.remote.files.tail import open_below
@@ -42,19 +44,20 @@ class _Place(NamedTuple):
 
 
 class Found:
-    """A complete checkpoint by its name, kind and time of change."""
+    """A complete checkpoint: its name, kind and time of change, and when it was written, compared with others."""
 
-    def __init__(self, folder: str, name: str, kind: str, changed_ns: int) -> None:
+    def __init__(self, folder: str, name: str, status: os.stat_result, written: Written) -> None:
         self.folder = folder
         self.name = name
-        self.kind = kind
-        self.changed_ns = changed_ns
+        self.kind = _kind(status.st_mode)
+        self.changed_ns = status.st_mtime_ns
+        self.written = written
         self.number = number(name)
 
     @property
-    def order(self) -> Tuple[int, int, str]:
+    def order(self) -> Tuple[int, Written]:
         """The newest has the highest."""
-        return (-1 if self.number is None else self.number, self.changed_ns, self.name)
+        return (-1 if self.number is None else self.number, self.written)
 
 
 class CheckpointDir:
@@ -69,7 +72,9 @@ class CheckpointDir:
         self._inner: Optional[str] = None  # below the working directory of a run, if that is ours
         self._users: Optional[str] = None
         self._choose(params.get("dir"), params.get("cwd"))
-        self._since_ns = int(float(params.get("since") or 0) * 1e9)  # in a folder of the user
+        # In a folder of the user, what is older is not the job's. By our clock: the agent's may differ.
+        age_s = params.get("age_s")
+        self._since_ns = 0 if age_s is None else time.time_ns() - int(float(age_s) * 1e9)
 
     def _choose(self, chosen: Optional[str], cwd: Optional[str]) -> None:
         path = os.path.expanduser(str(chosen or DEFAULT))
@@ -100,6 +105,15 @@ class CheckpointDir:
         return self.resume + ".json"
 
     @property
+    def _order_path(self) -> str:
+        return self.resume + ".order.json"
+
+    @property
+    def _lock(self) -> str:
+        """One for all jobs whose checkpoints move. A folder of a user may be slow: that keeps nobody else waiting."""
+        return self.resume + ".lock" if self._inner is None else os.path.join(self.agent.path, "checkpoints.lock")
+
+    @property
     def _run(self) -> RunDir:
         return self.agent.run(self.job, self._attempt)
 
@@ -107,6 +121,13 @@ class CheckpointDir:
         return run.file("work", self._inner or DEFAULT)
 
     def make(self) -> str:
+        """Before the attempt starts."""
+        path = self._make()
+        with self._ordering() as order:
+            order.begin(self._attempt, self._all_complete(order))
+        return path
+
+    def _make(self) -> str:
         if self._inner is not None:
             return self.path  # it is made when the run starts
         if self.is_ours:
@@ -146,19 +167,31 @@ class CheckpointDir:
 
     def complete(self) -> List[Found]:
         """Newest first."""
-        with self._alone():
-            return self._complete()
+        with self._ordering() as order:
+            entries = list(self._all_complete(order))
+            order.note(entries)
+            order.forget_others(one.name for one in entries)
+            written = ((one, order.find(one.name, one.status)) for one in entries)
+            found = [Found(one.folder, one.name, one.status, when) for one, when in written if when is not None]
+        return sorted(found, key=lambda one: one.order, reverse=True)
 
-    def _complete(self) -> List[Found]:
-        found = []
+    @contextlib.contextmanager
+    def _ordering(self) -> Iterator[Order]:
+        """Nothing moves meanwhile, and nobody else numbers what is new."""
+        durable.make_folder(os.path.dirname(self._lock))
+        with durable.locked(self._lock, _LOCK_S):
+            order = Order(self._order_path)
+            yield order
+            order.save()
+
+    def _all_complete(self, order: Order) -> Iterator[Entry]:
         for place, name in self._entries():
             if is_complete(name):
                 with contextlib.suppress(FileNotFoundError):  # programs delete their old ones at any time
                     status = os.lstat(os.path.join(place.path, name))
-                    kind = _kind(status.st_mode)
-                    if kind and (place.is_ours or status.st_mtime_ns >= self._since_ns):
-                        found.append(Found(place.path, name, kind, status.st_mtime_ns))
-        return sorted(found, key=lambda one: one.order, reverse=True)
+                    is_new = status.st_mtime_ns >= self._since_ns or order.find(name, status) is not None
+                    if _kind(status.st_mode) and (place.is_ours or is_new):
+                        yield Entry(name, status, place.run.attempt if place.run else self._attempt, place.path)
 
     def files(self) -> List[RunFile]:
         """All of them, under the names by which the job wrote them."""
@@ -213,26 +246,34 @@ class CheckpointDir:
         if self._inner is None:
             yield
             return
-        with durable.locked(os.path.join(self.agent.path, "checkpoints.lock"), _LOCK_S):
+        with durable.locked(self._lock, _LOCK_S):
             yield
 
     def gather(self) -> None:
         """Before the ranks start: all that is here of earlier attempts, and what this one resumes from."""
         if not self._place_in(self._run).is_ours:
             return
-        with self._alone():
+        with self._ordering() as order:
             os.makedirs(self.path, exist_ok=True)
+            order.note(self._of_earlier(order))
             for place in reversed(self._own_places()):
                 if place.path != self.path:
                     self._move_all(place, self.path)
             self._place_resumed()
+            order.note(self._of_earlier(order))
         self._clean_up()
+
+    def _of_earlier(self, order: Order) -> Iterator[Entry]:
+        """No rank of this attempt has started yet."""
+        for one in self._all_complete(order):
+            yield one._replace(attempt=min(one.attempt, self._attempt - 1))
 
     def save(self, run: RunDir) -> None:
         """Before the folder of the run is removed."""
         place = self._place_in(run)
-        with self._alone():
+        with self._ordering() as order:
             if place.is_ours and any(True for _ in _made(place, self._inner)):
+                order.note(self._all_complete(order))
                 durable.make_folder(self._own)
                 self._move_all(place, self._own)
         self._clean_up()
@@ -298,6 +339,9 @@ class CheckpointDir:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     move(folder, beside(self._own, REMOVING))
             self.forget_resumed()
+            for path in (self._order_path, self.resume + ".lock"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
         self._clean_up()
         return {}
 
@@ -379,6 +423,7 @@ def _made(place: _Place, inner: Optional[str]) -> Iterator[str]:
 
 def _describe(found: Found) -> Answer:
     described = {"name": found.name, "kind": found.kind, "number": found.number, "changed_ns": found.changed_ns}
+    described.update(found.written._asdict())
     try:
         files = listing.files_of(os.path.join(found.folder, found.name))
     except Unsendable as error:

@@ -110,7 +110,8 @@ def parse(line: bytes) -> RunFile:
         found = RunFile(name.encode("utf-8", "surrogateescape"), size, changed_ns, inode, problem, is_work is True)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("%.100s: %.100r" % (error, line)) from error
-    has_numbers = all(type(number) is int for number in found[1:4]) and 0 <= size < MOST_BYTES
+    is_whole = all(type(number) is int for number in found[1:4])
+    has_numbers = is_whole and 0 <= size < MOST_BYTES and max(abs(changed_ns), abs(inode)) < 1 << 64
     if not has_numbers or not is_name(found.name) or not (problem is None or isinstance(problem, str)):
         raise ValueError("not a file below a folder: %.100r" % line)
     return found._replace(problem=problem[:_MOST_PROBLEM] if problem else None)

@@ -82,17 +82,13 @@ class Outputs:
     def _everywhere(self) -> Iterator[RunFile]:
         yield from listing.below(self._folder)
         if self._patterns:
-            since_ns = self._began_ns()
+            since_ns = self._run.began_ns() or 0
             for pattern in self._patterns:
                 for name in _matches(self._cwd, b"", pattern.split("/")):
                     for file in _file_or_below(self._cwd, name):
                         if _is_since(file.changed_ns, since_ns) and not self._work.is_apart(file.name):
                             yield file
         yield from self._work.files()
-
-    def _began_ns(self) -> int:
-        state = self._run.state() or {}
-        return int(float(state.get("started_at") or 0) * 1e9)
 
 
 class Kept:

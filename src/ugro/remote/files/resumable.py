@@ -108,7 +108,8 @@ def _state(before: os.stat_result, after: os.stat_result) -> int:
     if after.st_size < before.st_size:
         return BROKEN
     is_same = (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    return WHOLE if is_same and time.time_ns() - after.st_mtime_ns > _SETTLED_NS else UNSETTLED
+    # Also one of the future, by a clock that was set back: what is written now gets another time.
+    return WHOLE if is_same and abs(time.time_ns() - after.st_mtime_ns) > _SETTLED_NS else UNSETTLED
 
 
 def _trailer(state: int, checksum: int) -> bytes:

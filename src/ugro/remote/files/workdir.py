@@ -58,7 +58,7 @@ class WorkDir:
             return True
         try:
             return next(self.files(wait_s=0), None) is not None
-        except Refused:
+        except (OSError, Refused):  # a supervisor asks, which has other runs, too
             return True
 
     def is_apart(self, name: bytes) -> bool:
@@ -73,7 +73,8 @@ class WorkDir:
 
     def below(self, prefix: bytes, wait_s: float = LOCK_S) -> Iterator[RunFile]:
         """Those below a folder of it, whose name ends with a slash, or below all of it."""
-        self._since_ns = _changed_ns(self._run.file("spec.json"))
+        spec_ns, began_ns = _changed_ns(self._run.file("spec.json")), self._run.began_ns()
+        self._since_ns = spec_ns if began_ns is None else min(spec_ns, began_ns)
         with contents.reading(self._run, self._code, wait_s) as store:
             yield from self._walk(store, prefix, self._entries(store, prefix), prefix.count(b"/"))
 

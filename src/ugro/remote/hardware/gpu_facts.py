@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
 
 UNKNOWN = "unknown"
+_MOST_PARENTS = 64
+# In the environment of ranks, of `ugro exec`, and of what measures this node.
+_OURS = (b"UGRO_RUN", b"UGRO_EXEC", b"UGRO_BENCH")
+_MARKS = tuple(name + b"=" for name in (*_OURS, b"UGRO_JOB"))
 
 
 class GpuProcess(TypedDict):
@@ -28,6 +32,7 @@ class Gpu(TypedDict):
     temperature_c: Optional[float]
     power_w: Optional[float]
     power_limit_w: Optional[float]
+    energy_j: Optional[float]  # what it has used since its driver was loaded
     throttle: Optional[List[str]]
     processes: List[GpuProcess]
     error: Optional[str]
@@ -58,6 +63,7 @@ def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[
         "temperature_c": None,
         "power_w": None,
         "power_limit_w": None,
+        "energy_j": None,
         "throttle": None,
         "processes": [],
         "error": error,
@@ -67,19 +73,36 @@ def unread_gpu(index: int, uuid: str = "", name: str = UNKNOWN, error: Optional[
 
 def gpu_process(pid: int, memory_bytes: Optional[int], name: str = UNKNOWN) -> GpuProcess:
     """``name`` comes from the source; the kernel's name for the process takes precedence."""
-    marks = _environment_marks(pid)
+    marks = _marks(pid)
     return {
         "pid": pid,
         "name": _read("/proc/%d/comm" % pid).decode(errors="replace").strip() or name,
         "memory_bytes": memory_bytes,
-        "is_ours": b"UGRO_AGENT" in marks,
+        "is_ours": any(name in marks for name in _OURS),
         "job": marks[b"UGRO_JOB"].decode(errors="replace") if b"UGRO_JOB" in marks else None,
     }
 
 
+def _marks(pid: int) -> dict[bytes, bytes]:
+    """Its own, or those of the nearest process above it that has some: `env -i` and sudo take them away."""
+    for _ in range(_MOST_PARENTS):
+        marks = _environment_marks(pid)
+        if marks or pid <= 1:
+            return marks
+        pid = _parent(pid)
+    return {}
+
+
+def _parent(pid: int) -> int:
+    """0 if it is not known."""
+    # The name is in brackets and may hold spaces and brackets itself.
+    words = _read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+
+
 def _environment_marks(pid: int) -> dict[bytes, bytes]:
     entries = _read("/proc/%d/environ" % pid).split(b"\0")
-    return dict(entry.split(b"=", 1) for entry in entries if entry.startswith((b"UGRO_AGENT=", b"UGRO_JOB=")))
+    return dict(entry.split(b"=", 1) for entry in entries if entry.startswith(_MARKS))
 
 
 def _read(path: str) -> bytes:

@@ -34,17 +34,21 @@ class Answer(TypedDict):
 def serve(stdin_fd: int, stdout_fd: int, root: str) -> None:
     """One answer per line read, until the end of input. ``root`` is UGRO's folder on this node."""
     holders = Holders(root)
-    sources = Sources([Nvml(), NvidiaSmi(), AmdSmi(), RocmSmi()])
+    found = sources()
     while True:
         requests = os.read(stdin_fd, 4096)
         if not requests:
             return
         for _ in range(requests.count(b"\n")):
-            answer = sources.sample()
+            answer = found.sample()
             for gpu in answer["gpus"]:
                 gpu["holder"] = holders.of(gpu["uuid"])
             if not _write(stdout_fd, json.dumps(answer).encode() + b"\n"):
                 return
+
+
+def sources() -> Sources:
+    return Sources([Nvml(), NvidiaSmi(), AmdSmi(), RocmSmi()])
 
 
 class Sources:

@@ -138,6 +138,7 @@ class Nvml:
             "temperature_c": device.attempt("temperature", library.temperature_c),
             "power_w": device.attempt("power", library.power_w),
             "power_limit_w": device.attempt("power limit", library.power_limit_w),
+            "energy_j": device.attempt("energy", library.energy_j),
             "throttle": device.attempt("throttle reasons", library.throttle),
             "processes": _merged(
                 device.attempt("processes", lambda handle: library.processes("Compute", handle)) or [],
@@ -232,6 +233,12 @@ class _Library:
 
     def power_limit_w(self, handle: ctypes.c_void_p) -> float:
         return self._number("nvmlDeviceGetEnforcedPowerLimit", handle) / 1000
+
+    def energy_j(self, handle: ctypes.c_void_p) -> float:
+        """Counted by the GPU itself; those before Volta do not."""
+        millijoules = ctypes.c_ulonglong(0)
+        self._call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(millijoules))
+        return millijoules.value / 1000
 
     def throttle(self, handle: ctypes.c_void_p) -> List[str]:
         reasons = ctypes.c_ulonglong(0)

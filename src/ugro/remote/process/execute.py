@@ -16,6 +16,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
 from ugro.remote import wire
 from ugro.remote.process import process_tree
 from ugro.remote.program import Call, Program
+from ugro.remote.wakeup import is_readable
 
 MARK = "UGRO_EXEC"
 GRACE_S = 5.0
@@ -58,6 +59,20 @@ class Command:
         self.cwd = cwd
         self.grace_s = grace_s
         self.keep = keep
+
+    def become(self) -> NoReturn:
+        """In the process that is the command's."""
+        culprit = self.cwd
+        try:
+            os.chdir(self.cwd)
+            culprit = self.argv[0]
+            os.execvpe(self.argv[0], self.argv, self.env)
+        except OSError as error:
+            os.write(2, culprit + b": " + os.strerror(error.errno or 0).encode() + b"\n")
+            os._exit(127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126)
+
+    def clean_up(self) -> None:
+        """In the guard, when nothing of the command lives any more."""
 
 
 def run_guarded(call: Call, command: Command, marker: bytes) -> None:
@@ -189,7 +204,7 @@ class _Execution:
         """The guard ended all it could; who still holds a pipe is out of reach, and not waited for."""
         if not self._is_paused:
             for fd in list(self._open):
-                if not select.select([fd], [], [], 0)[0]:
+                if not is_readable(fd, 0):
                     self._end_output(fd)
         if self._open:
             self._program.after(LEFT_OUTPUT_S, self._drop_outputs)
@@ -246,6 +261,7 @@ class _Guard:
             os.close(fd)
         wait_status = self._wait(child, wake_read)
         left, ended = process_tree.end_descendants(self._command.grace_s)
+        self._command.clean_up()
         if wait_status is None:  # it was cancelled: how it took that is known only now
             wait_status = ended.get(child, int(signal.SIGKILL))
         self._report(wait_status, left)
@@ -282,14 +298,7 @@ class _Guard:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(self._outputs[0], 1)
         os.dup2(self._outputs[1], 2)
-        culprit = self._command.cwd
-        try:
-            os.chdir(self._command.cwd)
-            culprit = self._command.argv[0]
-            os.execvpe(self._command.argv[0], self._command.argv, self._command.env)
-        except OSError as error:
-            os.write(2, culprit + b": " + os.strerror(error.errno or 0).encode() + b"\n")
-            os._exit(127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126)
+        self._command.become()
 
     def _report(self, wait_status: int, left: List[int]) -> None:
         code = os.WEXITSTATUS(wait_status) if os.WIFEXITED(wait_status) else None

@@ -13,8 +13,8 @@ import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ugro.remote.process import process_tree
+from ugro.remote.process.cgroup import SUPERVISORS_OWN, UNIT_PREFIX
 
-UNIT_PREFIX = "ugro-run-"  # of the control group that systemd makes for a run
 LIMIT_S = 30.0  # after SIGKILL; what is left then hangs in the kernel
 _QUICK_S = 0.01  # between two looks, at first
 _SLOW_S = 0.1
@@ -142,13 +142,38 @@ def marked(mark: bytes) -> Processes:
 
 
 def in_cgroup(path: Optional[str]) -> Processes:
-    """Those in a control group that is the run's own, as ``own_cgroup`` found it."""
-    for root in _CGROUP_ROOTS:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            with open("%s%s/cgroup.procs" % (root, path), encoding="ascii") as file:
-                found = {int(line) for line in file}
-            return with_start(found - {os.getpid()})
-    return {}
+    """Those in a control group that is the run's own, as ``own_cgroup`` found it, and in the groups below it."""
+    is_ours = isinstance(path, str) and path.rpartition("/")[2].startswith(UNIT_PREFIX)
+    return in_groups("%s%s" % (root, path) for root in _CGROUP_ROOTS if is_ours)
+
+
+def in_groups(folders: Iterable[str]) -> Processes:
+    """Those in the control groups with these folders, and in the groups below them."""
+    found: Set[int] = set()
+    for top in folders:
+        for folder, _, _ in os.walk(top):
+            with contextlib.suppress(OSError, ValueError), open(folder + "/cgroup.procs", encoding="ascii") as file:
+                found.update(int(line) for line in file)
+    return with_start(found - {os.getpid()})
+
+
+def writing_in(folder: str) -> Processes:
+    """Those that have a file in the folder open for writing."""
+    start = os.path.join(folder, "")
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return with_start(pid for pid in pids if pid != os.getpid() and _is_writing_in(pid, start))
+
+
+def _is_writing_in(pid: int, start: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # ended meanwhile, or another user's
+        for name in os.listdir("/proc/%d/fd" % pid):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink("/proc/%d/fd/%s" % (pid, name)).startswith(start):
+                    with open("/proc/%d/fdinfo/%s" % (pid, name), encoding="ascii") as file:
+                        flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+                    if flags & os.O_ACCMODE != os.O_RDONLY:
+                        return True
+    return False
 
 
 def own_cgroup() -> Optional[str]:
@@ -156,6 +181,8 @@ def own_cgroup() -> Optional[str]:
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
             path = line.rstrip("\n").split(":", 2)[2]
+            if path.endswith("/" + SUPERVISORS_OWN):
+                path = path.rpartition("/")[0]
             if line.startswith("0::") and path.rpartition("/")[2].startswith(UNIT_PREFIX):
                 return path
     return None
@@ -178,6 +205,11 @@ def start_time(pid: int) -> Optional[int]:
     """In clock ticks since the machine started; None when there is no such process."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+def is_running(pid: int, started: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and int(fields[19]) == started and not _is_zombie(fields)
 
 
 def _table() -> Dict[int, Tuple[int, int]]:
@@ -225,6 +257,12 @@ def send(pid: int, started: int, signum: int) -> None:
         finally:
             if fd >= 0:
                 os.close(fd)
+
+
+def alive(processes: Processes) -> Processes:
+    """Those of them that still run, and all below them."""
+    roots = {pid: started for pid, started in processes.items() if is_running(pid, started)}
+    return {**roots, **below(roots)} if roots else {}
 
 
 def with_start(pids: Iterable[int]) -> Processes:

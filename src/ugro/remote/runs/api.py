@@ -7,24 +7,27 @@ that the node program goes on answering. That process can be killed at any momen
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ugro.remote import durable, worker
+from ugro.remote import durable, wire, worker
 from ugro.remote.clock import moment
 from ugro.remote.files.tail import follow as follow_file
 from ugro.remote.program import Call, Refused
 from ugro.remote.runs import ports
 from ugro.remote.runs import start as starting
 from ugro.remote.runs import stop as stopping
+from ugro.remote.runs.core_binding import bind
 from ugro.remote.runs.setup import setup as set_up
 from ugro.remote.runs.supervisors import Supervisors
 from ugro.remote.runs.watch import watch as watch_runs
-from ugro.remote.state.access import agent_of, run_of
-from ugro.remote.state.rundir import RunDir
+from ugro.remote.state.access import agent_of, run_of, seen_agent_of
+from ugro.remote.state.rundir import MOST_MARK_BYTES, AgentDir, RunDir
 from ugro.remote.state.runspec import GRACE_S, grace, stop_signal
 from ugro.remote.worker import Answer
 
 MOST_TRACED = 1000
+MOST_TICKETS = 1000
+_MOST_TICKET_BYTES = wire.MAX_PAYLOAD // 4
 _EXIT_S = 0.5  # from a run's exit record to the end of its lock
 _PAUSE_S = 0.005
 # The agents whose leftovers of removals that were cut short were deleted once, since this node program began.
@@ -60,6 +63,45 @@ def renew(call: Call, params: Dict[str, Any]) -> None:
     call.finish({"now": moment(), "silent_s": round(silent_s, 3)})
 
 
+def mark(call: Call, params: Dict[str, Any]) -> None:
+    """Keeps the agent's mark if there is one in the call; else an agent that was replaced gets an answer, too."""
+    if params.get("mark") is not None:
+        agent_of(call, params).put_mark(str(params["mark"])[:MOST_MARK_BYTES])
+    agent = seen_agent_of(call, params)
+    call.finish({"now": moment(), "mark": agent.mark(), "generation": agent.newest_generation})
+
+
+def tickets(call: Call, params: Dict[str, Any]) -> None:
+    """Of some runs, or of all. Unless it wants to be obeyed, an agent that was replaced gets an answer, too."""
+    agent = agent_of(call, params) if params.get("admits") else seen_agent_of(call, params)
+    names = None if params.get("runs") is None else [str(name) for name in params["runs"]][:MOST_TICKETS]
+    jobs = [str(job) for job in params.get("jobs") or ()][:MOST_TICKETS]
+    after = str(params.get("after") or "")
+    worker.do(call, lambda: {**_tickets(agent, names, after), "started": _started(agent, jobs)})
+
+
+def _tickets(agent: AgentDir, names: Optional[List[str]], after: str) -> Dict[str, Any]:
+    """In order of their names, those after one; ``more``: after which to ask for the rest."""
+    runs = agent.runs() if names is None else [run for run in map(agent.named, sorted(names)) if run is not None]
+    found: List[Dict[str, Any]] = []
+    size, last = 0, ""
+    for run in runs:
+        if run.name <= after:
+            continue
+        if size > _MOST_TICKET_BYTES or len(found) >= MOST_TICKETS:
+            return {"runs": found, "more": last}
+        ticket, last = run.ticket() if run.exists() else None, run.name
+        if ticket is not None:
+            size += len(ticket)
+            found.append({"job": run.job, "attempt": run.attempt, "status": run.status()["status"], "ticket": ticket})
+    return {"runs": found, "more": ""}
+
+
+def _started(agent: AgentDir, jobs: List[str]) -> Dict[str, int]:
+    """The highest attempt of each that ever came here."""
+    return {job: agent.fence(job).seen() for job in jobs if agent.is_name(job + ".1")}
+
+
 def setup(call: Call, params: Dict[str, Any]) -> None:
     set_up(call, run_of(call, params), params)
 
@@ -75,16 +117,30 @@ def free_port(call: Call, params: Dict[str, Any]) -> None:
 
 
 def control(call: Call, params: Dict[str, Any]) -> None:
-    """A word to the ranks of a run, in a file that they look at now and then; the newest one holds."""
+    """A word to the ranks of a run, in a file that they look at now and then; the newest one of its kind holds."""
     run = run_of(call, params)
+    name, word = _part(params) if "part" in params else _tracing(params)
+    if run.exit() is not None or not run.is_alive():
+        raise Refused("not-running", "%s does not run on this node" % run.name)
+    durable.write_json(run.file(name), {"run": run.name, **word}, is_lasting=False)
+    if params.get("binds_cores"):
+        worker.do(call, lambda: bind(run, word["part"]))
+    else:
+        call.finish({"now": moment()})
+
+
+def _tracing(params: Dict[str, Any]) -> Tuple[str, Dict[str, Any]]:
     steps = int(params["trace_steps"])
     if not 1 <= steps <= MOST_TRACED:
         raise ValueError("between 1 and %d steps can be traced" % MOST_TRACED)
-    if run.exit() is not None or not run.is_alive():
-        raise Refused("not-running", "%s does not run on this node" % run.name)
-    word = {"run": run.name, "key": str(params["key"])[:64], "trace_steps": steps}
-    durable.write_json(run.file("control.json"), word, is_lasting=False)
-    call.finish({"now": moment()})
+    return "control.json", {"key": str(params["key"])[:64], "trace_steps": steps}
+
+
+def _part(params: Dict[str, Any]) -> Tuple[str, Dict[str, Any]]:
+    part = float(params["part"])
+    if not 0 < part <= 1:
+        raise ValueError("a part of a share is over 0 and up to 1")
+    return "part.json", {"part": part}
 
 
 METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
@@ -94,6 +150,8 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "watch": watch,
     "follow": follow,
     "renew": renew,
+    "mark": mark,
+    "tickets": tickets,
     "setup": setup,
     "reserve_port": reserve_port,
     "free_port": free_port,

@@ -17,6 +17,7 @@ from ugro.remote.clock import boot_id, clock_s, moment
 from ugro.remote.hardware.gpu_locks import GpuLocks
 from ugro.remote.program import Refused
 from ugro.remote.runs import dir_pool, stop
+from ugro.remote.runs.lease import Lease
 from ugro.remote.state.fence import HeldFence
 from ugro.remote.state.rundir import EXIT_BYTES, LEAST_EXIT_BYTES, RunDir, new_envelope, point, take_lock
 from ugro.remote.state.runspec import RunSpec
@@ -47,6 +48,7 @@ class Wanted(NamedTuple):
     as_of: Optional[Dict[str, Any]]  # the instant that its lease counts from
     is_of_this_boot: bool  # the start is void after a restart of the machine
     folder: str  # from the pool; empty: none is free
+    ticket: Optional[str] = None  # kept with the run, for the agent
 
 
 class Claimed(NamedTuple):
@@ -61,6 +63,12 @@ class Claimed(NamedTuple):
         """``is_over``: no process of it is left."""
         self.gpus.release(is_over=is_over)
         os.close(self.lock)
+
+    @property
+    def lease(self) -> Optional[Lease]:
+        if self.spec.lease_s is None:
+            return None
+        return Lease(self.run.name, self.spec.lease_s, self.spec.grace_s, self.as_of_s)
 
     def is_lease_over(self) -> bool:
         return self.spec.lease_s is not None and self.silent_s() > self.spec.lease_s
@@ -86,7 +94,10 @@ class Claims:
     def claim(self, run: RunDir, wanted: Wanted) -> Claimed:
         """When this returns, the run is ours to start, and its lock is held."""
         spec, as_of = RunSpec(wanted.spec), wanted.as_of or moment()
-        envelope = new_envelope(wanted.spec, as_of, wanted.is_of_this_boot, run=run.name, supervisor=self._name)
+        more = {"run": run.name, "supervisor": self._name, "proves_end": True}
+        if wanted.ticket is not None:
+            more["ticket"] = wanted.ticket
+        envelope = new_envelope(wanted.spec, as_of, wanted.is_of_this_boot, **more)
         as_of_s = float(as_of["clock_s"]) if as_of["boot_id"] == boot_id() else 0.0
         point("supervisor.admitted")
         try:

@@ -16,11 +16,13 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Tuple
 
+from ugro.remote import loader
 from ugro.remote.process import oom, process_tree
+from ugro.remote.process.cgroup import UNIT_PREFIX
 from ugro.remote.process.execute import close_all_but
-from ugro.remote.process.terminate import UNIT_PREFIX
 from ugro.remote.program import Refused
 from ugro.remote.runs import supervisor as supervisor_module
+from ugro.remote.runs.linger import has_user_manager
 from ugro.remote.runs.linger import survival as survival_here
 from ugro.remote.runs.proc_title import ProcessTitle
 from ugro.remote.runs.supervisor import begin
@@ -28,10 +30,6 @@ from ugro.remote.state.rundir import AgentDir, point
 
 _GET_CHILD_SUBREAPER = 37
 _SET_CHILD_SUBREAPER = process_tree.PR_SET_CHILD_SUBREAPER
-_BEGIN = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import importlib;"
-    "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
-)
 _SURVIVAL_S = 5.0  # a user who was refused allows it, and tries again
 _libc = ctypes.CDLL(None, use_errno=True)
 _survival: List[Tuple[float, Dict[str, Any]]] = []
@@ -44,9 +42,9 @@ def ways(survival: Dict[str, Any], unit: str, prefix: str = "/") -> List[List[st
     logind leaves a user's processes alone. ``prefix`` is where the system's files are.
     """
     found: List[List[str]] = []
-    manager = os.path.join(prefix, "run/user/%d/systemd" % os.getuid())
-    scope = ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--unit=%s" % unit]
-    if survival["lingers"] and os.path.isdir(manager) and _has_systemd_run():
+    # Delegated: a supervisor makes groups in it, for the limits of its runs.
+    scope = ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--unit=%s" % unit, "--property=Delegate=yes"]
+    if survival["lingers"] and has_user_manager(prefix):
         # One rank that runs out of memory must not take its supervisor along; older systemds do not know how.
         found += [[*scope, "--property=OOMPolicy=continue", "--"], [*scope, "--"]]
     if not (survival["has_logind"] and survival["kills_processes"]):
@@ -55,12 +53,6 @@ def ways(survival: Dict[str, Any], unit: str, prefix: str = "/") -> List[List[st
         text = "a logout would end the run: logind ends this user's processes. Allow them: loginctl enable-linger %s"
         raise Refused("would-be-killed", text % survival["user"])
     return found
-
-
-def _has_systemd_run() -> bool:
-    import shutil  # brings much with it, and most machines do not come this far
-
-    return shutil.which("systemd-run") is not None
 
 
 def ways_here(name: str) -> List[List[str]]:
@@ -136,12 +128,13 @@ def _become(what: Detached, way: List[str], title: ProcessTitle, fd: int) -> NoR
         _settle(what, way, title, fd)
         what.begin(fd)
     finally:
-        if sys.exc_info()[0] is not None:
+        has_failed = sys.exc_info()[0] is not None
+        if has_failed:
             import traceback  # takes longer to load than most runs last
 
             _open_log(what.log)
             traceback.print_exc()
-        os._exit(1)
+        os._exit(1 if has_failed else 0)  # its reaper looks at it
 
 
 def _open_log(path: str) -> None:
@@ -172,8 +165,8 @@ def _is_shown(title: ProcessTitle) -> bool:
 def _start_afresh(what: Detached, way: List[str], env: Dict[bytes, bytes], fd: int) -> NoReturn:
     _open_log(what.log)
     os.set_inheritable(fd, True)
-    home = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # of the package
+    modules = loader.installed().descriptor(os.path.dirname(what.log))
     python = sys.executable or os.readlink("/proc/self/exe")
-    argv = [*way, python, "-I", "-S", "-c", _BEGIN, home, what.module, *what.words, str(fd)]
+    argv = [*way, python, "-I", "-S", "-c", loader.FRESH, str(modules), what.module, *what.words, str(fd)]
     runtime = b"/run/user/%d" % os.getuid()
     os.execvpe(argv[0], argv, {b"XDG_RUNTIME_DIR": runtime, **env} if way else env)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-import pwd
-from typing import Any, Dict, List
+
+from ugro.remote.identity import user_name
+
+TYPE_CHECKING = False  # see wire.py
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
 
 _CONFIG_FOLDERS = ("usr/lib", "usr/local/lib", "run", "etc")  # the last one wins
 
@@ -24,11 +28,13 @@ def survival(prefix: str = "/") -> Dict[str, Any]:
     }
 
 
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+def has_user_manager(prefix: str = "/") -> bool:
+    """Whether this user's systemd runs, and can be asked for a scope."""
+    if not os.path.isdir(os.path.join(prefix, "run/user/%d/systemd" % os.getuid())):
+        return False
+    import shutil  # brings much with it, and most machines do not come this far
+
+    return shutil.which("systemd-run") is not None
 
 
 def _logind_settings(prefix: str) -> Dict[str, str]:

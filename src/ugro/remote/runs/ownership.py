@@ -1,7 +1,7 @@
 """Which run does a process belong to? A supervisor has the trees of its runs below it, and each run ends with its own.
 
 A supervisor adopts every process of its runs whose parent is gone. Such an orphan belongs to the run whose session it
-is in, or whose mark it carries. One that left both (a session of its own, an emptied environment, its parents gone)
+is in, whose mark it carries, or in whose folder it works or has a file open, as its log. One that left all of these
 belongs to one of the runs that were there when it began: it is ended with the last of those, so at once where a
 supervisor has one run, and otherwise at the latest when it has none any more.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import Dict, List, Optional
+from typing import Dict, Iterator, List, Optional, Set
 
 from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.terminate import Family, Place, Processes
@@ -25,6 +25,8 @@ class Ownership:
 
     def __init__(self, *, adopts_orphans: bool) -> None:
         self.adopts_orphans = adopts_orphans
+        self.helper = 0  # a child that is no run's
+        self.meters: Set[int] = set()  # children that measure a run, and are not of it
         self.ranks: Dict[int, RunFamily] = {}  # by pid: those that are our own children, and run
         self._families: Dict[bytes, RunFamily] = {}
         self._sessions: Dict[int, RunFamily] = {}
@@ -61,12 +63,16 @@ class Ownership:
     def _look(self) -> List[int]:
         found: List[int] = []
         for _ in range(terminate.QUICK_ROUNDS):
-            found = [pid for pid in terminate.children() if pid not in self.ranks]
+            found = self._strangers()
             living = [pid for pid in found if not _is_collected(pid)]
             # One that has ended left us its children first: those are in the list when we look again.
             if len(living) == len(found):
                 break
         return found
+
+    def _strangers(self) -> List[int]:
+        known = {self.helper, *self.meters}
+        return [pid for pid in terminate.children() if pid not in self.ranks and pid not in known]
 
     def orphans_of(self, family: RunFamily) -> List[int]:
         return [pid for pid in self.orphans() if self._owner(pid, terminate.place(pid)) is family]
@@ -74,7 +80,7 @@ class Ownership:
     def kill_quickly(self, family: RunFamily) -> None:
         """The newest first: an older one has perhaps ended, with another in its place."""
         for _ in range(terminate.QUICK_ROUNDS):
-            orphans = [pid for pid in terminate.children() if pid not in self.ranks]
+            orphans = self._strangers()
             for pid in reversed(orphans):
                 place = terminate.place(pid)
                 if self._owner(pid, place) is family:
@@ -96,7 +102,7 @@ class Ownership:
         if owner is None:
             # In the clock's ticks: one that began in the same tick may be its own.
             possible = [family for family in self._families.values() if family.started <= started]
-            owner = possible[0] if len(possible) == 1 else None
+            owner = possible[0] if len(possible) == 1 else _user_of_folder(pid, possible)
         return owner
 
     def _marked(self, pid: int) -> Optional[RunFamily]:
@@ -132,6 +138,25 @@ class RunFamily(Family):
         self._ownership.forget_look()
         roots = [*self._running(), *self._ownership.orphans_of(self)]
         return {**terminate.with_start(roots), **terminate.below(roots), **terminate.marked(self.mark)}
+
+
+def _user_of_folder(pid: int, possible: List[RunFamily]) -> Optional[RunFamily]:
+    """The run in whose folder the process works, or has a file open."""
+    folders = {os.path.realpath(family.mark[len(_MARK) :]) + b"/": family for family in possible}
+    for path in _paths(pid):
+        for folder, family in folders.items():
+            if path.startswith(folder):
+                return family
+    return None
+
+
+def _paths(pid: int) -> Iterator[bytes]:
+    top = b"/proc/%d/" % pid
+    with contextlib.suppress(OSError):  # it has ended
+        yield os.readlink(top + b"cwd") + b"/"
+        for name in os.listdir(top + b"fd"):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.readlink(top + b"fd/" + name)
 
 
 def _kill_group(group: int) -> None:

@@ -6,14 +6,14 @@ import contextlib
 import errno
 import functools
 import os
-import select
 import signal
 import time
-from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
 
 from ugro.remote.files.capped_log import CappedLog
 from ugro.remote.process import process_tree, terminate
 from ugro.remote.state.runspec import RankSpec
+from ugro.remote.wakeup import is_readable
 
 _OOM_ADJUSTMENT = 200  # when memory runs out, a rank goes before what supervises it
 _OOM_FILE = "/proc/self/oom_score_adj"
@@ -46,7 +46,8 @@ class NotStarted(Exception):
 
 
 class Rank:
-    def __init__(self, spec: RankSpec, log: CappedLog) -> None:
+    def __init__(self, spec: RankSpec, log: CappedLog, enter: Optional[Callable[[], None]] = None) -> None:
+        """``enter``: what its process does before it becomes the program."""
         self.spec = spec
         self.number = spec.number
         self.log = log
@@ -54,6 +55,8 @@ class Rank:
         self.start_ticks = 0
         self.wait_status: Optional[int] = None
         self.is_oom = False
+        self.reached_bytes: Optional[int] = None  # the memory limit of its run, if that was reached
+        self._enter = enter
         self._ended_at: Optional[float] = None
 
     @property
@@ -92,7 +95,7 @@ class Rank:
             self._become(env, cwd, say, supervisor)
         try:
             # Closed by the exec. A program on a file server that hangs is not waited for: it starts when it starts.
-            is_said = select.select([said], [], [], _LONGEST_EXEC_S)[0]
+            is_said = is_readable(said, _LONGEST_EXEC_S)
             complaint = os.read(said, _LONGEST_COMPLAINT) if is_said else b""
         finally:
             os.close(said)
@@ -108,6 +111,9 @@ class Rank:
 
         What keeps it from starting is found out by doing it once more, slowly.
         """
+        if self._enter is not None:
+            self.start(env, cwd)
+            return
         before = _ticks()
         try:
             os.chdir(cwd)  # ours; nothing else of us depends on it
@@ -142,6 +148,7 @@ class Rank:
             "code": self.code,
             "signal": self.signal,
             "is_oom": self.is_oom,
+            **({} if self.reached_bytes is None else {"reached_bytes": self.reached_bytes}),
             "ended_at": self._ended_at,
         }
 
@@ -162,8 +169,11 @@ class Rank:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(self.log.fileno(), 1)
         os.dup2(self.log.fileno(), 2)
-        what = b"working directory " + cwd
+        what = b"its limits"
         try:
+            if self._enter is not None:
+                self._enter()
+            what = b"working directory " + cwd
             os.chdir(cwd)
             what = self.spec.argv[0]
             _run(self.spec.argv, env)

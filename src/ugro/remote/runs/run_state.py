@@ -7,6 +7,7 @@ until it is over.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -18,9 +19,11 @@ from ugro.remote.clock import boot_id, clock_s
 from ugro.remote.files import capped_log
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process.terminate import Ending, Family, Processes
+from ugro.remote.program import Refused
+from ugro.remote.runs.limits import RunLimits
 from ugro.remote.runs.ranks import NotStarted, Rank
 from ugro.remote.state.rundir import CRASH_VARIABLE, RunDir, point
-from ugro.remote.state.runspec import RunSpec
+from ugro.remote.state.runspec import RunSpec, with_path
 
 LEFTOVER_GRACE_S = 5.0
 TAIL_LINES = 50
@@ -45,6 +48,8 @@ class RunLife:
         self.ending: Optional[Ending] = None
         self._family = family
         self._oom = oom
+        self.limits = RunLimits(run, spec)
+        self._environment: Optional[int] = None  # a lock on the Python environment of its ranks
         self._failure: Optional[Dict[str, Any]] = None
         self._started_at = time.time()
         self._started_s = clock_s()
@@ -54,6 +59,7 @@ class RunLife:
     def start(self, start_ranks: Callable[[], None]) -> None:
         """``start_ranks`` fills ``ranks``. What keeps one from starting is how the run ends."""
         try:
+            self._hold_environment()
             start_ranks()
         except NotStarted as problem:
             self._note_not_started(problem.kind, problem.rank, problem.code, problem.is_disk_full)
@@ -62,9 +68,27 @@ class RunLife:
             self._note_not_started("node", None, None, disk.is_full(error))
             self.decide("start-failed", str(error), 0.0)
 
+    def _hold_environment(self) -> None:
+        """It is not removed as long as this run lives."""
+        if self.spec.environment is None:
+            return
+        from ugro.remote.python_env import usage  # most runs need none of it
+
+        try:
+            self._environment = usage.hold(self.run.agent.root, self.spec.environment)
+        except Refused as refusal:
+            number = errno.EBUSY if refusal.kind == "busy" else errno.ENOENT
+            raise NotStarted(self.spec.ranks[0].number, number, str(refusal), is_of_node=True) from refusal
+
+    def let_go(self) -> None:
+        self.limits.end()
+        if self._environment is not None:
+            os.close(self._environment)
+            self._environment = None
+
     def environment(self, of_rank: Dict[bytes, bytes]) -> Dict[bytes, bytes]:
         ours = {key.encode(): os.fsencode(value) for key, value in self.run.variables().items()}
-        return {**_login(), **self.spec.env, **of_rank, **ours}
+        return with_path({**_login(), **self.spec.env, **of_rank, **ours}, self.spec.path)
 
     def state(self, spec_hash: Optional[str], started_ticks: Optional[int], cgroup: Optional[str]) -> Dict[str, Any]:
         """``started_ticks`` is when our own process began, and ``cgroup`` its own control group."""
@@ -78,14 +102,18 @@ class RunLife:
             "started_at": self._started_at,
             "clock_s": round(self._started_s, 3),
             "ranks": [{"rank": rank.number, "pid": rank.pid, "start_ticks": rank.start_ticks} for rank in self.ranks],
+            **({"limits": self.limits.held, "groups": self.limits.groups} if self.limits.held else {}),
         }
 
     # --- watching -----------------------------------------------------------------------------------------------
 
     def note_end(self, rank: Rank, wait_status: int) -> None:
         rank.end(wait_status)
+        if rank.has_failed and self.ending is None:
+            rank.reached_bytes = self.limits.reached_bytes()
         # Nobody but the kernel has a reason to, as long as we have not begun to end the run.
-        rank.is_oom = rank.signal == signal.SIGKILL and self.ending is None and self._oom.recent() > 0
+        is_short = self._oom.recent() > 0 or rank.reached_bytes is not None
+        rank.is_oom = rank.signal == signal.SIGKILL and self.ending is None and is_short
         if rank.has_failed and self._failure is None and self.ending is None:
             tail = capped_log.last_lines(self.run.log(rank.number), TAIL_LINES, TAIL_BYTES)
             # Then the log does not say why it ended: the line could not be written.

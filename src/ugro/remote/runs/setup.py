@@ -19,7 +19,7 @@ from ugro.remote.files.capped_log import last_lines
 from ugro.remote.process.execute import GRACE_S, MARK, Command, run_guarded
 from ugro.remote.program import Call
 from ugro.remote.state.rundir import AgentDir, RunDir
-from ugro.remote.state.runspec import environment, folder
+from ugro.remote.state.runspec import environment, folder, search_path, with_path
 
 TAIL_LINES = 50
 _TAIL_BYTES = 16 * 1024
@@ -36,7 +36,7 @@ def setup(call: Call, run: RunDir, params: Dict[str, Any]) -> None:
         raise ValueError("a key of letters and digits is needed, and a script")
     place = _Place(run.agent, key)
     cwd = folder(params.get("cwd"))
-    env = {**os.environb, **environment(params.get("env"))}
+    env = with_path({**os.environb, **environment(params.get("env"))}, search_path(params.get("path")))
     env.update((name.encode(), os.fsencode(value)) for name, value in run.variables().items() if name in _GIVEN)
     code = None if params.get("code") is None else trees.parse_id(params["code"])
     _Setup(call, place, script, _check_out(run, place, code) if code else None).go_on_with(env, cwd)

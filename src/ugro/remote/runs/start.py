@@ -115,7 +115,12 @@ def _start(answers: Answers, index: int, agent: AgentDir, wanted: Dict[str, Any]
         _is_of_this_boot(wanted.get("boot_id")),
         lambda text: answers.fill(index, b'{"run":%s}' % text),
         lambda kind, text: answers.refuse(index, kind, text),
+        _ticket(wanted.get("ticket")),
     )
+
+
+def _ticket(ticket: Any) -> Optional[str]:
+    return None if ticket is None else str(ticket)
 
 
 def _names_gpus(wanted: Any) -> bool:

@@ -21,6 +21,7 @@ from ugro.remote.process import terminate
 from ugro.remote.process.terminate import LIMIT_S, Ending, Family, Processes
 from ugro.remote.process_id import ProcessName
 from ugro.remote.program import Refused
+from ugro.remote.runs import reaper
 from ugro.remote.state.rundir import AgentDir, RunDir, point
 
 _REPEAT_S = 1.0
@@ -30,6 +31,8 @@ _FEW = 64
 _LITTLE_BYTES = 16 << 20  # to give back much more space takes a file system its time
 _SMALL = frozenset(("spec.json", "claim", "lock", "control", "state.json", "exit.json", "supervisor.log"))
 _PAUSE_S = 0.02
+# A mark can be taken off: a process that has neither that nor a parent of ours is not found.
+_UNPROVEN = ", and so was its reaper: a process that left its session and environment may still run"
 _ANSWER_S = 10.0  # beyond its grace and the kernel's time, before a supervisor counts as hanging
 
 
@@ -72,7 +75,9 @@ def clean(run: RunDir) -> None:
         if run.exit() is None:
             was_claimed = not run.claim()  # a supervisor that comes late must not start any more
             point("clean.claimed")
+            _await_reaper(run)
             left = _end_leftovers(run)
+            _remove_groups(run)
             point("clean.ended")
             if was_claimed and run.unadopted_exit() is not None:
                 run.adopt_exit()
@@ -118,9 +123,16 @@ def _set_orphans_aside(agent: AgentDir) -> None:
     for parent in (agent.pool_path, agent.supervisors_path):
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(parent):
-                if ProcessName.parse(name).is_orphaned():
+                path = os.path.join(parent, name)
+                if ProcessName.parse(name).is_orphaned() and not _is_reaped(path):
                     with contextlib.suppress(FileNotFoundError):
-                        os.rename(os.path.join(parent, name), agent.aside(name))
+                        os.rename(path, agent.aside(name))
+
+
+def _is_reaped(folder: str) -> bool:
+    """The reaper is still at what the supervisor left: who cleans up a run must find it by this folder."""
+    found = reaper.name_in(folder)
+    return found is not None and found.is_alive()
 
 
 def remove_quickly(run: RunDir) -> bool:
@@ -222,7 +234,7 @@ def _order(run: RunDir, order: Dict[str, Any]) -> None:
 
 def _supervisor(run: RunDir) -> Optional[ProcessName]:
     """None for a run that none has ever claimed."""
-    name = (run.envelope() or {}).get("supervisor")
+    name = run.supervisor()
     return ProcessName.parse(name) if name else None
 
 
@@ -238,19 +250,61 @@ def _end_supervisor(run: RunDir, until: float) -> None:
         raise Refused("busy", "%s cannot be ended: its supervisor hangs in the kernel" % run.name)
 
 
-def _end_leftovers(run: RunDir) -> Ending:
+def _await_reaper(run: RunDir) -> None:
+    """It ends more than can be found here: whatever the supervisor that was killed had below it."""
     supervisor = _supervisor(run)
+    if supervisor is None or supervisor.is_alive():
+        return
+    found = reaper.name_in(run.agent.supervisor(str(supervisor)))
+    until = time.monotonic() + LIMIT_S + _ANSWER_S
+    while found is not None and found.is_alive() and not run.has_all_ended() and time.monotonic() < until:
+        for pid, started in found.processes().items():
+            terminate.send(pid, started, signal.SIGCONT)
+        time.sleep(_PAUSE_S)
+
+
+def _end_leftovers(run: RunDir) -> Ending:
+    supervisor, state = _supervisor(run), run.state() or {}
     # A supervisor that gave up one run goes on with the others, and all of them are in its control group.
-    cgroup = None if supervisor and supervisor.is_alive() else (run.state() or {}).get("cgroup")
+    cgroup = None if supervisor and supervisor.is_alive() else state.get("cgroup")
+    is_of_this_boot = run.claimed_in() in ("", boot_id())
+    ranks = {rank["pid"]: rank["start_ticks"] for rank in state.get("ranks", ()) if is_of_this_boot}
+    is_unproven = not _is_proven(run)
 
     def find() -> Processes:
-        return {**terminate.marked(run.mark), **terminate.in_cgroup(cgroup)}
+        in_groups = {**terminate.in_cgroup(cgroup), **terminate.in_groups(_groups(run))}
+        found = {**terminate.alive(ranks), **terminate.marked(run.mark), **in_groups}
+        # One that took off the mark still writes to the log, unless it took care of that, too.
+        return {**found, **terminate.writing_in(run.file("logs"))} if is_unproven else found
 
     # No grace: the reaper of a supervisor that was killed gives its ranks none either.
     leftovers = Ending(Family(find), dict, 0.0)
     while not leftovers.step():
         time.sleep(leftovers.pause_s)
     return leftovers
+
+
+def _is_proven(run: RunDir) -> bool:
+    """Nothing of it is left: its reaper had all below it, or it was in a control group, which is empty now."""
+    supervisor = _supervisor(run)
+    is_alive = supervisor is not None and supervisor.is_alive()  # it gave up this run, and knew that it was over
+    # Of a run of an older version nobody has looked.
+    is_older = not (run.envelope() or {}).get("proves_end")
+    has_group = bool((run.state() or {}).get("cgroup") or _groups(run))
+    return is_alive or is_older or run.has_all_ended() or has_group
+
+
+def _groups(run: RunDir) -> List[str]:
+    """The folders of the control groups that were made for its limits."""
+    folders = (run.state() or {}).get("groups") or ()
+    return [str(folder) for folder in folders if os.path.basename(str(folder)).rpartition("-")[0].endswith(run.name)]
+
+
+def _remove_groups(run: RunDir) -> None:
+    """Its supervisor would have; what cannot go yet is tidied up before the next run with limits."""
+    for folder in _groups(run):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def _lost(run: RunDir, was_claimed: bool, leftovers: Ending) -> Dict[str, Any]:
@@ -260,7 +314,7 @@ def _lost(run: RunDir, was_claimed: bool, leftovers: Ending) -> Dict[str, Any]:
     elif run.claimed_in() not in (None, "", boot_id()):
         outcome, reason = "lost", "the machine was restarted"
     else:
-        outcome, reason = "lost", "its supervisor was killed"
+        outcome, reason = "lost", "its supervisor was killed" + ("" if _is_proven(run) else _UNPROVEN)
     return {
         "run": run.name,
         "outcome": outcome,
@@ -269,6 +323,7 @@ def _lost(run: RunDir, was_claimed: bool, leftovers: Ending) -> Dict[str, Any]:
         "ranks": [],
         "leftovers": len(leftovers.found),
         "unkillable": leftovers.left,
+        "may_have_left": reason.endswith(_UNPROVEN),
         "boot_id": boot_id(),
         "started_at": state.get("started_at") if state else None,
         "ended_at": time.time(),

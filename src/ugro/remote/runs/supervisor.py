@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ugro.remote import disk, wakeup
+from ugro.remote import disk, durable, wakeup
 from ugro.remote.clock import boot_id
 from ugro.remote.files import checkpoint_dir
 from ugro.remote.files.capped_log import CappedLog
@@ -27,13 +27,16 @@ from ugro.remote.process_id import ProcessName
 from ugro.remote.program import Refused
 from ugro.remote.runs import inline_logs, reaper
 from ugro.remote.runs.claim import Claimed, Claims, Known, TakesTime, Wanted
+from ugro.remote.runs.lease import LOOK_S, grace_left_s
+from ugro.remote.runs.meter import Meter
 from ugro.remote.runs.ownership import Ownership, RunFamily
 from ugro.remote.runs.ranks import NotStarted, Rank
+from ugro.remote.runs.reaper import Reaper
 from ugro.remote.runs.run_state import RunLife
 from ugro.remote.state.rundir import AgentDir, point
 
 CONTROL = "control"
-_TICK_S = 0.2
+_TICK_S = LOOK_S
 _EXIT_RECORD_S = 120.0  # how long a record that cannot be written (a full disk, and no space kept) is tried again
 _STARTS_AT_ONCE = 4  # then those that have ended are heard
 _MOST_UNREAD = 8 << 20  # a node program that reads no more is left to look at the files
@@ -49,8 +52,8 @@ def main(argv: List[str]) -> None:
 
 
 def begin(agent: AgentDir, is_shared: bool, link: int) -> None:
-    exits = reaper.fork(agent)
-    Supervisor(agent, is_shared, socket.socket(fileno=link), exits).run()
+    second = reaper.fork(agent)
+    Supervisor(agent, is_shared, socket.socket(fileno=link), second).run()
 
 
 class _Run:
@@ -63,6 +66,7 @@ class _Run:
         self.number: Optional[int] = None  # of the start that is not answered yet
         self.look_at = 0.0
         self.give_up_at: Optional[float] = None
+        self.meter: Optional[Meter] = None
 
     def status(self, word: str, record: bytes, more: bytes = b"") -> bytes:
         """As ``RunDir.status`` has it, from what was written to the run's files."""
@@ -86,11 +90,11 @@ class _Run:
 
 
 class Supervisor:
-    def __init__(self, agent: AgentDir, is_shared: bool, link: socket.socket, exits: reaper.ExitSync) -> None:
+    def __init__(self, agent: AgentDir, is_shared: bool, link: socket.socket, second: Reaper) -> None:
         self._agent = agent
         self._is_shared = is_shared
         self._link: Optional[socket.socket] = link
-        self._exits = exits
+        self._reaper = second
         self._is_taking = True
         self._wanted: List[Wanted] = []
         self._lives: Dict[str, _Run] = {}
@@ -125,12 +129,14 @@ class Supervisor:
         self._started_ticks, self._cgroup = process.started, terminate.own_cgroup()
         folder = self._agent.supervisor(str(process))
         self._wake = wakeup.listen(self._note_term)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        durable.make_folder(folder)
         self._control = wakeup.open_control(os.path.join(folder, CONTROL))
+        self._folder = folder
+        self._write_reaper()
         self._claims = Claims(folder, str(process), is_patient=not self._is_shared)
         point("supervisor.begun")
         self._poll = select.poll()
-        for fd in (self._wake, self._control):
+        for fd in (self._wake, self._control, self._reaper.fileno()):
             self._poll.register(fd, select.POLLIN)
         assert self._link is not None
         self._link.setblocking(False)
@@ -157,13 +163,7 @@ class Supervisor:
         return max(0.0, min(times) - now) if times else None
 
     def _round(self, pause_s: Optional[float]) -> None:
-        for fd, what in self._poll.poll(None if pause_s is None else pause_s * 1000):
-            if fd == self._wake:
-                wakeup.drain(fd)
-            elif fd == self._control:
-                self._obey()
-            elif self._link is not None:
-                self._talk(what)
+        self._listen(pause_s)
         self._ownership.forget_look()
         self._collect()
         for _ in range(min(_STARTS_AT_ONCE, len(self._wanted))):
@@ -171,11 +171,23 @@ class Supervisor:
         if self._has_term:
             self._interrupt()
         self._step_all()
-        self._exits.flush()
+        self._reaper.flush()
         self._tick()
         self._flush()
         if self._is_shared and self._is_taking and not self._wanted and not self._ending:
             self._claims.prepare()
+
+    def _listen(self, pause_s: Optional[float]) -> None:
+        ready = self._poll.poll(None if pause_s is None else pause_s * 1000)
+        if any(fd == self._reaper.fileno() for fd, _ in ready):
+            self._hear_reaper()  # first: it says why ranks have ended
+        for fd, what in ready:
+            if fd == self._wake:
+                wakeup.drain(fd)
+            elif fd == self._control:
+                self._obey()
+            elif self._link is not None and fd == self._link.fileno():
+                self._talk(what)
 
     def _interrupt(self) -> None:
         for run in self._lives.values():
@@ -216,8 +228,10 @@ class Supervisor:
         self._oom.sample()
         for run in self._lives.values():
             run.life.trim_logs()
-            if run.life.verdict is None and run.claimed.is_lease_over():
-                self._end(run, "lease-expired", "the agent was silent for %.1f s" % run.claimed.silent_s())
+            if run.claimed.is_lease_over():
+                self._expire(run, run.claimed.silent_s())
+        if self._reaper.is_gone:
+            self._replace_reaper()
 
     # --- the life of a run --------------------------------------------------------------------------------------
 
@@ -245,6 +259,8 @@ class Supervisor:
         life = RunLife(claimed.run, claimed.spec, family, self._oom)
         run = self._lives[claimed.run.name] = _Run(claimed, life, family)
         self._ownership.add(family)
+        if claimed.lease is not None:
+            self._reaper.keep(claimed.lease)
         life.start(lambda: self._start_ranks(run))
         point("supervisor.stated")
         if life.verdict is None:
@@ -262,14 +278,28 @@ class Supervisor:
                 log = CappedLog(life.run.log(spec.number), life.spec.log_cap_bytes, is_there=spec.number == 0)
             except OSError as error:
                 raise NotStarted(spec.number, error.errno or 0, "its log") from error
-            life.ranks.append(Rank(spec, log))
+            life.ranks.append(Rank(spec, log, life.limits.begin()))
         cwd = life.spec.cwd or os.fsencode(life.run.file("work"))
+        self._start_meter(run)
         for rank in life.ranks:
             self._start_rank(run, rank, cwd)
             if rank is life.ranks[0]:
                 point("supervisor.first")
         point("supervisor.all")
-        run.state = life.run.write_state(life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup))
+        state = life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup)
+        run.state = life.run.write_state({**state, **({"is_metered": True} if run.meter is not None else {})})
+
+    def _start_meter(self, run: _Run) -> None:
+        run.meter = Meter.start(run.life.run, run.life.spec)
+        if run.meter is not None:
+            self._ownership.meters.add(run.meter.pid)
+
+    def _end_meter(self, run: _Run) -> None:
+        """Before the exit record: who reads that finds all that was measured."""
+        meter, run.meter = run.meter, None
+        if meter is not None:
+            meter.finish()
+            self._ownership.meters.discard(meter.pid)
 
     def _gather_checkpoints(self, life: RunLife) -> None:
         folder = checkpoint_dir.of_run(life.run)
@@ -294,6 +324,7 @@ class Supervisor:
         """A record that cannot be written is tried again: other runs are not kept waiting."""
         if run.give_up_at is None:
             point("supervisor.ended")
+            self._end_meter(run)
             run.life.trim_logs()
             run.give_up_at = time.monotonic() + _EXIT_RECORD_S
         record = run.life.record()
@@ -305,7 +336,7 @@ class Supervisor:
                 self._let_go(run)
                 self._say(b"Q%s \n" % run.name.encode())
             return
-        self._exits.add(run.life.run)
+        self._reaper.add(run.life.run)
         text = run.status("exited", written, run.with_exit(record))
         self._let_go(run)
         is_clean = b"-" if self._ownership.orphans() or run.life.ending or not run.has_whole_logs() else b"+"
@@ -317,10 +348,46 @@ class Supervisor:
         """From now on it does not live; before its exit is reported."""
         del self._lives[run.name], self._ending[run.name]
         self._ownership.remove(run.family)
+        self._reaper.drop(run.life.run)
         for rank in run.life.ranks:
             rank.log.close()
+        run.life.let_go()
         ending = run.life.ending
         run.claimed.let_go(is_over=ending is None or not ending.left)
+
+    # --- leases, and who keeps them with us -----------------------------------------------------------------------
+
+    def _expire(self, run: _Run, silent_s: float) -> None:
+        """Also a run that ends for another reason has no more time than this."""
+        spec = run.life.spec
+        assert spec.lease_s is not None
+        grace_s = grace_left_s(spec.lease_s, spec.grace_s, silent_s)
+        run.life.decide("lease-expired", "the agent was silent for %.1f s" % silent_s, grace_s)
+        if run.life.ending is not None:
+            run.life.ending.hasten(grace_s)
+        self._note_verdict(run)
+
+    def _hear_reaper(self) -> None:
+        for name, silent_s in self._reaper.expired():
+            if name in self._lives:
+                self._expire(self._lives[name], silent_s)
+        if self._reaper.is_gone:  # the next tick makes another
+            self._poll.unregister(self._reaper)
+
+    def _replace_reaper(self) -> None:
+        with contextlib.suppress(OSError):  # tried again at the next tick, if nothing has changed
+            self._reaper.replace()
+            self._ownership.helper = self._reaper.pid
+            self._poll.register(self._reaper, select.POLLIN)
+            self._write_reaper()
+
+    def _write_reaper(self) -> None:
+        pid = self._reaper.pid
+        name = ProcessName.own()._replace(pid=pid, started=terminate.start_time(pid) or 0)
+        path = os.path.join(self._folder, reaper.FILE)
+        with open(path + ".new", "w", encoding="ascii") as file:
+            file.write(str(name))
+        os.rename(path + ".new", path)
 
     # --- talking ------------------------------------------------------------------------------------------------
 

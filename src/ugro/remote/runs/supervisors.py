@@ -48,6 +48,7 @@ class Start(NamedTuple):
     is_of_this_boot: bool
     on_answer: Callable[[bytes], None]  # a run's status
     on_refusal: Callable[[str, str], None]
+    ticket: Optional[str] = None
 
 
 class Supervisors:
@@ -77,7 +78,7 @@ class Supervisors:
         A process for each of a thousand small runs would cost more than the runs. But a supervisor that is killed
         takes all its runs with it, and only with one run it knows of every process whose that is.
         """
-        shared = [start for start in starts if start.spec.get("shared") is True]
+        shared = [start for start in starts if _may_share(start.spec)]
         for first in range(0, len(shared), _PART):
             part = shared[first : first + _PART]
             try:
@@ -86,7 +87,7 @@ class Supervisors:
                 for start in part:
                     _refuse(start, error)
         for start in starts:
-            if start.spec.get("shared") is not True:
+            if not _may_share(start.spec):
                 self.start_alone(start)
 
     def start_alone(self, start: Start) -> None:
@@ -189,6 +190,11 @@ class Supervisors:
 _all: Dict[str, Supervisors] = {}  # by the agent's path
 
 
+def _may_share(spec: Dict[str, Any]) -> bool:
+    """At the end of a lease all is killed that a supervisor has."""
+    return spec.get("shared") is True and spec.get("lease_s") is None
+
+
 def _without_tail(status: Dict[str, Any]) -> Dict[str, Any]:
     """An answer to a start needs no log lines."""
     record = status["exit"]
@@ -280,7 +286,7 @@ class _Supervisor:
     def _line(self, number: int) -> bytes:
         start, folder, _ = self._pending[number]
         run = start.run
-        wanted = [number, run.job, run.attempt, start.spec, start.as_of, start.is_of_this_boot, folder]
+        wanted = [number, run.job, run.attempt, start.spec, start.as_of, start.is_of_this_boot, folder, start.ticket]
         return _encode(wanted).encode() + b"\n"
 
     def _flush(self) -> None:

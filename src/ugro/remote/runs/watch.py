@@ -1,8 +1,9 @@
 """`runs.watch`: what becomes of an agent's runs on this node, sent as it happens.
 
 Each OUT frame is one JSON document. First all runs, in one document or more: ``{"now", "runs", "is_first": true,
-"has_more"}``. Then, when something changed, the runs that did and the names of those that were removed: ``{"now",
-"runs", "gone"}``. A slow reader gets the latest status of each run, however often that changed meanwhile.
+"has_more"}``, the last of them with the agent's ``"mark"``. Then, when something changed, the runs that did and the
+names of those that were removed: ``{"now", "runs", "gone"}``. A slow reader gets the latest status of each run, however
+often that changed meanwhile.
 
 The kernel says what to look at again. A supervisor that is killed says nothing, but its lock is closed with it.
 """
@@ -140,7 +141,8 @@ class _Watching:
         has_more = bool(self._first)
         if not has_more:
             self._first = None
-        self._send(document.content(is_first=True, has_more=has_more))
+        mark = {} if has_more else {"mark": self._agent.mark()}
+        self._send(document.content(is_first=True, has_more=has_more, **mark))
 
     def _tell_changes(self) -> None:
         document = _Document()

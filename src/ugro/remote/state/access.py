@@ -14,5 +14,10 @@ def agent_of(call: Call, params: Dict[str, Any]) -> AgentDir:
     return agent
 
 
+def seen_agent_of(call: Call, params: Dict[str, Any]) -> AgentDir:
+    """Also of an agent that was replaced: for calls that change nothing."""
+    return AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
+
+
 def run_of(call: Call, params: Dict[str, Any]) -> RunDir:
     return agent_of(call, params).run(str(params["job"]), int(params["attempt"]))

@@ -18,7 +18,7 @@ import signal
 from typing import Any, Dict, List, Optional
 
 from ugro.remote import durable
-from ugro.remote.clock import age_s, boot_id, clock_s, moment
+from ugro.remote.clock import age_s, boot_id, clock_s, moment, wall_s
 from ugro.remote.durable import Numbers
 from ugro.remote.program import Refused
 from ugro.remote.state.fence import Fence
@@ -37,6 +37,7 @@ POINTS = (
 )  # fmt: skip
 # Large enough for the last lines of a log; a record that is longer loses some of them.
 EXIT_BYTES = 64 * 1024
+MOST_MARK_BYTES = 4096
 LEAST_EXIT_BYTES = 4096  # with how one rank ended, and little of its log
 _GENERATION_S = 0.5
 _REMOVING = ".removing"
@@ -86,6 +87,8 @@ class AgentDir:
         self._fences_path = os.path.join(self.path, "fence")
         self._generation = Numbers(os.path.join(self.path, "generation"), 1)
         self._lease = Numbers(os.path.join(self.path, "lease"), 2)
+        self._heard_s = 0.0
+        self._mark_path = os.path.join(self.path, "mark")
 
     def admit(self, generation: int) -> None:
         """Remembers the newest generation; an agent that was replaced has no say any more."""
@@ -101,6 +104,27 @@ class AgentDir:
         if generation < newest:
             text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
             raise Refused("fenced-agent", text % (generation, newest))
+
+    @property
+    def newest_generation(self) -> int:
+        return self._generation.read()[0]
+
+    def mark(self) -> Optional[str]:
+        """What the agent left here to recognize by it that its state is an older one. Only the agent can read it."""
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(self._mark_path, encoding="utf-8") as file:
+            return file.read(MOST_MARK_BYTES)
+        return None
+
+    def put_mark(self, mark: str) -> None:
+        fresh = "%s.%s.new" % (self._mark_path, os.urandom(4).hex())
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            durable.write_all(fd, mark.encode("utf-8", "replace"))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(fresh, self._mark_path)
+        durable.sync_folder(self.path)
 
     def _expect_no_older_layout(self) -> None:
         """Earlier versions kept the runs of all nodes in one folder. Those jobs must not be started a second time."""
@@ -153,15 +177,23 @@ class AgentDir:
             raise Refused("other-boot", "the node was restarted after what this renewal refers to")
         heard_ms = int((clock_s() - silent_s) * 1000)
         with durable.locked(self._lease.path, _GENERATION_S):
-            boot, latest_ms = self._lease.read()
+            boot, latest_ms = 0, 0
+            with contextlib.suppress(OSError):  # damaged: this mends it
+                boot, latest_ms = self._lease.read()
             if boot != _boot_number() or heard_ms > latest_ms:
                 self._lease.write(_boot_number(), heard_ms, is_lasting=False)
         return silent_s
 
     def heard_s(self) -> float:
-        """When the agent last renewed, by ``clock_s``; 0 when it never did since this machine started."""
-        boot, latest_ms = self._lease.read()
-        return latest_ms / 1000 if boot == _boot_number() else 0.0
+        """When the agent last renewed, by ``clock_s``; 0 when it never did since this machine started.
+
+        Where that cannot be read now (a file server is away, no descriptor is left), it is what was read last: that
+        ends a run no sooner than its lease does.
+        """
+        with contextlib.suppress(OSError):
+            boot, latest_ms = self._lease.read()
+            self._heard_s = latest_ms / 1000 if boot == _boot_number() else 0.0
+        return self._heard_s
 
 
 class RunDir:
@@ -222,6 +254,15 @@ class RunDir:
     def envelope(self) -> Optional[Dict[str, Any]]:
         return self._read("spec.json")
 
+    def supervisor(self) -> Optional[str]:
+        """The name of its supervisor's process; None for a run that none has ever claimed."""
+        return (self.envelope() or {}).get("supervisor")
+
+    def ticket(self) -> Optional[str]:
+        """What the agent gave along with the start: by it the agent recognizes a run that its state does not know."""
+        ticket = (self.envelope() or {}).get("ticket")
+        return ticket if isinstance(ticket, str) else None
+
     def _read(self, name: str) -> Optional[Dict[str, Any]]:
         """Not what was there for another run: folders are used again, and a power cut may bring that back."""
         content = durable.read_json(self.file(name))
@@ -276,6 +317,20 @@ class RunDir:
         finally:
             os.close(fd)
 
+    def note_all_ended(self, supervisor: str) -> None:
+        """By the reaper of that supervisor, which was killed: no process of the run is left."""
+        fd = os.open(self.file("ended"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            durable.write_all(fd, supervisor.encode())
+        finally:
+            os.close(fd)
+
+    def has_all_ended(self) -> bool:
+        """Not if another supervisor has taken it up since: the first was killed before its claim."""
+        with contextlib.suppress(OSError), open(self.file("ended"), encoding="utf-8", errors="replace") as file:
+            return file.read(1000) == self.supervisor()
+        return False
+
     # --- what became of it --------------------------------------------------------------------------------------
 
     def write_state(self, state: Dict[str, Any]) -> bytes:
@@ -292,6 +347,13 @@ class RunDir:
 
     def state(self) -> Optional[Dict[str, Any]]:
         return self._read("state.json")
+
+    def began_ns(self) -> Optional[int]:
+        """By the wall clock, and no later than the times of files that its ranks wrote; None if it has not begun."""
+        state = self.state()
+        if not state or not state.get("started_at"):
+            return None
+        return int(wall_s(state.get("boot_id"), float(state.get("clock_s") or 0), float(state["started_at"])) * 1e9)
 
     def reserve_exit(self) -> None:
         """Takes the space for the exit record now; the disk may be full by then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any, Dict, List, Optional
 
@@ -17,8 +18,9 @@ MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rund
 
 _FIELDS = {
     "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
-    "checkpoint_dir", "shared", "gpus", "user",
+    "checkpoint_dir", "shared", "gpus", "user", "cpus", "memory_bytes", "environment", "path",
 }  # fmt: skip
+_ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
 _HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
@@ -57,7 +59,15 @@ class RunSpec:
         self.checkpoint_dir: Optional[bytes] = inner_folder(fields.get("checkpoint_dir"))
         # Its supervisor may have other runs as well; else it has one of its own.
         self.is_shared = fields.get("shared") is True
+        # The Python environment that it needs as long as it lives; by its name.
+        self.environment: Optional[str] = fields.get("environment")
+        if self.environment is not None and not is_environment(self.environment):
+            raise ValueError("no name for an environment: %.80r" % (self.environment,))
+        self.path: List[bytes] = search_path(fields.get("path"))
         self.gpus = devices(fields.get("gpus"))
+        # Its limits; None: it asked for none.
+        self.cpus = _limit(fields, "cpus")
+        self.memory_bytes = _limit(fields, "memory_bytes")
         self.user = str(fields.get("user") or "unknown")[:100]  # who submitted it, for others who want its GPUs
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
 
@@ -67,6 +77,11 @@ def grace(value: Any) -> float:
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
     return grace_s
+
+
+def is_environment(name: Any) -> bool:
+    """Whether a Python environment may be called that."""
+    return isinstance(name, str) and _ENVIRONMENT.fullmatch(name) is not None
 
 
 def devices(gpus: Any) -> List[Device]:
@@ -99,6 +114,21 @@ def environment(variables: Any) -> Dict[bytes, bytes]:
     return env
 
 
+def search_path(folders: Any) -> List[bytes]:
+    """Folders in which programs are looked for before all others."""
+    found = [folder(one) for one in folders or ()]
+    if any(one is None or b":" in one for one in found):
+        raise ValueError("a folder of the search path has a : in it")
+    return [one for one in found if one is not None]
+
+
+def with_path(env: Dict[bytes, bytes], first: List[bytes]) -> Dict[bytes, bytes]:
+    """``env`` with these folders at the beginning of PATH."""
+    if not first:
+        return env
+    return {**env, b"PATH": b":".join([*first, env.get(b"PATH") or os.fsencode(os.defpath)])}
+
+
 def folder(path: Any) -> Optional[bytes]:
     if path is None:
         return None
@@ -122,6 +152,10 @@ def _whole(value: Any, name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError("%s must be a whole number of at least %d" % (name, least))
     return value
+
+
+def _limit(fields: Dict[str, Any], name: str) -> Optional[int]:
+    return None if fields.get(name) is None else _whole(fields[name], name, least=1)
 
 
 def _expect_only(fields: Any, known: Any, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ugro.core.errors import UgroError
 from ugro.train.metrics import Metrics, kept
 from ugro.train.surroundings import Surroundings
+from ugro.train.trial import OTHER_LIBRARY, leave
 
 
 class Log(Protocol):
@@ -27,20 +28,30 @@ class Journal:
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         around = Surroundings.of(env)
         self.is_main = around.rank == 0
+        self._is_trial = around.trial is not None
         name = "metrics.jsonl" if self.is_main else f"metrics.rank_{around.rank}.jsonl"
         self._metrics = Metrics(around.output / name, {"attempt": around.attempt, "rank": around.rank})
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
+        self._refuse_trial()
         plain = {name: kept(value) for name, value in values.items()}
         self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
 
     def announce(self, *, step: int, total_steps: int) -> None:
         """Records how many steps there will be."""
+        self._refuse_trial()
         self._metrics.put({"kind": "progress", "step": step, "total_steps": total_steps})
 
     def close(self) -> None:
         """Writes everything to the file; more records may follow."""
         self._metrics.close()
+
+    def _refuse_trial(self) -> None:
+        """Ends a trial at once: this library would train to the end."""
+        if self._is_trial:
+            self._metrics.put({"kind": "trial", "problem": OTHER_LIBRARY})
+            self._metrics.close()
+            leave()
 
 
 def missing(library: str, error: ImportError) -> Missing:

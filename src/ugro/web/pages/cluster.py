@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 
 from ugro.agent.agent import Agent
+from ugro.core.env_report import SHORT
 from ugro.core.job import Job
 from ugro.web.site import Site
-from ugro.web.views import nodes
+from ugro.web.views import hardware, nodes
 from ugro.web.views.activity import activity
 from ugro.web.views.gpus import gpu_grid
 from ugro.web.views.nodes import NodesQuery, node_table
@@ -67,9 +68,24 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             alerts=[alert for alert in monitor.alerts() if alert.node == name],
             jobs=_jobs_on(site.agent, row),
             spec=site.agent.cluster.inventory.get(name).spec,
+            environments=await site.agent.kept_environments.seen(site.agent.cluster.inventory.get(name)),
+            short=SHORT,
             hours=hours,
             all_hours=HOURS,
+            **await _measured(site.agent, name),
         )
+
+
+async def _measured(agent: Agent, name: str) -> dict[str, Any]:
+    store, figures = agent.store.hardware, agent.measured.latest_of(name)
+    columns, runs = hardware.runs(await store.history(name))
+    return {
+        "measured": figures,
+        "measured_bars": hardware.own_bars(figures, await store.best(name)) if figures else [],
+        "measured_columns": columns,
+        "measured_runs": runs,
+        "worse": agent.measured.findings(name),
+    }
 
 
 def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:

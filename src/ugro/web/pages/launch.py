@@ -21,7 +21,7 @@ from ugro.config.job.form import form_values
 from ugro.config.job.options import OPTIONS
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.support.codec import dumps
-from ugro.core.support.secret import looks_secret
+from ugro.core.support.secret import is_secret
 from ugro.web.access import may_launch
 from ugro.web.site import Site, own_user
 
@@ -48,7 +48,7 @@ def add_launch_pages(app: FastAPI, site: Site) -> None:
             text=job_file(job.spec),
             values=form_values(job.spec),
             options=OPTIONS,
-            kept=[name for name, _ in job.spec.env if looks_secret(name)],
+            kept=[name for name, value in job.spec.env if is_secret(name, value)],
             key=secrets.token_urlsafe(24),
         )
 

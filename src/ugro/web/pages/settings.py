@@ -13,7 +13,7 @@ from ugro.config.channels import LOG
 from ugro.config.schema import Config
 from ugro.config.section import Key, Section
 from ugro.config.yamltext import flow
-from ugro.core.support.secret import masked
+from ugro.core.support.secret import masked, without_passwords
 from ugro.web.site import Site
 
 _DEPENDENCIES = ("fastapi", "starlette", "uvicorn", "h11", "jinja2", "pydantic", "click", "PyYAML")
@@ -90,8 +90,8 @@ def _setting(section: Section, key: str) -> Setting:
 
 
 def _shown(declared: Key, value: object) -> str:
-    """With its unit."""
-    return flow(value) if value is None else declared.kind.described(value)
+    """With its unit. An index's address may hold a password."""
+    return flow(value) if value is None else without_passwords(declared.kind.described(value))
 
 
 def _packages() -> Iterator[Package]:

@@ -2,11 +2,12 @@
 // Terminal output as text nodes: colours become classes, other escape sequences are removed.
 
 const COLOUR = /\x1b\[([0-9;]*)m/;
-// Sequences that begin with ESC or a one-byte form of it: strings (titles, links), then all others.
-const STRINGS = /(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)/g;
+// Sequences that begin with ESC or a one-byte form of it: strings (titles, links), then all others. A string without an
+// end is text, as in cli/untrusted.py.
+const STRINGS = /(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\r\x1b\x90\x98\x9c-\x9f]{0,4096}(?:\x07|\x1b\\|\x9c)/g;
 const SEQUENCES = /(?:\x1b\[|\x9b)(?![0-9;]*m)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-Z\\^-~]|\x1b(?!\[)/g;
 // Other control characters, and those that change the direction of text, which could disguise a line.
-const CONTROLS = /[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
+const CONTROLS = /[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 
 /** @param {string} text one line; of a progress bar, only its last state is kept */
 function cleaned(text) {

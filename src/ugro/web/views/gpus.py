@@ -134,4 +134,6 @@ def _use(row: NodeRow, holder: Holder | None, *, is_used: bool) -> Sign:
         return Sign("taken", "other use")
     if row.status == Status.UNHEALTHY:
         return Sign("unhealthy", "unhealthy")
-    return Sign("drained", "drained") if row.drained is not None else Sign("free", "free")
+    if row.drained is not None:
+        return Sign("drained", "drained")
+    return Sign("owner", "owner is there") if row.owner else Sign("free", "free")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import yaml
@@ -20,8 +19,11 @@ from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
 from ugro.core.job import places as places  # for templates
 from ugro.core.metrics import is_internal
 from ugro.core.plan import NodePlan, Plan
+from ugro.core.planning import Forecast, compared
 from ugro.core.profile import JobProfile, RankProfile
+from ugro.core.support import clock
 from ugro.core.support.secret import masked
+from ugro.policy.python_env.words import in_words
 from ugro.policy.scheduling.why import Why
 from ugro.telemetry.curves import KeySummary, Wanted
 from ugro.telemetry.metricstore import job_owner
@@ -44,10 +46,19 @@ class JobPage:
     events: list[Event]  # newest first
     has_more_events: bool
     plan: Plan | None
+    forecast: Forecast | None = None
 
     @property
     def command(self) -> str:
         return shlex.join(self.job.spec.argv)
+
+    @property
+    def predicted(self) -> str | None:
+        """With what is measured so far."""
+        if self.forecast is None:
+            return None
+        speed = self.headline.speed
+        return compared(self.forecast.prediction, speed.value if speed and speed.name == "samples/s" else None)
 
     @property
     def duration_s(self) -> float:
@@ -66,6 +77,11 @@ class JobPage:
     @property
     def spec(self) -> str:
         return job_file(self.job.spec)
+
+    @property
+    def environment(self) -> str | None:
+        """The Python environment that was asked for, in words."""
+        return in_words(self.job.spec.environment) if self.job.spec.environment else None
 
     @property
     def retry_key(self) -> str:
@@ -91,6 +107,7 @@ async def load(agent: Agent, word: str) -> JobPage:
         events=events[:MOST_EVENTS],
         has_more_events=len(events) > MOST_EVENTS,
         plan=plan,
+        forecast=await agent.store.trials.forecast(job.id),
     )
 
 
@@ -104,7 +121,7 @@ def _known(agent: Agent, job: Job, failure: Failure | None, summaries: Iterable[
 
 
 def duration_s(job: Job) -> float:
-    return job.lasts_s(datetime.now(UTC))
+    return job.lasts_s(clock.now())
 
 
 def as_yaml(document: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ugro.web.views.overview import NodeRow, chosen
 MANY = 24  # with more nodes there is a map
 PAGE = 50
 LEVELS = 5  # of use, besides none
-_WORST = (Status.UNREACHABLE, Status.UNHEALTHY, Status.DEGRADED, "unknown", "late", "drained", Status.HEALTHY)
+_WORST = (Status.UNREACHABLE, Status.UNHEALTHY, Status.DEGRADED, "unknown", "late", "drained", "owner", Status.HEALTHY)
 
 
 class NodesQuery(Body):
@@ -64,7 +64,13 @@ def word(row: NodeRow) -> str:
     """The status word of a node on the map; ``_WORST`` has the order."""
     if row.status != Status.HEALTHY:
         return row.status
-    return "drained" if row.drained is not None else "late" if row.is_late else Status.HEALTHY
+    if row.drained is not None:
+        return "drained"
+    return "late" if row.is_late else "owner" if row.owner else Status.HEALTHY
+
+
+def said(word: str) -> str:
+    return "owner is there" if word == "owner" else word
 
 
 def level(row: NodeRow) -> int:

@@ -48,6 +48,12 @@ class NodeRow:
         return self.report.second_name if self.report else None
 
     @property
+    def owner(self) -> str | None:
+        """That somebody uses it, if jobs make way for its owner."""
+        report = self.report.owner if self.report else None
+        return self.report.owner_note if self.report and report and report.is_there else None
+
+    @property
     def gpus(self) -> tuple[Gpu, ...]:
         return self.facts.gpus if self.facts else ()
 
@@ -177,7 +183,7 @@ def totals(rows: Sequence[NodeRow]) -> Totals:
 def is_late(report: NodeReport, watched: Watched | None) -> bool:
     at = seconds(report.checked_at)
     interval_s = watched.interval_s if watched else 60.0
-    return at is None or time.time() - at > _LATE * interval_s + _LATE_MORE_S
+    return at is None or abs(time.time() - at) > _LATE * interval_s + _LATE_MORE_S
 
 
 def chosen(rows: Sequence[NodeRow], text: str, status: str) -> list[NodeRow]:
@@ -186,14 +192,14 @@ def chosen(rows: Sequence[NodeRow], text: str, status: str) -> list[NodeRow]:
     return [
         row
         for row in rows
-        if status in ("", row.status, "drained" if row.drained is not None else "")
+        if status in ("", row.status, "drained" if row.drained is not None else "", "owner" if row.owner else "")
         and all(word in _words_of(row) for word in wanted)
     ]
 
 
 def _words_of(row: NodeRow) -> str:
     labels = row.report.labels if row.report else ()
-    return " ".join((row.name, row.status, row.gpu_words, *labels, row.drained or "")).lower()
+    return " ".join((row.name, row.status, row.gpu_words, *labels, row.drained or "", row.owner or "")).lower()
 
 
 def jobs_by_node(jobs: Iterable[Job]) -> dict[str, list[int]]:

@@ -261,6 +261,43 @@ def test_a_device_that_ran_out_of_memory_gets_no_more_than_it_holds(mode: Mode) 
     assert made.balancer.plan.shares[0] <= 10
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_a_rank_whose_machine_is_used_takes_little_until_it_is_not(mode: Mode) -> None:
+    made = Ranks(list(UNEQUAL), Balancer(Batch(48, NAMES), mode)).run(20)
+    before = made.balancer.plan.shares
+    plan = made.balancer.limit([None] * 3, [0.1, 1.0, 1.0])
+    assert plan is not None
+    assert plan.shares[0] == 1, "a tenth of a third of 48 samples"
+    assert sum(plan.shares) == 48
+    assert plan.reason == "the owner uses gpu0"
+    assert made.balancer.limit([None] * 3, [0.1, 1.0, 1.0]) is None
+    made.run(60)
+    assert made.balancer.plan.shares[0] == 1, "what is measured does not change that"
+    after = made.balancer.limit([None] * 3, [1.0, 1.0, 1.0])
+    assert after is not None
+    assert after.reason == "no owner uses a machine any more"
+    assert after.shares[0] >= before[0] - 2
+
+
+def test_if_the_owners_of_all_machines_are_there_the_shares_stay() -> None:
+    balancer = Balancer(Batch(48, NAMES))
+    assert balancer.limit([None] * 3, [0.1, 0.1, 0.1]) is None
+    assert balancer.plan.shares == (16, 16, 16)
+
+
+@pytest.mark.parametrize("can_accumulate", [False, True])
+def test_what_a_small_part_leaves_to_the_others_must_fit_into_their_memory(can_accumulate: bool) -> None:
+    balancer = Balancer(Batch(48, NAMES), can_accumulate=can_accumulate)
+    balancer.limit([16, 16, 16])
+    plan = balancer.limit([16, 16, 16], [0.1, 1.0, 1.0])
+    if can_accumulate:
+        assert plan is not None
+        assert plan.shares[0] == 1
+        assert plan.micro_batches == (1, 2, 2)
+    else:
+        assert plan is None, "nobody could hold the rest"
+
+
 def test_when_all_devices_together_cannot_hold_the_batch_they_accumulate() -> None:
     balancer = Balancer(Batch(48, NAMES))
     plan = balancer.limit([8, 8, 8])

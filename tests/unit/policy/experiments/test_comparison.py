@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ugro.cli.jobs.origin import origin_of, parsed
 from ugro.config.job.export import settings
+from ugro.core.energy import JobEnergy
 from ugro.core.environment import Environment, Origin
 from ugro.core.experiment import Figure
 from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
@@ -46,6 +47,15 @@ def test_whatever_differs_is_told_and_nothing_else() -> None:
         "package scipy": (None, "1"),
         "metric loss best": ("0.25", "0.125"),
         "metric loss last": ("0.5", "0.25"),
+    }
+
+
+def test_what_jobs_used_and_cost_is_compared_where_it_was_measured() -> None:
+    cheap = JobEnergy(3600.0, 1.0, 1, 1.0, "1.00 Wh", 0.5, "EUR")
+    costly = replace(cheap, wh=2.0, cost=1.0)
+    assert differing(replace(side(1), energy=cheap), replace(side(2), energy=costly), side(3)) == {
+        "energy (Wh)": ("1", "2", None),
+        "cost (EUR)": ("0.5", "1", None),
     }
 
 

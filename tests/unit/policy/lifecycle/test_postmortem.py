@@ -224,7 +224,11 @@ def test_a_lost_node_explains_what_the_others_say() -> None:
     failed = classify([end(0, 1.0, RESET), end(1, 1.0, "ValueError: odd")], lost=lost)
     assert (failed.cause, failed.node, failed.reason) == (Cause.NODE_LOST, "gpu2", "lost the node gpu2")
     assert classify([], lost=[*lost, Lost("gpu3", Cause.NODE_REBOOTED)]).reason == "lost the node gpu2, and 1 more"
-    assert classify([], lost=[Lost("a", Cause.SUPERVISOR_LOST)]).reason == "the supervisor was killed on a"
+    killed = Lost("a", Cause.SUPERVISOR_LOST)
+    assert classify([], lost=[killed]).reason == "the supervisor was killed on a"
+    assert classify([], lost=[killed]).hint is None
+    hint = "a process that hid from UGRO may still run on b; see: ugro exec b -- ps xf"
+    assert classify([], lost=[killed, Lost("b", Cause.SUPERVISOR_LOST, may_have_left=True)]).hint == hint
     own = classify([end(0, 1.0, CUDA_OOM)], lost=lost)
     assert own.cause is Cause.CUDA_OOM
 
@@ -263,3 +267,16 @@ def test_whatever_ranks_leave_behind_can_be_told(ends: list[RankEnd]) -> None:
     failed = classify(ends)
     assert failed.reason
     assert failed.rank is None or failed.rank in {one.rank for one in own}
+
+
+def test_a_memory_limit_that_was_reached_is_named_with_its_size() -> None:
+    limit = 4 * 2**30
+    failure = classify([killed(0, signal.SIGKILL, was_oom_killed=True, reached_bytes=limit)])
+    assert failure.cause is Cause.OOM
+    assert failure.reason == "rank 0 on gpu1 was killed by SIGKILL: the job reached its memory limit of 4.0 GiB"
+    assert failure.hint == "ask for more with --memory, or use fewer loader workers or a smaller batch"
+    worker = classify([end(0, 0.0, "RuntimeError: a worker is gone", reached_bytes=limit)])
+    assert worker.cause is Cause.OOM
+    assert worker.reason.endswith("reached its memory limit of 4.0 GiB")
+    other = classify([end(0, 0.0, "torch.cuda.OutOfMemoryError: CUDA out of memory", reached_bytes=limit)])
+    assert other.cause is Cause.CUDA_OOM

@@ -18,6 +18,8 @@ from ugro.policy.nodes.alerts import (
     forget_nodes,
     is_wanted,
     review,
+    shifted,
+    slower,
     status_change,
     worst_first,
 )
@@ -83,6 +85,13 @@ def test_a_node_that_is_away_is_critical_and_nothing_else_is_said_of_it() -> Non
     assert finding.text == "gpu1 is unreachable: login refused"
 
 
+def test_hardware_that_became_slower_is_a_warning_on_the_name_that_is_used() -> None:
+    [one] = slower(report("gpu1"), ["GPU 0 bf16: low", "storage: low"])
+    assert (one.rule, one.node, one.severity) == ("measured", "gpu1", Severity.WARNING)
+    assert one.text == "gpu1: GPU 0 bf16: low; storage: low"
+    assert slower(report("gpu1"), []) == []
+
+
 def test_only_what_was_looked_at_is_judged() -> None:
     reports = [report("a", status=Status.UNREACHABLE), report("b", score=10), report("c", status=Status.UNREACHABLE)]
     for looked_at in ({"a"}, {"b"}, {CLUSTER}, {"a", CLUSTER}, set[str]()):
@@ -123,6 +132,21 @@ def test_what_goes_on_is_told_again_once_an_hour() -> None:
     watch = Watch()
     told = [now for now in range(0, 3 * 3600 + 10, 5) if watch.look(now, WARM)]
     assert told == [5, 3605, 7205, 10805]
+
+
+def test_a_clock_that_is_set_changes_nothing_about_when_a_notice_is_repeated() -> None:
+    watch = Watch()
+    assert [watch.look(now, WARM) for now in (10_000, 10_005)] == [[], ["started"]]
+    watch.known = {key: shifted(alert, -7200.0) for key, alert in watch.known.items()}
+    told = [now for now in range(10_010, 10_010 + 2 * 3600, 5) if watch.look(now - 7200, WARM)]
+    assert told == [13_605, 17_205]
+
+
+def test_a_notice_of_the_future_does_not_silence_an_alert_until_then() -> None:
+    watch = Watch()
+    assert [watch.look(now, WARM) for now in (10_000, 10_005)] == [[], ["started"]]
+    told = [now for now in range(2000, 2000 + 4000, 5) if watch.look(now, WARM)]
+    assert told == [2000, 5600], "as after a restart with a clock that was set back meanwhile"
 
 
 def test_what_gets_worse_is_told_at_once_and_what_swings_is_not_told_at_every_turn() -> None:

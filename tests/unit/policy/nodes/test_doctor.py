@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from ugro.core.finding import Finding, Grade
-from ugro.core.node import Facts, Gpu, GpuProcess, LinkQuality, Machine, NodeSpec
+from ugro.core.job import Placement, Share
+from ugro.core.node import Facts, Gpu, GpuProcess, Limits, LinkQuality, Machine, NodeSpec
+from ugro.core.owner import OwnerReport, Then, When
 from ugro.policy.nodes.connectivity import Endpoint, judge_pairs
 from ugro.policy.nodes.diagnosis import judge_node
 from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
+from ugro.policy.nodes.limits import unlimited_memory
 from ugro.policy.nodes.shared_folders import judge_folders
 from ugro.policy.nodes.versions import Installed, judge_versions
 from ugro.remote.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
@@ -52,6 +55,44 @@ def only(examined: Examination, check: str) -> Finding:
     return finding
 
 
+def test_what_is_looked_at_for_an_owner_is_said_and_what_cannot_be() -> None:
+    rule = OwnerReport(When.ACTIVE, Then.PAUSE, 600.0, sources=("terminals",))
+    seen = only(node(owner=rule), "owner")
+    assert (seen.grade, seen.text) == (Grade.OK, "noticed by terminals; not there now, then pause")
+    assert not findings(node(), "owner")
+    keyboard = "Logitech (/dev/input/event3) cannot be read"
+    blind, rest = findings(node(owner=replace(rule, blind=(keyboard,))), "owner")
+    assert (blind.grade, blind.remedy) == (Grade.WARNING, "on gpu1: sudo usermod -aG input ann")
+    assert blind.text == f"somebody there is not always noticed: {keyboard}"
+    assert rest.grade is Grade.OK
+    for broken in (replace(rule, sources=()), replace(rule, is_known=False), replace(rule, error="broken")):
+        found = only(node(owner=broken), "owner")
+        assert found.grade is Grade.WARNING
+        assert found.remedy
+
+
+def test_what_is_not_enforced_is_said_and_how_to_have_it() -> None:
+    bound = node(facts=replace(FACTS, limits=Limits("affinity", "none")))
+    finding = only(bound, "limits")
+    assert finding.grade is Grade.OK
+    assert finding.text == (
+        "cpus of jobs are limited by affinity, their memory is not limited; "
+        "to limit it, on gpu1: sudo loginctl enable-linger ann"
+    )
+    held = node(facts=replace(FACTS, limits=Limits("cgroup2", "cgroup2")))
+    assert only(held, "limits").text == "cpus and memory of jobs are limited by control groups"
+    assert findings(node(), "limits") == []
+
+
+def test_a_job_that_asks_for_memory_is_told_where_that_is_not_enforced() -> None:
+    placement = Placement((Share("a", memory_bytes=4 * GIB), Share("b", memory_bytes=4 * GIB)))
+    limits = {"a": Limits("affinity", "none"), "b": Limits("systemd", "systemd")}
+    note = unlimited_memory(placement, limits)
+    assert note == "4.0 GiB of memory is reserved on a, and not enforced there: the job could take more"
+    assert unlimited_memory(placement, {"b": limits["b"]}) is None
+    assert unlimited_memory(Placement((Share("a", cpus=2),)), limits) is None
+
+
 def installed(name: str, packages: Packages | Unknown | None = None, **more: Any) -> Installed:
     fields = {"python": "3.11.4", "python_path": "/usr/bin/python3", **more}
     return Installed(name, packages=packages or Packages("3.11.4"), **fields)
@@ -72,6 +113,14 @@ def test_a_healthy_node_has_one_good_line_for_each_check_and_no_remedies() -> No
     assert {finding.grade for finding in found} == {Grade.OK}
     assert {finding.subject for finding in found} == {"gpu1"}
     assert {finding.remedy for finding in found} == {None}
+
+
+def test_a_node_that_reports_runs_which_it_was_not_given_is_named() -> None:
+    found = only(node(strange_runs="reports runs that were never placed there: no job 7"), "runs")
+    assert found.grade is Grade.WARNING
+    assert found.text == "reports runs that were never placed there: no job 7; they are ignored"
+    assert "ugro exec gpu1 -- ls -l /home/ann/ws/.ugro/agents" in (found.remedy or "")
+    assert "ugro node drain gpu1" in (found.remedy or "")
 
 
 def test_the_connection_says_how_and_how_far() -> None:

@@ -137,6 +137,12 @@ def test_ranks_that_should_run_and_do_not_take_the_points_of_the_processes() -> 
     assert assess(replace(FINE, rank_processes=1), GOOD_LINK, ranks_expected=2).score == 100
 
 
+def test_a_node_that_reports_runs_which_it_was_not_given_shows_it() -> None:
+    verdict = assess(FINE, GOOD_LINK, strange_runs="reports runs that were never placed there: no job 7")
+    assert verdict.reasons == (Reason("system", "reports runs that were never placed there: no job 7", 12.0),)
+    assert verdict.status is Status.HEALTHY
+
+
 def test_only_the_worst_of_several_gpus_counts_and_the_others_are_counted_in_words() -> None:
     hot = with_gpus(gpu(0, temperature_c=81), gpu(1, temperature_c=84), gpu(2), gpu(3, temperature_c=82))
     verdict = assess(hot, GOOD_LINK)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from ugro.core.job import Imports
-from ugro.policy.nodes.imports import imports_of
+from ugro.policy.nodes.imports import imports_of, uses
 
 
 class Files:
@@ -124,3 +124,27 @@ def test_code_that_cannot_be_read_leaves_a_doubt() -> None:
     assert imported("import torch\nimport other", other="print 'hello'") == Imports(("torch",), is_certain=False)
     assert imported("if:") == Imports((), is_certain=False)
     assert imports_of("missing.py", Files()) == Imports()
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "found"),
+    [
+        ("import ugro.train as ut", {}, True),
+        ("def main():\n    from ugro import train", {}, True),
+        ("try:\n    import ugro\nexcept ImportError:\n    pass", {}, True),
+        ("from lib.loop import fit", {"lib__loop": "import ugro.train"}, True),
+        ("from lib import loop", {"lib__loop": "from . import deep", "lib__deep": "import ugro"}, True),
+        ("import ugro", {"ugro__init": ""}, True),
+        ("# for ugro launch\nimport torch", {"other": "import ugro.train"}, False),
+        ("import os, types", {"other__types": "import ugro"}, False),
+        ("import loop", {"src__loop": "import ugro"}, None),
+        ("import importlib", {"loop": "import ugro"}, None),
+        ("print hello", {}, None),
+    ],
+)
+def test_whether_a_script_uses_a_module(script: str, files: dict[str, str], found: bool | None) -> None:
+    assert uses("train.py", Files(train=script, **files), "ugro") is found
+
+
+def test_nobody_can_tell_what_a_script_uses_that_is_not_in_the_code() -> None:
+    assert uses("elsewhere.py", Files(train="import ugro"), "ugro") is None

@@ -10,10 +10,10 @@ import pytest
 from ugro.core.failure import Cause
 from ugro.core.finding import Grade
 from ugro.core.job import Launcher
-from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, addresses_to_try, meet, pairs
+from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, addresses_to_try, asked_for, meet, pairs
 from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.versions import Difference, Installed, Need, differences, judge_versions, lack_of_imports
-from ugro.remote.messages import Connections, Missed, Packages, Reached
+from ugro.remote.messages import Connections, Missed, Packages, Reached, Target
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 ON_CPUS = Need(Launcher.DDP)
@@ -224,6 +224,14 @@ def test_what_the_user_wants_and_dials_is_tried_first() -> None:
     for host in ("", "gpu1.lan", "fd00::2", "10.0.0.5", "127.0.1.2"):
         by_name = Endpoint("a", "b1", ("10.0.0.5",), host=host)
         assert addresses_to_try(Endpoint("b", "b2"), by_name) == ["10.0.0.5"]
+
+
+def test_an_address_that_nobody_asked_for_is_not_believed() -> None:
+    target = Target("gpu1", (A, B), (PORT,), "word", "reply")
+    honest = Reached("gpu1", PORT, B, "eth3", "eth1", 0.01)
+    lies = [replace(honest, address="0.0.0.0"), replace(honest, port=22), replace(honest, node="gpu2")]
+    missed = (Missed("gpu1", PORT, A, "refused"),)
+    assert asked_for(Connections((*lies, honest), missed), [target]) == Connections((honest,), missed)
 
 
 def test_of_many_nodes_all_try_the_first_and_each_its_neighbour() -> None:

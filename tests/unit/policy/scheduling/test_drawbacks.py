@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot
 from ugro.core.job import ANY_GPUS, Imports
+from ugro.core.python_env import EnvRequest
 from ugro.policy.scheduling.cluster_view import NodeView, Waiting
 from ugro.policy.scheduling.decision import Start
 from ugro.policy.scheduling.scheduler import actions
@@ -64,6 +65,13 @@ def test_a_node_is_only_used_last_if_a_job_may_run_there_all_the_same(doubt: dic
     assert (first.placement.nodes, second.placement.nodes) == (("gpu1",), ("gpu2",))
     assert "rather than gpu2: it has what the script imports" in first.reason
     assert second.reason.endswith("gpu1 has torch; gpu2 lacks it and is used last")
+
+
+def test_a_job_that_brings_its_environment_runs_where_its_imports_are_not() -> None:
+    cluster = [node("gpu1"), replace(node("gpu2", speed=9.0), lacks=frozenset({"torch"}))]
+    start = start_of(imports(1, "torch", environment=EnvRequest(requirements=("torch",))), *cluster)
+    assert start.placement.nodes == ("gpu2",)
+    assert "torch" not in start.reason
 
 
 def test_a_job_that_no_node_can_run_starts_with_a_warning() -> None:

@@ -33,6 +33,11 @@ LAB = (node("gpu-master", 12, cores=16), node("gpu1", 8, 8), node("gpu2", 8, mod
             "no GPU has 40.0 GiB; the largest has 12.0 GiB (RTX 4070 on gpu-master); "
             "with --gpu-memory 12GiB it would fit",
         ),
+        (Resources(only=("gpu1", "gpu9")), "there is no node gpu9; there are gpu-master, gpu1 and gpu2"),
+        (
+            replace(gang(2), only=("gpu1",)),
+            "it needs 2 nodes each with 1 GPU and the name gpu1; only 1 has that (gpu1); with --nodes 1 it would fit",
+        ),
         (Resources(gpus_per_node=1, gpu_models=("H100",)), "no GPU is H100; there are RTX 3070 Ti and RTX 4070"),
         (Resources(cpus=64), "no node has 64 cores; the largest has 16 (gpu-master); with --cpus 16 it would fit"),
         (

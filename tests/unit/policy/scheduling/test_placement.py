@@ -268,3 +268,20 @@ def test_what_a_job_holds_is_gone_until_it_ends_even_for_nodes_that_left() -> No
         (Holding(9, "bob", 50, held, 0.0),),
     )  # fmt: skip
     assert not isinstance(schedule(snapshot)[0], Start)
+
+
+def test_a_job_that_names_its_nodes_gets_these_and_no_others() -> None:
+    nodes = [node(name, 8, speed=speed) for name, speed in (("a", 1.0), ("b", 9.0), ("c", 2.0), ("d", 1.0))]
+    named = Resources(min_nodes=2, max_nodes=2, gpus_per_node=1, only=("a", "d"))
+    assert given_to(named, *nodes) == {"a": (0,), "d": (0,)}
+    assert given_to(replace(named, min_nodes=1, max_nodes=1, only=("d",)), *nodes) == {"d": (0,)}
+    assert place(replace(named, only=("a",)), *nodes) is None
+
+
+def test_the_named_nodes_of_a_later_job_are_known_while_an_earlier_one_is_placed() -> None:
+    nodes = tuple(node(name, 8) for name in ("a", "b"))
+    specs = [JobSpec("job", ("train",), Launcher.DDP, resources=Resources(gpus_per_node=1))]
+    specs.append(replace(specs[0], resources=Resources(gpus_per_node=1, only=("b",))))
+    waiting = tuple(Waiting(number, "ann", spec, float(number)) for number, spec in enumerate(specs, start=1))
+    decisions = schedule(ClusterView(0.0, nodes, waiting))
+    assert [one.placement.nodes for one in decisions if isinstance(one, Start)] == [("a",), ("b",)]

@@ -248,8 +248,8 @@ def possible(work: Work, views: tuple[NodeView, ...]) -> Work:
 
 
 def test_twice_the_queue_takes_at_most_about_twice_the_time() -> None:
-    full = running(ClusterView(1e6, cluster(), jobs(10_000)))
-    half = replace(full, waiting=full.waiting[:5000])
+    full = running(ClusterView(1e6, cluster(), jobs(5000)))
+    half = replace(full, waiting=full.waiting[:2500])
 
     def fastest(seen: ClusterView) -> float:
         times = []

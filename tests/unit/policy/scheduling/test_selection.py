@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +42,15 @@ def test_the_node_with_the_lowest_cost_is_taken_and_the_runner_up_is_named() -> 
 
 def test_load_counts_per_core() -> None:
     assert choose(node("small", 2.0, cores=2), node("large", 6.0, cores=64)).name == "large"
+
+
+def test_of_nodes_that_cost_about_the_same_the_one_that_was_measured_to_be_faster_is_taken() -> None:
+    slow, fast = node("gpu1", 0.04), replace(node("gpu2", 0.12), speed=1.0)
+    choice = choose(replace(slow, speed=0.5), fast)
+    assert choice.name == "gpu2"
+    assert choice.reason.endswith("about the same as gpu1, and was measured to be faster")
+    assert choose(replace(slow, speed=0.5), replace(fast, facts=facts(2.0))).name == "gpu1", "less load counts more"
+    assert choose(slow, fast).name == "gpu1"
 
 
 def test_weights_decide_what_matters() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import GIB, job, node, nodes, snapshot
@@ -197,7 +197,6 @@ class Days:
 
 
 @given(clusters(), st.lists(workloads(), min_size=2, max_size=5), st.data())
-@settings(max_examples=40, deadline=None)
 def test_a_queue_kept_over_time_decides_as_a_plain_pass_over_all_jobs(
     views: tuple[NodeView, ...], batches: list[list[tuple[Waiting, float]]], data: st.DataObject
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ugro.core.energy import JobEnergy
 from ugro.core.headline import DeviceUse, Headline, JobProgress, LossLine, Speed
 from ugro.core.node import Gpu
 from ugro.policy.training import headline
@@ -60,3 +61,5 @@ def test_one_line_has_all_that_is_known_and_nothing_else() -> None:
     ended = Headline(1, 1, True, 90.0, "", None, LossLine("loss", None, 0.4), None, DeviceUse(computing=0.5))
     assert headline.in_one_line(ended) == "took 1m30s · loss not a number (best 0.4) · computing 50 % of the time"
     assert headline.in_one_line(Headline(1, 1, False, 60.0, "")) == ""
+    used = JobEnergy(7200.0, 2.0, 1, 0.5, "2.00 Wh, 0.50 EUR (GPUs; measured for 50 % of the time)", 0.5, "EUR")
+    assert headline.in_one_line(Headline(1, 1, False, 60.0, "", energy=used)) == "2.00 Wh (0.50 EUR)"

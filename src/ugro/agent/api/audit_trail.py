@@ -1,0 +1,133 @@
+"""Records each request that changes something: the one place through which all of them pass."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import socket
+import struct
+from asyncio import Transport
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, rule_for, subject
+from ugro.agent.ops.audit import AuditLog
+from ugro.core.audit import AuditEntry
+from ugro.core.support.clock import boot_clock_s
+
+DONE = "done"
+REFUSED = "refused"
+_MOST_REQUEST = 64 * 1024  # of a request that is looked into
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+Who = Callable[[Scope], tuple[str, str]]  # the user, and by what
+
+
+class AuditTrail:
+    """``is_stranger``: whether nobody is signed in who asks; known when the request was answered."""
+
+    def __init__(
+        self, app: ASGIApp, audit: AuditLog, who: Who, is_stranger: Callable[[Scope], bool] = lambda scope: False
+    ) -> None:
+        self._app = app
+        self._audit = audit
+        self._who = who
+        self._is_stranger = is_stranger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = rule_for(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            if self._is_stranger(scope) and _has_token(scope):
+                self._note(scope, SIGN_IN, "by token", REFUSED)
+            return
+        exchange = _Exchange(*found, receive, send)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        finally:
+            if (about := exchange.subject) is not None:
+                self._note(scope, exchange.rule.action, about, exchange.outcome)
+
+    def _note(self, scope: Scope, action: str, about: str, outcome: str) -> None:
+        entry = AuditEntry(_now(), *self._who(scope), action, about, outcome)
+        if outcome != DONE and self._is_stranger(scope):
+            self._audit.note_stranger(entry, boot_clock_s())
+        else:
+            self._audit.note(entry)
+
+
+class _Exchange:
+    """A request and its answer, as far as they are needed for an entry."""
+
+    def __init__(self, rule: Rule, named: str, receive: Receive, send: Send) -> None:
+        self.rule = rule
+        self._named = named
+        self._receive = receive
+        self._send = send
+        self._request = b""
+        self._answer = b""
+        self._status = 0
+        self._has_cookie = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self.rule.fields and message["type"] == "http.request" and len(self._request) < _MOST_REQUEST:
+            self._request += message.get("body", b"")
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._has_cookie = any(name.lower() == b"set-cookie" for name, _ in message.get("headers", ()))
+        elif not self._answer and (self.rule.makes_jobs or self.rule.answers_job or self._status >= 400):
+            self._answer = message.get("body", b"")
+        await self._send(message)
+
+    @property
+    def outcome(self) -> str:
+        if self._status == 0:
+            return "no answer"
+        if self._status >= 400:
+            return refusal(self._status, self._answer)
+        # A sign-in that fails is answered with the page to sign in.
+        return DONE if self.rule.action != SIGN_IN or self._has_cookie else REFUSED
+
+    @property
+    def subject(self) -> str | None:
+        is_done = 0 < self._status < 400
+        found = subject(self.rule, self._named, self._request, self._answer)
+        return found if is_done else found or self._named
+
+
+class LocalProtocol(H11Protocol):
+    """On the agent's socket, a client's address is its user and process, which the kernel knows."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        peer: socket.socket = transport.get_extra_info("socket")
+        pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        self.client = (_user_name(uid), pid)
+
+
+def _has_token(scope: Scope) -> bool:
+    return any(name == b"authorization" for name, _ in scope["headers"])
+
+
+def local_user(scope: Scope) -> tuple[str, str]:
+    user, pid = scope["client"] or (_user_name(os.geteuid()), 0)
+    return user, f"pid {pid}"
+
+
+@functools.lru_cache(64)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

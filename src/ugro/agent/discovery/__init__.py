@@ -1,0 +1,1 @@
+"""Watches sources of machines, and lets those join whose host keys the user has accepted."""

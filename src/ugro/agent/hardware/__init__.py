@@ -1,0 +1,1 @@
+"""``ugro node bench``: measures nodes, the links between them, and all-reduces over them."""

@@ -1,0 +1,91 @@
+"""A node that is measured: its link, what a probe found, and the figures as they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ugro.agent.hardware.lines import DeviceLine, Lines
+from ugro.core.figures import CPU, DeviceFigures, Mode, NodeFigures, Part, Skipped, Surroundings
+from ugro.core.node import Facts, Gpu, Machine
+from ugro.nodes.link import Link
+from ugro.policy.hardware.budget import OF_MACHINE
+
+
+@dataclass(slots=True)
+class Subject:
+    name: str
+    link: Link
+    facts: Facts
+    python: str | None = None  # the path of the one that has PyTorch; None: the one that runs the ranks
+    found: list[Lines] = field(default_factory=list)
+    seen: dict[str, Surroundings] = field(default_factory=dict)  # by uuid, while it was measured
+    is_busy: bool = False  # and measured all the same
+    is_lost: bool = False
+
+    @property
+    def machine(self) -> Machine:
+        assert self.link.machine is not None  # the link is open
+        return self.link.machine
+
+    @property
+    def torch(self) -> str | None:
+        return next((lines.torch for lines in self.found if lines.torch), None)
+
+    @property
+    def cuda_devices(self) -> list[int]:
+        """The GPUs that PyTorch can use."""
+        return [device.index for lines in self.found for device in lines.devices if device.index is not None]
+
+    def note(self, gpus: tuple[Gpu, ...]) -> None:
+        """What a probe has seen of its GPUs meanwhile."""
+        for gpu in gpus:
+            before = self.seen.get(gpu.uuid, Surroundings())
+            hottest = max((t for t in (before.temperature_c, gpu.temperature_c) if t is not None), default=None)
+            throttle = tuple(dict.fromkeys((*before.throttle, *(gpu.throttle or ()))))
+            self.seen[gpu.uuid] = replace(before, temperature_c=hottest, throttle=throttle)
+
+    def figures(self, about: About) -> NodeFigures:
+        last: dict[str, Any] = {}
+        for lines in self.found:
+            last |= {
+                name: value
+                for name in ("cpu", "memory_bytes_per_s", "storage", "torch")
+                if (value := getattr(lines, name)) is not None
+            }
+        devices = [self._device(device) for lines in self.found for device in lines.devices]
+        return NodeFigures(
+            node=self.name,
+            measured_at=about.measured_at,
+            mode=about.mode,
+            driver=self.facts.gpu_driver,
+            devices=tuple(device for device in devices if device is not None),
+            skipped=(*(one for lines in self.found for one in lines.skipped), *self._silent(about)),
+            is_forced=self.is_busy,
+            **last,
+        )
+
+    def _device(self, line: DeviceLine) -> DeviceFigures | None:
+        if line.index is None:
+            return line.figures(CPU, self.machine.cpu_model)
+        gpu = next((gpu for gpu in self.facts.gpus if gpu.index == line.index), None)
+        if gpu is None:
+            return None
+        figures = line.figures(gpu.uuid, gpu.name)
+        seen = self.seen.get(gpu.uuid, Surroundings())
+        seen = replace(seen, pcie_width=line.pcie_width, pcie_width_max=line.pcie_width_max)
+        return replace(figures, seen=seen)
+
+    def _silent(self, about: About) -> list[Skipped]:
+        """What was lost with the link."""
+        if not self.is_lost:
+            return []
+        parts = [part for part in (*OF_MACHINE, Part.DEVICES) if part in about.parts]
+        return [Skipped(str(part), "the node could not be reached any more") for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    measured_at: str
+    mode: Mode
+    parts: frozenset[Part]

@@ -1,0 +1,132 @@
+"""From what a job asks for to exact packages with hashes, on this machine, once for each request and platform.
+
+What was resolved is kept: the same request is the same environment tomorrow, until a user asks for newer packages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ugro.agent.python_env.process import run
+from ugro.agent.python_env.tools import Tools, environment, failed
+from ugro.agent.python_env.workshop import Workshop
+from ugro.agent.support.shared_work import SharedWork
+from ugro.core.errors import EnvFailed
+from ugro.core.python_env import EnvRequest, Platform
+from ugro.policy.python_env.naming import environment_name, request_key, uv_platform, without_hash
+from ugro.policy.python_env.pinned import with_given_hashes
+from ugro.policy.python_env.requirements import logical_lines
+from ugro.remote.python_env.failures import Mask
+from ugro.store.python_envs import PythonEnvStore, Resolution
+
+log = logging.getLogger(__name__)
+
+_RESOLVE_S = 900.0
+_WHAT = "its packages cannot be resolved"
+
+
+class Resolver:
+    def __init__(self, workshop: Workshop, store: PythonEnvStore, tools: Tools) -> None:
+        self._workshop = workshop
+        self._store = store
+        self._tools = tools
+        self._resolving: SharedWork[str, Resolution] = SharedWork("resolve environment")
+
+    async def resolve(self, request: EnvRequest, platform: Platform, *, upgrade: bool = False) -> Resolution:
+        """``request``: without overrides, and not an existing environment. Raises EnvFailed."""
+        key = request_key(request, platform)
+        if not upgrade and (known := await self._store.resolution(key)) is not None:
+            return known
+        return await self._resolving.do(key, lambda: self._resolve(key, request, platform))
+
+    async def known(self, request: EnvRequest, platform: Platform) -> Resolution | None:
+        """What it was resolved to before; nothing is looked up."""
+        return await self._store.resolution(request_key(request, platform))
+
+    async def close(self) -> None:
+        await self._resolving.close()
+
+    async def _resolve(self, key: str, request: EnvRequest, platform: Platform) -> Resolution:
+        async with self._workshop.work() as folder:
+            requirements = await self._pinned(request, platform, folder)
+        if (bare := without_hash(requirements)) != []:
+            text = f"{bare[0].split()[0]} has no hash by which nodes could check it"
+            raise EnvFailed(text, hint="name a release of it that is in a package index", cause="hash")
+        found = Resolution(environment_name(requirements, platform), requirements)
+        await self._store.keep_resolution(key, found)
+        log.info("resolved a Python environment: %s", found.name)
+        return found
+
+    async def _pinned(self, request: EnvRequest, platform: Platform, work: Path) -> str:
+        if request.lock is not None:
+            exported = await self._export(request, work)
+            request = replace(request, requirements=tuple(line for _, line in logical_lines(exported)), lock=None)
+        if not request.requirements:
+            return ""
+        target = uv_platform(platform)
+        if target is None:
+            text = f"{_WHAT}: uv does not know the platform {platform.arch}, {platform.libc}"
+            raise EnvFailed(text, hint="name an environment that is on the node: existing", cause="not-found")
+        _write(work / "requirements.in", request.requirements)
+        _write(work / "constraints.txt", request.constraints)
+        argv = [
+            *("pip", "compile", "--no-config", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
+            *("--python", sys.executable, "--python-version", platform.python, "--python-platform", target),
+            *("--constraints", "constraints.txt", *_folders(request), "requirements.in"),
+            # uv has no variable for it.
+            *(("--no-index",) if request.no_index else ()),
+        ]
+        return with_given_hashes(await self._uv(argv, request, work), request.requirements)
+
+    async def _export(self, request: EnvRequest, work: Path) -> str:
+        """The packages of a uv.lock, for all platforms, with hashes."""
+        project = work / "project"
+        project.mkdir()
+        (project / "uv.lock").write_text(request.lock or "")
+        (project / "pyproject.toml").write_text(request.project or "")
+        argv = [
+            *("export", "--frozen", "--no-config", "--quiet", "--no-dev", "--no-emit-project", "--no-header"),
+            *("--no-annotate", "--format", "requirements-txt", "--python", sys.executable, "--project", str(project)),
+        ]
+        return await self._uv(argv, request, project)
+
+    async def _uv(self, argv: Sequence[str], request: EnvRequest, work: Path) -> str:
+        uv = await self._tools.uv_here()
+        sources = await self._tools.sources_of(request)
+        own = {
+            # Not kept: what was resolved is. A wheel in a folder would be unpacked into it.
+            "UV_CACHE_DIR": str(work / ".uv-cache"),
+            "UV_PYTHON_DOWNLOADS": "never",
+            "UV_NO_PROGRESS": "1",
+            **uv_variables(sources),
+        }
+        ended = await run([uv, *argv], env=environment(own), cwd=work, timeout_s=_RESOLVE_S)
+        if ended.code != 0:
+            raise failed("uv", ended.code, ended.err, Mask(sources.addresses), _WHAT)
+        return ended.out
+
+
+def uv_variables(sources: EnvRequest) -> dict[str, str]:
+    """Addresses may hold passwords: others cannot read a process's variables, but its arguments."""
+    found = {}
+    if sources.index_url:
+        found["UV_DEFAULT_INDEX"] = sources.index_url
+    if sources.extra_index_url:
+        found["UV_INDEX"] = " ".join(sources.extra_index_url)
+    if pages := [link for link in sources.find_links if "://" in link]:
+        found["UV_FIND_LINKS"] = ",".join(pages)
+    return found
+
+
+def _folders(request: EnvRequest) -> list[str]:
+    folders = [os.path.abspath(link) for link in request.find_links if "://" not in link]
+    return [word for folder in folders for word in ("--find-links", folder)]
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,217 @@
+"""pip and uv on this machine, and the uv that is sent to nodes.
+
+uv comes from its wheel on PyPI, whose hash is in ``uv_wheels``: fetched once by pip, with the user's own settings for
+it, and kept in the state directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ugro.agent.python_env.process import run
+from ugro.agent.python_env.uv_wheels import UV_VERSION, UV_WHEELS, UvWheel
+from ugro.agent.python_env.workshop import Workshop
+from ugro.agent.support.shared_work import SharedWork
+from ugro.core.errors import EnvFailed
+from ugro.core.python_env import Blob, EnvRequest, Platform
+from ugro.remote.python_env.failures import Mask, explain
+
+_FETCH_S = 600.0
+_VERSION_S = 60.0
+_PIP_AGE_S = 60.0
+_LAST_LINES = 20
+_PIECE = 1 << 20
+_UV = "uv"
+_NO_PIP = "this machine has no pip, which fetches uv for it and for the nodes"
+_HINT = f"install it: {sys.executable} -m ensurepip"
+
+
+@dataclass(frozen=True, slots=True)
+class UvFile:
+    """A uv for a node: alone in its folder."""
+
+    folder: Path
+    blob: Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Pip:
+    argv: list[str]
+    settings: str  # as ``pip config list`` writes them
+    asked_at: float
+
+    @property
+    def indexes(self) -> tuple[str | None, tuple[str, ...]]:
+        """The package indexes that it is configured to use, as far as nodes can reach them too."""
+        found: dict[str, list[str]] = {}
+        for line in self.settings.splitlines():
+            name, _, value = line.partition("=")
+            # Later lines count more: a user's settings come after those of the machine.
+            found[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ").split()
+        index, extra = (
+            [one for one in found.get(name, ()) if one.startswith(("http://", "https://"))]
+            for name in ("index-url", "extra-index-url")
+        )
+        return (index[0] if index else None), tuple(extra)
+
+
+class Tools:
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._folder = workshop.folder / f"uv-{UV_VERSION}"
+        self._fetching: SharedWork[tuple[str, str], Path] = SharedWork("fetch uv")
+        self._known_pip: Pip | None = None
+
+    async def uv_here(self) -> str:
+        """uv for this machine: that of the user if it has the same version, else ours."""
+        found = shutil.which(_UV)
+        if found is not None and await _version_of(found) == UV_VERSION:
+            return found
+        arch, libc = platform.machine(), "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
+        if (arch, libc) not in UV_WHEELS:
+            hint = f"install uv {UV_VERSION} here yourself: https://docs.astral.sh/uv"
+            raise EnvFailed(f"there is no uv for this machine ({arch}, {libc})", hint=hint, cause="not-found")
+        return str(await self._fetched(arch, libc) / _UV)
+
+    async def uv_for(self, node: Platform) -> UvFile | None:
+        """None: there is no uv for such a node, which then uses its pip."""
+        if (node.arch, node.libc) not in UV_WHEELS:
+            return None
+        folder = await self._fetched(node.arch, node.libc)
+        return UvFile(folder, await asyncio.to_thread(blob_of, folder / _UV))
+
+    async def pip(self) -> list[str]:
+        """The words that run pip: of our own Python, or of another on this machine."""
+        return (await self._pip()).argv
+
+    async def sources_of(self, request: EnvRequest) -> EnvRequest:
+        """The request with the indexes of pip on this machine, if it names none."""
+        if request.index_url is not None or request.no_index:
+            return request
+        try:
+            index, extra = (await self._pip()).indexes
+        except EnvFailed:
+            return request
+        return replace(request, index_url=index, extra_index_url=(*request.extra_index_url, *extra))
+
+    async def close(self) -> None:
+        await self._fetching.close()
+
+    async def _pip(self) -> Pip:
+        """It takes pip a second to say how it is configured: kept for a while."""
+        if self._known_pip is None or time.monotonic() - self._known_pip.asked_at > _PIP_AGE_S:
+            self._known_pip = await pip_here()
+        return self._known_pip
+
+    async def _fetched(self, arch: str, libc: str) -> Path:
+        folder = self._folder / f"{arch}-{libc}"
+        if not await asyncio.to_thread(_is_whole, folder):
+            await self._fetching.do((arch, libc), lambda: self._fetch(folder, UV_WHEELS[arch, libc]))
+        return folder
+
+    async def _fetch(self, folder: Path, wheel: UvWheel) -> Path:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with self._workshop.work() as work:
+            (work / "uv.txt").write_text(f"uv=={UV_VERSION} --hash=sha256:{wheel.sha256}\n")
+            argv = [
+                *await self.pip(),
+                *("download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
+                *("--only-binary", ":all:", "--platform", wheel.tag, "--dest", str(work), "-r", str(work / "uv.txt")),
+            ]
+            ended = await run(argv, env=environment({}), cwd=work, timeout_s=_FETCH_S)
+            if ended.code != 0:
+                raise failed("pip", ended.code, ended.err, Mask(()), f"uv {UV_VERSION} cannot be downloaded")
+            await asyncio.to_thread(_take_out, work, folder)
+        return folder
+
+
+def _take_out(work: Path, folder: Path) -> None:
+    """pip has compared the wheel's hash; what is kept is the program alone, whole or not at all."""
+    [wheel] = work.glob("*.whl")
+    fresh = work / "uv-folder"
+    fresh.mkdir(mode=0o700)
+    with zipfile.ZipFile(wheel) as archive:
+        [member] = [one for one in archive.infolist() if one.filename.endswith(f".data/scripts/{_UV}")]
+        with archive.open(member) as source, (fresh / _UV).open("xb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
+            target.flush()
+            os.fsync(target.fileno())
+    (fresh / _UV).chmod(0o700)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    _record(folder).write_text(blob_of(fresh / _UV).content)
+    fresh.rename(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the program that was fetched is there, and has not changed since. Blocks."""
+    try:
+        return blob_of(folder / _UV).content == _record(folder).read_text()
+    except OSError:
+        return False
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.sha256")
+
+
+async def pip_here() -> Pip:
+    for python in (sys.executable, shutil.which("python3")):
+        if python is None:
+            continue
+        argv = [python, "-m", "pip"]
+        with contextlib.suppress(OSError):
+            ended = await run([*argv, "config", "list"], env=os.environ, cwd=Path("/"), timeout_s=_VERSION_S)
+            if ended.code == 0:
+                return Pip(argv, ended.out, time.monotonic())
+    raise EnvFailed(_NO_PIP, hint=_HINT, cause="not-found")
+
+
+def blob_of(path: Path) -> Blob:
+    """Blocks."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Blob(path.name, digest, path.stat().st_size)
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """For pip and uv here: the user's own, without what would change the result unseen."""
+    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    return {**kept, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200", **own}
+
+
+# Variables of virtual environments, and of uv, that name other indexes, versions and options than the job.
+_FOREIGN = frozenset(
+    {
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET"),
+        *("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX"),
+        *("UV_PYTHON", "UV_PRERELEASE", "UV_RESOLUTION", "UV_EXCLUDE_NEWER", "UV_CONSTRAINT", "UV_OVERRIDE"),
+        *("UV_INDEX_STRATEGY", "UV_OFFLINE", "UV_CONFIG_FILE", "UV_PROJECT_ENVIRONMENT", "UV_TORCH_BACKEND"),
+    }
+)
+
+
+def failed(tool: str, code: int, said: str, mask: Mask, what: str) -> EnvFailed:
+    """``said``: what the tool wrote; its passwords are hidden."""
+    lines = [mask(line) for line in said.splitlines() if line.strip()]
+    reason = explain(lines, f"{tool} ended with code {code}")
+    return EnvFailed(f"{what}: {reason.text}", cause=reason.kind, tail=tuple(lines[-_LAST_LINES:]))
+
+
+async def _version_of(uv: str) -> str | None:
+    with contextlib.suppress(OSError):
+        ended = await run([uv, "--version"], env=os.environ, cwd=Path("/"), timeout_s=_VERSION_S)
+        words = ended.out.split()
+        return words[1] if ended.code == 0 and len(words) > 1 else None
+    return None

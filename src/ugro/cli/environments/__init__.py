@@ -1,0 +1,1 @@
+"""Commands about Python environments: ``ugro env`` and ``ugro node setup``."""

@@ -1,0 +1,146 @@
+"""Measured hardware as text: tables of devices, nodes, links and all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ugro.cli.output import Cell, Output
+from ugro.core.figures import (
+    PRECISIONS,
+    AllReduceFigures,
+    DeviceFigures,
+    LinkFigures,
+    Measurement,
+    NodeFigures,
+)
+from ugro.core.support.quantity import format_duration, format_size
+
+_DEVICE_HEADER = ("NODE", "DEVICE", "FP32", "TF32", "BF16", "FP16", "INT8", "MEMORY", "TO IT", "FROM IT")
+_NODE_HEADER = ("NODE", "ONE CORE", "ALL CORES", "MEMORY", "WRITE", "READ", "RANDOM READS", "FSYNC")
+_LINK_HEADER = ("FROM", "TO", "THERE", "BACK", "LATENCY", "JITTER", "ADDRESS", "NOTE")
+_ALLREDUCE_HEADER = ("ALL-REDUCE", "TIME", "PER RANK", "RANKS", "BACKEND", "NODES")
+
+
+def show_measurement(output: Output, measured: Measurement) -> None:
+    if any(node.devices for node in measured.nodes):
+        output.table(_DEVICE_HEADER, _device_rows(measured.nodes), spare=("INT8", "TF32", "FROM IT", "TO IT"))
+    if any(node.cpu or node.memory_bytes_per_s or node.storage for node in measured.nodes):
+        output.table(_NODE_HEADER, [_node_row(node) for node in measured.nodes])
+    if measured.links:
+        output.table(_LINK_HEADER, [_link_row(link) for link in measured.links], spare=("ADDRESS", "JITTER"))
+    if measured.allreduces:
+        output.table(_ALLREDUCE_HEADER, [_allreduce_row(one) for one in measured.allreduces])
+    show_skipped(output, measured)
+
+
+def show_skipped(output: Output, measured: Measurement) -> None:
+    """To stderr: it is no figure."""
+    found = [f"{one.what}: {one.why}" for one in measured.skipped]
+    found += [f"{node.node}, {one.what}: {one.why}" for node in measured.nodes for one in node.skipped]
+    if found:
+        output.note("not measured:", *(f"  {line}" for line in found))
+
+
+def details(figures: NodeFigures, links: Sequence[LinkFigures]) -> list[tuple[str, str]]:
+    """For ``ugro node show``."""
+    found = [("measured", f"{figures.measured_at}, {figures.mode}{_with(figures)}")]
+    for device in figures.devices:
+        rates = ", ".join(f"{name} {flops(rate, name)}" for name in PRECISIONS if (rate := device.rate(name)))
+        memory = f", memory {per_second(device.memory_bytes_per_s)}" if device.memory_bytes_per_s else ""
+        found.append(("", f"  {device_name(device)}: {rates or 'no figures'}{memory}"))
+    if (cpu := figures.cpu) is not None:
+        one, every = per_second(cpu.one_core_bytes_per_s), per_second(cpu.all_cores_bytes_per_s)
+        found.append(("", f"  CPU compresses {one} on one core, {every} on {cpu.cores}"))
+    if figures.memory_bytes_per_s is not None:
+        found.append(("", f"  memory copies {per_second(figures.memory_bytes_per_s)}"))
+    if (disk := figures.storage) is not None:
+        cached = " (from a cache)" if disk.is_cached else ""
+        read, write = per_second(disk.read_bytes_per_s), per_second(disk.write_bytes_per_s)
+        found.append(("", f"  storage writes {write}, reads {read}{cached}"))
+    for link in links:
+        there = link.error or f"{per_second(link.bytes_per_s)}, {_time(link.latency_s)} there and back"
+        found.append(("", f"  to {link.target}: {there}"))
+    return found
+
+
+def device_name(device: DeviceFigures) -> str:
+    return f"GPU {device.index} {device.name}" if device.is_gpu else f"CPU {device.name}"
+
+
+def flops(rate: float | None, precision: str) -> str:
+    if rate is None:
+        return ""
+    unit = "OP/s" if precision == "int8" else "FLOP/s"
+    return f"{rate:.3g} T{unit}" if rate >= 1 else f"{rate * 1000:.3g} G{unit}"
+
+
+def per_second(size_bytes: float | None) -> str:
+    return "" if size_bytes is None else f"{format_size(size_bytes)}/s"
+
+
+def _with(figures: NodeFigures) -> str:
+    parts = [f"driver {figures.driver}" if figures.driver else "", f"PyTorch {figures.torch}" if figures.torch else ""]
+    words = "".join(f", {part}" for part in parts if part)
+    return f"{words}, while the node was busy" if figures.is_forced else words
+
+
+def _device_rows(nodes: Iterable[NodeFigures]) -> list[list[Cell]]:
+    return [
+        [
+            Cell(node.node, "bold"),
+            Cell(device_name(device)),
+            *(Cell(flops(device.rate(name), name), is_number=True) for name in PRECISIONS),
+            _rate(device.memory_bytes_per_s),
+            _rate(device.to_device_bytes_per_s),
+            _rate(device.from_device_bytes_per_s),
+        ]
+        for node in nodes
+        for device in node.devices
+    ]
+
+
+def _node_row(node: NodeFigures) -> list[Cell]:
+    cpu, disk = node.cpu, node.storage
+    random = disk.random_reads_per_s if disk else None
+    return [
+        Cell(node.node, "bold"),
+        _rate(cpu.one_core_bytes_per_s if cpu else None),
+        _rate(cpu.all_cores_bytes_per_s if cpu else None),
+        _rate(node.memory_bytes_per_s),
+        _rate(disk.write_bytes_per_s if disk else None),
+        Cell(per_second(disk.read_bytes_per_s) + (" cached" if disk.is_cached else "") if disk else "", is_number=True),
+        Cell(f"{random:,.0f}/s" if random is not None else "", is_number=True),
+        Cell(_time(disk.fsync_s) if disk else "", is_number=True),
+    ]
+
+
+def _link_row(link: LinkFigures) -> list[Cell]:
+    return [
+        Cell(link.source, "bold"),
+        Cell(link.target, "bold"),
+        _rate(link.bytes_per_s),
+        _rate(link.back_bytes_per_s),
+        Cell(_time(link.latency_s), is_number=True),
+        Cell(_time(link.jitter_s), is_number=True),
+        Cell(link.address),
+        Cell(link.error or "", "bad"),
+    ]
+
+
+def _allreduce_row(one: AllReduceFigures) -> list[Cell]:
+    return [
+        Cell(f"{one.size_bytes // 10**6} MB"),
+        Cell(_time(one.seconds), is_number=True),
+        _rate(one.bytes_per_s),
+        Cell(str(one.ranks), is_number=True),
+        Cell(one.backend),
+        Cell(", ".join(one.nodes)),
+    ]
+
+
+def _rate(size_bytes: float | None) -> Cell:
+    return Cell(per_second(size_bytes), is_number=True)
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)

@@ -1,0 +1,185 @@
+"""Python environments that UGRO makes on nodes: what is asked for, how one is made, and what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ugro.core.support.secret import without_passwords
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRequest:
+    """What a job or the cluster file asks for. Files were read when it was submitted: this holds their contents."""
+
+    python: str | None = None  # "3.11"; None: what the nodes have
+    requirements: tuple[str, ...] = ()  # lines, of `packages` or of a requirements file
+    constraints: tuple[str, ...] = ()
+    lock: str | None = None  # the text of a uv.lock or pylock.toml
+    lock_name: str | None = None
+    project: str | None = None  # the text of the pyproject.toml beside a uv.lock
+    index_url: str | None = None  # may hold a password: masked wherever it is shown
+    extra_index_url: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()  # addresses, and folders of this machine
+    overrides: tuple[EnvOverride, ...] = ()
+    existing: str | None = None  # a virtual or conda environment on the nodes: checked, not made
+    offline: bool = False  # the nodes get their wheels from the agent
+    no_index: bool = False  # only ``find_links``
+    upgrade: bool = False  # resolve it again when the job is submitted
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nodes cannot reach what it names: a folder of this machine."""
+        return any("://" not in place or place.startswith("file:") for place in self.places)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where packages are looked for, if it says so."""
+        index = (self.index_url,) if self.index_url else ()
+        return (*index, *self.extra_index_url, *self.find_links)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Also those of overrides. Each may hold a password."""
+        return (*self.places, *(address for one in self.overrides for address in one.addresses))
+
+    def with_addresses(self, change: Callable[[str], str]) -> EnvRequest:
+        return replace(
+            self,
+            index_url=change(self.index_url) if self.index_url else None,
+            extra_index_url=tuple(map(change, self.extra_index_url)),
+            find_links=tuple(map(change, self.find_links)),
+            overrides=tuple(one.with_addresses(change) for one in self.overrides),
+        )
+
+    @property
+    def masked(self) -> EnvRequest:
+        """To be shown: without passwords."""
+        return self.with_addresses(without_passwords)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvOverride:
+    """Replaces packages on nodes with a label, such as another CUDA build for older GPUs."""
+
+    label: str
+    requirements: tuple[str, ...] = ()
+    index_url: str | None = None
+    extra_index_url: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (*((self.index_url,) if self.index_url else ()), *self.extra_index_url)
+
+    def with_addresses(self, change: Callable[[str], str]) -> EnvOverride:
+        return replace(
+            self,
+            index_url=change(self.index_url) if self.index_url else None,
+            extra_index_url=tuple(map(change, self.extra_index_url)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What wheels must fit: the same for equal nodes."""
+
+    arch: str  # x86_64, aarch64, as `uname -m`
+    libc: str  # glibc or musl
+    libc_version: tuple[int, int]
+    python: str  # 3.11
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file in the content store, by its SHA-256."""
+
+    name: str  # of the file: torch-2.13.0-….whl, or uv
+    content: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an environment is made on a node. Its name is the hash of all that decides what is in it.
+
+    The node gets ``tree`` before it is asked to make the environment, as it gets code: a folder in the content store
+    that has the installer and the wheels in it, under their names.
+    """
+
+    name: str  # letters, digits, - and _
+    platform: Platform
+    requirements: str  # pinned, a line for each package with its SHA-256 hashes
+    installer: Blob | None  # uv for the node's platform; None: pip
+    wheels: tuple[Blob, ...] = ()  # all of them, for a node without internet; none: the node downloads
+    index_url: str | None = None
+    extra_index_url: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    label: str = ""  # of the override that was used
+    tree: str | None = None  # None: no installer and no wheels are sent
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An environment on a node that is whole and never changes."""
+
+    name: str
+    python: str  # the path of its interpreter
+    version: str  # 3.11.2
+    size: int
+    made_at: str
+    used_at: str
+    packages: tuple[tuple[str, str], ...] = ()  # name and version
+    installer: str = ""  # uv or pip; empty: it was found, not made
+    note: str = ""  # what a user should know, such as why pip was used
+
+
+@dataclass(frozen=True, slots=True)
+class EnvProgress:
+    """How far the making of an environment is, on one node."""
+
+    phase: str  # one of PHASES
+    done: int = 0  # packages
+    total: int = 0
+    bytes: int = 0  # that the installer has written so far
+    line: str = ""  # the installer's latest; without passwords
+
+
+# In this order. waiting: another job makes the same one, or the node's installer is busy.
+PHASES = ("waiting", "unpacking", "python", "installing", "checking")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvOnNode:
+    made: Made
+    in_use: int = 0  # by so many runs
+
+    @property
+    def name(self) -> str:
+        return self.made.name
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRemoved:
+    """What became of one that was to be removed; ``problem`` says why it stays: in-use, not-found or busy."""
+
+    name: str
+    freed_bytes: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvsTidied:
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    kept_bytes: int = 0  # of all environments, and of what is kept for the next one
+
+
+@dataclass(frozen=True, slots=True)
+class EnvHost:
+    """What decides which environments a node can have."""
+
+    arch: str  # as `uname -m`
+    libc: str  # glibc or musl
+    libc_version: tuple[int, int]
+    pythons: tuple[tuple[str, str], ...] = ()  # version (3.11.2) and path; the one that UGRO itself uses is the first
+    reaches: tuple[bool, ...] = ()  # whether it reaches each of the addresses that were asked for

@@ -1,0 +1,1 @@
+"""Sources of machines that the cluster file does not list, each behind the protocol of ``source``."""

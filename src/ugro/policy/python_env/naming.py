@@ -1,0 +1,148 @@
+"""What an environment is called, and on which platform it is made.
+
+Its name is the hash of all that decides what is in it: every package with its version and the hashes of its files, the
+version of Python, the platform. So the same name is the same environment, on every node and for every job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ugro.core.python_env import EnvHost, EnvRequest, Platform
+from ugro.core.support.codec import dumps
+from ugro.core.support.secret import without_userinfo
+from ugro.policy.python_env.requirements import logical_lines, normal, project
+
+_NAME_DIGITS = 32
+MUSL = "musl"
+# The C libraries for which uv resolves; a node's own is at least as new as the one chosen.
+_MANYLINUX = (*((2, minor) for minor in range(40, 30, -1)), (2, 28), (2, 17))
+_OLD_NAMES = {(2, 17): "manylinux2014", (2, 12): "manylinux2010", (2, 5): "manylinux1"}
+ARCHES = ("x86_64", "aarch64")
+
+
+def platform_of(host: EnvHost, python: str) -> Platform:
+    return Platform(host.arch, host.libc, host.libc_version, python)
+
+
+def common_python(hosts: Mapping[str, EnvHost]) -> str | None:
+    """The version that nodes run UGRO with, if it is the same, else the newest that all of them have."""
+    minors = [[minor_of(version) for version, _ in host.pythons] for host in hosts.values()]
+    firsts = {one[0] for one in minors if one}
+    if len(firsts) == 1 and all(minors):
+        return firsts.pop()
+    common = set.intersection(*(set(one) for one in minors)) if minors else set()
+    return max(common, key=_as_numbers, default=None)
+
+
+def pythons_of(hosts: Mapping[str, EnvHost]) -> str:
+    """gpu1 has 3.11; gpu2 has 3.9, 3.12"""
+    parts = []
+    for node, host in hosts.items():
+        minors = dict.fromkeys(minor_of(version) for version, _ in host.pythons)
+        parts.append(f"{node} has {', '.join(minors) or 'none'}")
+    return "; ".join(parts)
+
+
+def minor_of(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _as_numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def uv_platform(platform: Platform) -> str | None:
+    """The word by which uv knows it; None if it does not."""
+    if platform.arch not in ARCHES:
+        return None
+    if platform.libc == MUSL:
+        return f"{platform.arch}-unknown-linux-musl"
+    known = next((one for one in _MANYLINUX if one <= platform.libc_version), None)
+    return f"{platform.arch}-manylinux_{known[0]}_{known[1]}" if known else None
+
+
+def wheel_platforms(platform: Platform) -> list[str]:
+    """The platform tags of wheels that run there, the newest first, as pip takes them."""
+    major, minor = platform.libc_version
+    if platform.libc == MUSL:
+        tags = [f"musllinux_{major}_{one}_{platform.arch}" for one in range(minor, -1, -1)]
+    else:
+        tags = []
+        for one in range(minor, 4, -1):
+            tags.append(f"manylinux_{major}_{one}_{platform.arch}")
+            if (old := _OLD_NAMES.get((major, one))) is not None:
+                tags.append(f"{old}_{platform.arch}")
+    return [*tags, f"linux_{platform.arch}"]
+
+
+def label_of(request: EnvRequest, labels: Collection[str]) -> str:
+    """The label whose override a node gets; empty for none."""
+    return next((one.label for one in request.overrides if one.label in labels), "")
+
+
+def with_override(request: EnvRequest, label: str) -> EnvRequest:
+    """What nodes with this label get. The override's packages replace those of the same name."""
+    chosen = next((one for one in request.overrides if one.label == label), None)
+    plain = replace(request, overrides=())
+    if chosen is None:
+        return plain
+    replaced = {project(line) for line in chosen.requirements}
+    kept = [line for line in request.requirements if project(line) not in replaced]
+    return replace(
+        plain,
+        requirements=(*kept, *chosen.requirements),
+        index_url=chosen.index_url or request.index_url,
+        extra_index_url=(*chosen.extra_index_url, *request.extra_index_url),
+    )
+
+
+def request_key(request: EnvRequest, platform: Platform) -> str:
+    """Of what was asked for, without overrides: by it the resolved packages are kept.
+
+    Without passwords: another one must not make another environment.
+    """
+    plain = replace(
+        request.with_addresses(without_userinfo),
+        requirements=tuple(sorted(set(request.requirements))),
+        constraints=tuple(sorted(set(request.constraints))),
+        offline=False,
+        upgrade=False,
+        python=None,
+    )
+    target = [platform.arch, platform.libc, list(platform.libc_version), platform.python]
+    return hashlib.sha256(dumps({"request": plain, "platform": target}).encode()).hexdigest()
+
+
+def environment_name(requirements: str, platform: Platform) -> str:
+    """``requirements``: every package with its version and the hashes of its files."""
+    packages = sorted(_canonical(line) for _, line in logical_lines(requirements))
+    libc = [platform.libc, *platform.libc_version]
+    content = dumps({"packages": packages, "python": platform.python, "platform": [platform.arch, *libc]})
+    return hashlib.sha256(content.encode()).hexdigest()[:_NAME_DIGITS]
+
+
+def package_count(requirements: str) -> int:
+    return sum(not line.startswith("-") for _, line in logical_lines(requirements))
+
+
+def without_hash(requirements: str) -> list[str]:
+    """The packages of a resolved text that no hash protects."""
+    lines = [line for _, line in logical_lines(requirements) if not line.startswith("-")]
+    return [line for line in lines if "--hash=" not in line]
+
+
+def _canonical(line: str) -> list[str]:
+    """The order and the letters in which an index names things do not matter."""
+    words = line.split()
+    hashes = sorted(word for word in words if word.startswith("--hash="))
+    name, equals, version = " ".join(word for word in words if not word.startswith("--hash=")).partition("==")
+    return [f"{normal(name)}{equals}{version}", *hashes]
+
+
+def found_versions(packages: Sequence[tuple[str, str]], *names: str) -> str | None:
+    """The version of the first of these packages that is there."""
+    known = {normal(name): version for name, version in packages}
+    return next((known[name] for name in names if name in known), None)

@@ -1,0 +1,195 @@
+"""Requirements files: their lines, with the files that they include, as far as every node can install them.
+
+What would be something else on each machine is refused, with its file and line: code that is not in a package, and
+paths of this machine. Nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ugro.core.support.secret import without_passwords
+
+_MOST_FILES = 50
+_MOST_LINES = 20_000
+_NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
+_OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:\s*=\s*|\s+|$)(.*)", re.DOTALL)
+_INCLUDES = {"-r": "r", "--requirement": "r", "-c": "c", "--constraint": "c"}
+_SOURCES = {"-i": "index", "--index-url": "index", "--extra-index-url": "extra", "-f": "links", "--find-links": "links"}
+# They change nothing here: wheels are preferred, and every file is checked by its hash.
+_IGNORED = frozenset({"--require-hashes", "--prefer-binary", "--only-binary", "--no-binary", "--use-feature"})
+_EDITABLE = frozenset({"-e", "--editable"})
+_SPECIFIER = re.compile(r"(===|==|~=|!=|<=|>=|<|>)")
+
+
+class BadRequirement(ValueError):
+    """``where`` is a file and a line; empty for a list of packages."""
+
+    def __init__(self, message: str, hint: str, where: str = "") -> None:
+        super().__init__(message)
+        self.message = f"{where}: {message}" if where else message
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class Found:
+    requirements: list[str] = field(default_factory=list)
+    constraints: list[str] = field(default_factory=list)
+    index_url: str | None = None
+    extra_index_url: list[str] = field(default_factory=list)
+    find_links: list[str] = field(default_factory=list)
+    no_index: bool = False
+
+
+def read_requirements(file: str, read: Callable[[str], str], inside: Sequence[str] = ()) -> Found:
+    """``read`` gives the text of a file; included files must be in its folder, or below one of ``inside``."""
+    reading = _Reading(read, (posixpath.dirname(file), *inside))
+    reading.follow(file, is_constraint=False)
+    return reading.found
+
+
+def read_constraints(file: str, read: Callable[[str], str], inside: Sequence[str] = ()) -> list[str]:
+    reading = _Reading(read, (posixpath.dirname(file), *inside))
+    reading.follow(file, is_constraint=True)
+    return reading.found.constraints
+
+
+def checked(line: str, where: str = "") -> str:
+    """One requirement, as every node understands it."""
+    found = _NAME.fullmatch(line)
+    rest = found[3] if found else ""
+    is_file = line.split(None, 1)[0].endswith((".whl", ".tar.gz", ".zip"))
+    if found is None or is_file or line.startswith("file:") or not _follows_a_name(rest):
+        if re.match(r"https?://", line):
+            raise BadRequirement(f"an address without a name: {_brief(line)}", "write it as NAME @ https://…", where)
+        if _is_path(line):
+            raise _local(line, where)
+        raise BadRequirement(f"not a package: {_brief(line)}", "for example: torch==2.13.0", where)
+    if rest.startswith("@"):
+        _check_address(rest[1:].strip(), line, where)
+    return line
+
+
+def project(line: str) -> str:
+    """The package's name, as indexes compare it."""
+    found = _NAME.match(line)
+    return normal(found[1]) if found else line
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class _Reading:
+    def __init__(self, read: Callable[[str], str], inside: Sequence[str]) -> None:
+        self.found = Found()
+        self._read = read
+        self._inside = [posixpath.normpath(folder) for folder in inside]
+        self._seen: set[tuple[str, bool]] = set()
+        self._lines = 0
+
+    def follow(self, file: str, *, is_constraint: bool) -> None:
+        if (file, is_constraint) in self._seen:
+            return
+        self._seen.add((file, is_constraint))
+        if len(self._seen) > _MOST_FILES:
+            raise BadRequirement(f"more than {_MOST_FILES} files include each other", "put them into one file", file)
+        for number, line in logical_lines(self._read(file)):
+            self._lines += 1
+            if self._lines > _MOST_LINES:
+                raise BadRequirement(f"more than {_MOST_LINES} lines", "is it a requirements file?", file)
+            where = f"{posixpath.basename(file)}:{number}"
+            if line.startswith("-"):
+                self._option(line, file, where, is_constraint)
+            else:
+                (self.found.constraints if is_constraint else self.found.requirements).append(checked(line, where))
+
+    def _option(self, line: str, file: str, where: str, is_constraint: bool) -> None:
+        split = _OPTION.fullmatch(line)
+        name, value = (split[1], split[2].strip().strip("'\"")) if split else (line, "")
+        short = next((one for one in ("-r", "-c", "-i", "-f", "-e") if line.startswith(one) and line[1] != "-"), None)
+        if short is not None:  # pip also takes -rfile.txt
+            name, value = short, line[2:].strip().strip("'\"")
+        if name in _EDITABLE:
+            hint = "remove the line: the job's code is sent with the job, and is not part of an environment"
+            raise BadRequirement("an editable package is a folder of this machine", hint, where)
+        if name in _INCLUDES:
+            included = self._included(value, file, where)
+            self.follow(included, is_constraint=is_constraint or _INCLUDES[name] == "c")
+        elif name in _SOURCES:
+            self._source(_SOURCES[name], value, file)
+        elif name == "--no-index":
+            self.found.no_index = True
+        elif name not in _IGNORED:
+            raise BadRequirement(f"the option {_brief(name)} is not supported", "remove it", where)
+
+    def _included(self, value: str, file: str, where: str) -> str:
+        if "://" in value:
+            raise BadRequirement("an included file must be on this machine", "download it into the folder", where)
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(file), value))
+        if not any(path.startswith(f"{folder}/") for folder in self._inside):
+            hint = "move it into the job's folder"
+            raise BadRequirement(f"{value} is outside the folder of the job", hint, where)
+        return path
+
+    def _source(self, kind: str, value: str, file: str) -> None:
+        if kind == "index":
+            self.found.index_url = value
+        elif kind == "extra":
+            self.found.extra_index_url.append(value)
+        else:
+            is_address = "://" in value
+            folder = posixpath.normpath(posixpath.join(posixpath.dirname(file), value))
+            self.found.find_links.append(value if is_address else folder)
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Without comments; lines that end with a backslash are joined. With the number of the first."""
+    begun: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        first = first if begun else number
+        is_continued = line.endswith("\\")
+        begun.append(re.sub(r"(^|\s)#.*$", "", line.removesuffix("\\")).strip())
+        if not is_continued:
+            joined = " ".join(part for part in begun if part)
+            begun = []
+            if joined:
+                yield first, joined
+    if joined := " ".join(part for part in begun if part):
+        yield first, joined
+
+
+def _follows_a_name(rest: str) -> bool:
+    return not rest or rest.startswith(("@", ";", "(", "--hash", ",")) or _SPECIFIER.match(rest) is not None
+
+
+def _is_path(line: str) -> bool:
+    return "/" in line or line.endswith((".whl", ".tar.gz", ".zip")) or line.startswith((".", "~"))
+
+
+def _check_address(address: str, line: str, where: str) -> None:
+    name = _NAME.fullmatch(line)
+    what = name[1] if name else line
+    if address.startswith("file:") or "://" not in address:
+        raise _local(line, where)
+    if re.match(r"(?:git|hg|svn|bzr)\+", address):
+        hint = "name a release of it, or an archive: NAME @ https://….tar.gz"
+        raise BadRequirement(f"{what} is taken from a repository, which no hash can check", hint, where)
+    if without_passwords(address) != address:
+        hint = "put the password into index_url, as ${NAME}"
+        raise BadRequirement(f"the address of {what} has a password in it", hint, where)
+
+
+def _local(line: str, where: str) -> BadRequirement:
+    hint = "name the package, and put the wheel's folder into find_links"
+    return BadRequirement(f"a path of this machine, which the nodes do not have: {_brief(line)}", hint, where)
+
+
+def _brief(text: str) -> str:
+    shown = without_passwords(text)
+    shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"

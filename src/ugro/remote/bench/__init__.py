@@ -1,0 +1,1 @@
+"""What measures a node for ``ugro node bench``."""

@@ -1,0 +1,1 @@
+"""Python environments on this node: made, used, removed."""

@@ -1,0 +1,126 @@
+"""Installers and wheels out of the content store of this node, where the agent has put them.
+
+An installer is executed only if it has the hash that the agent named, each time. Wheels are checked by the installer:
+every requirement has the hash of its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import zipfile
+from typing import Dict, Iterable, Iterator, List
+
+from ugro.remote import disk, trees
+from ugro.remote.cas.contents import store_in
+from ugro.remote.cas.packs import ContentStore, Lacking
+from ugro.remote.python_env.failures import Failed
+from ugro.remote.python_env.place import Place
+from ugro.remote.python_env.recipe import Blob, Recipe
+
+_PIECE = 1 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def installer(place: Place, recipe: Recipe) -> str:
+    """The path of the program, verified; written there first if it is missing or damaged."""
+    assert recipe.installer is not None
+    blob = recipe.installer
+    path = os.path.join(place.tools, "%s-%s" % (blob.name, blob.sha256[:32]))
+    if not _is_valid(path, blob.sha256):
+        _write_tool(place, recipe, blob, path)
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it was used: others are deleted first
+    return path
+
+
+def _is_valid(path: str, sha256: str) -> bool:
+    """Ours alone, and with that hash."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+        return _sha256(iter(lambda: file.read(_PIECE), b"")) == sha256
+
+
+def _sha256(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _write_tool(place: Place, recipe: Recipe, blob: Blob, path: str) -> None:
+    fresh = "%s.%s.new" % (path, os.urandom(6).hex())
+    expect_room(place, blob.size, "the installer")
+    try:
+        with _using(place, recipe) as entries:
+            _write(entries.store, entries.found(blob), fresh, 0o700)
+        if not _is_valid(fresh, blob.sha256):
+            raise Failed("hash", "the installer %s does not have the expected hash; it was not started" % blob.name)
+        os.rename(fresh, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+
+
+def unpack_wheels(place: Place, recipe: Recipe, folder: str) -> None:
+    """Into a new folder. Refused if what is in them will not fit, too."""
+    expect_room(place, sum(wheel.size for wheel in recipe.wheels), "the wheels")
+    os.mkdir(folder, 0o700)
+    with _using(place, recipe) as entries:
+        for wheel in recipe.wheels:
+            _write(entries.store, entries.found(wheel), os.path.join(folder, wheel.name), 0o600)
+    expect_room(place, sum(_unpacked_bytes(os.path.join(folder, wheel.name)) for wheel in recipe.wheels), "this")
+
+
+def expect_room(place: Place, size: int, what: str) -> None:
+    if (text := disk.shortage(place.folder, size, what)) is not None:
+        raise Failed(disk.NO_SPACE, text)
+
+
+def _unpacked_bytes(wheel: str) -> int:
+    try:
+        with zipfile.ZipFile(wheel) as file:
+            return sum(one.file_size for one in file.infolist())
+    except (zipfile.BadZipFile, OSError):  # the installer says what is wrong with it
+        return 0
+
+
+class _Entries:
+    def __init__(self, store: ContentStore, entries: List[trees.TreeEntry]) -> None:
+        self.store = store
+        self._entries: Dict[bytes, trees.TreeEntry] = {one.name: one for one in entries if one.kind == trees.FILE}
+
+    def found(self, blob: Blob) -> trees.TreeEntry:
+        entry = self._entries.get(blob.name.encode())
+        if entry is None or entry.size != blob.size:
+            raise Failed("no-contents", "%s is not among what was sent" % blob.name)
+        return entry
+
+
+@contextlib.contextmanager
+def _using(place: Place, recipe: Recipe) -> Iterator[_Entries]:
+    """What the recipe's tree has, while nothing is deleted from the store."""
+    assert recipe.tree is not None
+    store = store_in(place.root)
+    try:
+        with store.using():
+            if not store.has_root(recipe.tree):
+                raise Lacking([recipe.tree])
+            yield _Entries(store, store.entries(recipe.tree))
+    except Lacking as error:
+        raise Failed("no-contents", "the installer and the wheels are not on this node") from error
+
+
+def _write(store: ContentStore, entry: trees.TreeEntry, path: str, mode: int) -> None:
+    fd = os.open(path, _NEW, mode)
+    with os.fdopen(fd, "wb") as file:
+        for chunk in entry.chunks:
+            file.write(store.read(chunk))

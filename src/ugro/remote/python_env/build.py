@@ -1,0 +1,232 @@
+"""One environment, from an empty folder to its name: unpacked, created, installed, checked, and renamed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import time
+from typing import Any, Dict, Iterator, List, Protocol
+
+from ugro.remote import durable
+from ugro.remote.clock import boot_id
+from ugro.remote.program import Refused
+from ugro.remote.python_env import blobs, interpreters
+from ugro.remote.python_env.commands import Installer, written_bytes
+from ugro.remote.python_env.failures import Failed
+from ugro.remote.python_env.installers import Pip, Site, Tool, Uv
+from ugro.remote.python_env.place import CACHE_LOCK, RECORD, Place, shown
+from ugro.remote.python_env.recipe import Recipe, normal, required_names
+from ugro.remote.state.rundir import point
+
+_CACHE_S = 30.0
+_CHECK_S = 300.0
+_MOST_SCRIPT = 1 << 20
+_LEAST_BYTES = 16 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Progress(Protocol):
+    def say(self, phase: str, done: int = 0, written: int = 0, line: str = "") -> None: ...
+
+
+class Build:
+    def __init__(self, recipe: Recipe, site: Site, marker: str, progress: Progress) -> None:
+        self._place: Place = site.place
+        self._recipe = recipe
+        self._site = site
+        self._progress = progress
+        self._note = ""
+        self._written = 0
+        self._archives = 0  # in uv's cache, before
+        self._cache = ""
+        self._installer = Installer(site.variables(marker), site.folder, recipe.mask)
+
+    def run(self) -> Dict[str, Any]:
+        with self._using_cache():
+            self._unpack()
+            tool = self._tool()
+            self._create(tool)
+            self._install(tool)
+        self._progress.say("checking", self._recipe.count, self._written)
+        record = self._check(tool)
+        self._publish(record)
+        return {**record, "used_at": record["made_at"]}
+
+    @contextlib.contextmanager
+    def _using_cache(self) -> Iterator[None]:
+        """Shared with others who make environments; who deletes the cache has it alone."""
+        fd = self._place.lock(CACHE_LOCK, alone=False, wait_s=_CACHE_S)
+        if fd is None:
+            raise Refused("busy", "the downloads on this node are being deleted")
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def _unpack(self) -> None:
+        self._progress.say("unpacking")
+        for folder in (self._site.home, self._site.tmp):
+            os.mkdir(folder, 0o700)
+        blobs.expect_room(self._place, _LEAST_BYTES, "an environment")
+        if self._recipe.wheels:
+            blobs.unpack_wheels(self._place, self._recipe, self._site.wheels)
+        with open(self._site.requirements, "w", encoding="utf-8") as file:
+            file.write(self._recipe.requirements)
+        point("env.unpacked")
+
+    def _tool(self) -> Tool:
+        """uv, if it was sent and starts here; else pip."""
+        if self._recipe.installer is not None:
+            uv = Uv(blobs.installer(self._place, self._recipe), self._site, self._recipe)
+            self._installer.env.update(uv.variables())
+            try:
+                self._installer.run(uv.version())
+                return uv
+            except (Failed, OSError) as error:
+                self._note = "uv does not start on this node (%.200s); pip was used" % error
+        pip = Pip(self._site, self._recipe)
+        self._installer.env.update(pip.variables())
+        return pip
+
+    def _create(self, tool: Tool) -> None:
+        self._progress.say("python")
+        try:
+            self._installer.run(tool.create(self._interpreter(tool)))
+        except Failed as failed:
+            if tool.name == "pip" and failed.kind == "crashed":
+                raise _no_venv(self._recipe.python, failed) from failed
+            raise
+        point("env.created")
+
+    def _interpreter(self, tool: Tool) -> str:
+        minor, pythons = self._recipe.python, self._place.pythons
+        found = interpreters.find(minor, pythons)
+        if found is not None:
+            return found.path
+        if self._recipe.is_offline:
+            raise interpreters.missing(minor, pythons, ", and it cannot download one")
+        if not isinstance(tool, Uv):
+            raise interpreters.missing(minor, pythons, "")
+        self._installer.tick = lambda pid, line: self._progress.say("python", 0, written_bytes(pid), line)
+        try:
+            self._installer.run(tool.get_python(minor))
+        except Failed as failed:
+            why = "; uv could not download one: %s" % (failed.tail[-1:] or [str(failed)])[0].strip()
+            raise interpreters.missing(minor, pythons, why, tuple(failed.tail)) from failed
+        found = interpreters.find(minor, pythons)
+        if found is None:
+            raise interpreters.missing(minor, pythons, "; uv installed none that starts")
+        return found.path
+
+    def _install(self, tool: Tool) -> None:
+        self._cache = tool.cache if isinstance(tool, Uv) else ""
+        self._archives = self._count_archives()
+        self._installer.tick = self._tick
+        self._progress.say("installing")
+        if self._recipe.count:
+            self._installer.run(tool.install())
+        point("env.installed")
+
+    def _tick(self, pid: int, line: str) -> None:
+        self._written = max(self._written, written_bytes(pid))
+        done = max(len(_packages_in(self._site.env)), self._count_archives() - self._archives)
+        self._progress.say("installing", done, self._written, line)
+
+    def _count_archives(self) -> int:
+        """uv unpacks each package there before it installs all of them."""
+        with contextlib.suppress(OSError):
+            return len(os.listdir(os.path.join(self._cache, "archive-v0"))) if self._cache else 0
+        return 0
+
+    def _check(self, tool: Tool) -> Dict[str, Any]:
+        """By its own interpreter: the right version, and every package that was asked for."""
+        about = interpreters.describe(self._site.python, _CHECK_S, alone=True)
+        if about["version"].rpartition(".")[0] != self._recipe.python:
+            raise Failed("crashed", "it has Python %s instead of %s" % (about["version"], self._recipe.python))
+        there = {normal(name) for name, _ in about["packages"]}
+        lacking = [name for name in required_names(self._recipe.requirements) if name not in there]
+        if lacking:
+            raise Failed("crashed", "%s left out %s" % (tool.name, ", ".join(lacking[:10])))
+        final = self._place.environment(self._recipe.name)
+        _bake_in(self._site.env, final)
+        return {
+            "name": self._recipe.name,
+            "folder": final,
+            "python": os.path.join(final, "bin", "python"),
+            "version": about["version"],
+            "size": _settled_bytes(self._site.env),
+            "made_at": shown(time.time()),
+            "packages": about["packages"],
+            "installer": tool.name,
+            "note": self._note,
+            "label": self._recipe.label,
+            "boot_id": boot_id(),
+        }
+
+    def _publish(self, record: Dict[str, Any]) -> None:
+        """On the disk first: a power cut must not leave a name with empty files behind it."""
+        durable.write_json(os.path.join(self._site.env, RECORD), record, is_lasting=False)
+        _sync(self._site.env)
+        point("env.recorded")
+        final = self._place.environment(self._recipe.name)
+        try:
+            os.rename(self._site.env, final)
+        except OSError:
+            # Another machine with the same folder was first, where locks do not reach across: its one is as good.
+            if self._place.made(self._recipe.name) is None:
+                raise
+        durable.sync_folder(self._place.folder)
+        point("env.renamed")
+
+
+def _no_venv(minor: str, failed: Failed) -> Failed:
+    text = "Python %s cannot create environments here; on Debian and Ubuntu: apt install python%s-venv" % (minor, minor)
+    return Failed("python-missing", text, failed.tail)
+
+
+def _packages_in(env: str) -> List[str]:
+    lib = os.path.join(env, "lib")
+    with contextlib.suppress(OSError):
+        found = [os.path.join(lib, name, "site-packages") for name in os.listdir(lib) if name.startswith("python")]
+        return [one for folder in found for one in os.listdir(folder) if one.endswith(".dist-info")]
+    return []
+
+
+def _bake_in(env: str, final: str) -> None:
+    """Scripts name the interpreter that they start, and the folder that they activate: those of its final place."""
+    paths = [os.path.join(env, "pyvenv.cfg")]
+    paths += [entry.path for entry in os.scandir(os.path.join(env, "bin")) if entry.is_file(follow_symlinks=False)]
+    for path in paths:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_SCRIPT + 1)
+        is_text = len(content) <= _MOST_SCRIPT and b"\0" not in content
+        if is_text and os.fsencode(env) in content:
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            os.unlink(path)  # not written in place: it may be a link to a file of the cache
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as script:
+                script.write(content.replace(os.fsencode(env), os.fsencode(final)))
+
+
+def _settled_bytes(env: str) -> int:
+    """What it takes on the disk. Its files are made read-only: they may be shared with other environments."""
+    size = 0
+    for folder, _, names in os.walk(env):
+        for name in names:
+            path = os.path.join(folder, name)
+            found = os.lstat(path)
+            size += found.st_blocks * 512
+            if stat.S_ISREG(found.st_mode):
+                os.chmod(path, stat.S_IMODE(found.st_mode) & ~0o222)
+    return size
+
+
+def _sync(folder: str) -> None:
+    """All of its file system: far quicker than thousands of files, one after the other."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            os.sync()
+    finally:
+        os.close(fd)

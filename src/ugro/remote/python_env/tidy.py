@@ -1,0 +1,180 @@
+"""Lists and removes environments, and keeps them within a limit: the least recently used go first, none in use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ugro.remote.python_env import usage
+from ugro.remote.python_env.place import CACHE_LOCK, Place, delete
+
+RECENT_S = 300.0  # used just now: perhaps by a job that is about to start
+_TOOL_S = 7 * 24 * 3600.0
+_MOST_ANSWER = 400_000  # characters of packages in a list; the answer has a limit
+
+
+class Found(NamedTuple):
+    """``size``: what would be free without it, if all that come after it in the list were gone."""
+
+    name: str
+    size: int
+    idle_s: float
+    is_in_use: bool
+
+
+def choose(
+    found: Sequence[Found], cache_bytes: int, limit_bytes: int, unused_s: Optional[float]
+) -> Tuple[Set[str], bool]:
+    """Which to remove, and whether to delete the cache. ``found``: the most recently used first. Pure."""
+    doomed: Set[str] = set()
+    kept = sum(one.size for one in found if _must_stay(one))
+    for one in found:
+        if _must_stay(one):
+            continue
+        is_old = unused_s is not None and one.idle_s > unused_s
+        if is_old or kept + one.size > limit_bytes:
+            doomed.add(one.name)
+        else:
+            kept += one.size
+    return doomed, kept + cache_bytes > limit_bytes
+
+
+def _must_stay(one: Found) -> bool:
+    return one.is_in_use or one.idle_s < RECENT_S
+
+
+# --- listing -----------------------------------------------------------------------------------------------------
+
+
+def listed(place: Place) -> List[Dict[str, Any]]:
+    """The most recently used first."""
+    used = usage.counts(place)
+    answer, characters = [], 0
+    for name in _by_use(place):
+        made = place.made(name)
+        if made is not None:
+            characters += sum(len(text) + 4 for pair in made["packages"] for text in pair)
+            if characters > _MOST_ANSWER:
+                made["packages"] = []
+            answer.append({"made": made, "in_use": used.get(name, 0)})
+    return answer
+
+
+def _by_use(place: Place) -> List[str]:
+    return sorted(place.names(), key=lambda name: (-place.used_at(name), name))
+
+
+# --- removing ----------------------------------------------------------------------------------------------------
+
+
+def remove(place: Place, names: Iterable[str]) -> List[Dict[str, Any]]:
+    return [_removed(place, name) for name in names]
+
+
+def _removed(place: Place, name: str) -> Dict[str, Any]:
+    if name not in place.names():
+        return {"name": name, "problem": "not-found"}
+    before = _free_bytes(place)
+    problem = _take_away(place, name)
+    return {"name": name, "problem": problem} if problem else {"name": name, "freed_bytes": _freed(place, before)}
+
+
+def _take_away(place: Place, name: str) -> Optional[str]:
+    """Why it stays; None when it is gone. Out of sight in one step, and only then deleted."""
+    lock = place.lock(name, alone=True)
+    if lock is None:  # a run has it, or somebody makes it
+        return "in-use" if place.made(name) is not None else "busy"
+    try:
+        if usage.counts(place).get(name):
+            return "in-use"
+        aside = place.set_aside(name)
+    finally:
+        os.close(lock)
+    if aside is not None:
+        delete(aside)
+    return None
+
+
+def _free_bytes(place: Place) -> int:
+    usage_of_disk = os.statvfs(place.folder)
+    return usage_of_disk.f_bfree * usage_of_disk.f_frsize
+
+
+def _freed(place: Place, before: int) -> int:
+    return max(0, _free_bytes(place) - before)
+
+
+# --- within a limit ----------------------------------------------------------------------------------------------
+
+
+def tidy(place: Place, limit_bytes: int, unused_s: Optional[float]) -> Dict[str, Any]:
+    place.prepare()
+    before = _free_bytes(place)
+    _sweep(place)
+    found, cache_bytes = _measured(place)
+    doomed, is_cache_doomed = choose(found, cache_bytes, limit_bytes, unused_s)
+    removed = [one for one in found if one.name in doomed and _take_away(place, one.name) is None]
+    kept = sum(one.size for one in found) - sum(one.size for one in removed) + cache_bytes
+    if is_cache_doomed and _delete_cache(place):
+        kept -= cache_bytes
+    names = [one.name for one in removed]
+    return {"removed": names, "freed_bytes": _freed(place, before), "kept_bytes": max(0, kept)}
+
+
+def _measured(place: Place) -> Tuple[List[Found], int]:
+    """Files that several have in common count for the one that was used last; the cache comes after all."""
+    used = usage.counts(place)
+    seen: Set[Tuple[int, int]] = set()
+    found = []
+    for name in _by_use(place):
+        size = _disk_bytes(place.environment(name), seen)
+        idle_s = max(0.0, time.time() - place.used_at(name))
+        found.append(Found(name, size, idle_s, bool(used.get(name))))
+    return found, _disk_bytes(place.cache, seen)
+
+
+def _disk_bytes(top: str, seen: Set[Tuple[int, int]]) -> int:
+    size = 0
+    for folder, _, names in os.walk(top):
+        for name in names:
+            with contextlib.suppress(OSError):
+                one = os.lstat(os.path.join(folder, name))
+                if (one.st_dev, one.st_ino) not in seen:
+                    seen.add((one.st_dev, one.st_ino))
+                    size += one.st_blocks * 512
+    return size
+
+
+def _sweep(place: Place) -> None:
+    """What crashes left: half environments, half removals, installers that nobody uses any more."""
+    for path in place.leftovers():
+        name = os.path.basename(path).partition(".")[0]
+        lock = place.lock(name, alone=True)
+        if lock is not None:
+            try:
+                if place.is_abandoned(path):
+                    delete(path)
+            finally:
+                os.close(lock)
+    for entry in list(os.scandir(place.tools)):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _TOOL_S:
+                os.unlink(entry.path)
+
+
+def _delete_cache(place: Place) -> bool:
+    """Not while an environment is being made."""
+    lock = place.lock(CACHE_LOCK, alone=True)
+    if lock is None:
+        return False
+    try:
+        aside = place.new_folder("cache")
+        os.rename(place.cache, aside)
+    except FileNotFoundError:
+        return True
+    finally:
+        os.close(lock)
+    delete(aside)
+    return True

@@ -1,0 +1,41 @@
+"""The audit log: entries are added and read, and removed only when they are old or too many."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from ugro.core.audit import AuditEntry
+from ugro.store.engine import Database
+
+MOST_ENTRIES = 100_000
+
+
+class AuditStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, entries: Sequence[AuditEntry]) -> None:
+        await self._database.run(lambda db: _add(db, entries))
+
+    async def newest(self, limit: int, since: str = "", user: str | None = None) -> list[AuditEntry]:
+        """The newest ones that match, the oldest of them first."""
+        clause, values = ("AND user = ?", (user,)) if user is not None else ("", ())
+        query = f"SELECT * FROM audit WHERE at >= ? {clause} ORDER BY seq DESC LIMIT ?"
+        rows = await self._database.run(lambda db: db.execute(query, (since, *values, limit)).fetchall())
+        return [_entry(row) for row in reversed(rows)]
+
+    async def remove(self, before: str, limit: int) -> int:
+        """Returns how many."""
+        query = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?)"
+        return await self._database.run(lambda db: db.execute(query, (before, limit)).rowcount)
+
+
+def _add(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
+    rows = [(one.at, one.user, one.via, one.action, one.subject, one.outcome) for one in entries]
+    db.executemany("INSERT INTO audit (at, user, via, action, subject, outcome) VALUES (?, ?, ?, ?, ?, ?)", rows)
+    db.execute("DELETE FROM audit WHERE seq <= (SELECT MAX(seq) FROM audit) - ?", (MOST_ENTRIES,))
+
+
+def _entry(row: sqlite3.Row) -> AuditEntry:
+    return AuditEntry(row["at"], row["user"], row["via"], row["action"], row["subject"], row["outcome"])

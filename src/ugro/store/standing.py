@@ -1,0 +1,153 @@
+"""What the state says about itself: its generation, the ids that it gave, and whether it is known to be old.
+
+Ids are reserved in blocks. The end of the block is what marks outside the state carry: it changes rarely, and an id
+that was given stays above no mark, so no later state gives it again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ugro.core.job import Job
+from ugro.policy.lifecycle.newer_state import Change, Gap, Ids
+from ugro.store import adoption
+from ugro.store.engine import Database
+
+BLOCK = 1000
+AHEAD = BLOCK // 2  # a new block is reserved while so many ids are left, so that nodes hear of it in time
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """``reserved``: ids up to this one may have been given; 0: this state was never told from an older one."""
+
+    generation: int
+    highest: int
+    reserved: int
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def ids(self) -> Ids:
+        return Ids(self.highest, self.gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How the user ends safe mode: the changes of jobs, and numbers above all that were ever seen."""
+
+    changes: tuple[Change, ...]
+    generation: int
+    ids: int
+    is_forgotten: bool
+    text: str
+
+
+class StandingStore:
+    def __init__(self, database: Database, on_change: Callable[[Job], None]) -> None:
+        self._database = database
+        self._on_change = on_change
+        self._reserved = 0  # used by the database's thread only; never more than what the state says
+
+    async def numbers(self) -> Numbers:
+        return await self._database.run(numbers)
+
+    async def reserve(self, ids: int = 0) -> Numbers:
+        """Ids begin above ``ids`` from now on, in a new block."""
+        return await self._database.run(lambda db: _reserve(db, ids))
+
+    def keep_reserved(self, db: sqlite3.Connection, job: int) -> None:
+        """In the transaction of each new job: reserves more ids when few are left."""
+        if job + AHEAD > self._reserved:
+            # What is written now may be rolled back yet: it counts when it is read with the next job.
+            self._reserved = int(_get(db, "ids_reserved") or 0)
+            if job + AHEAD > self._reserved:
+                _put(db, "ids_reserved", str(job + BLOCK))
+
+    async def safe_mode(self) -> str | None:
+        """A document that says why the agent is in safe mode; None: it is not."""
+        return await self._database.run(lambda db: _get(db, "safe_mode"))
+
+    async def enter(self, document: str, text: str | None) -> None:
+        """``text``: of the event, if this is news."""
+
+        def work(db: sqlite3.Connection) -> None:
+            _put(db, "safe_mode", document)
+            if text is not None:
+                adoption.note(db, "safe mode", text)
+
+        await self._database.run(work)
+
+    async def leave(self, text: str) -> None:
+        """It has turned out that nothing is newer."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM meta WHERE key = 'safe_mode'")
+            adoption.note(db, "safe mode", text)
+
+        await self._database.run(work)
+
+    async def raise_generation(self, generation: int) -> None:
+        await self._database.run(lambda db: _raise_generation(db, generation))
+
+    async def decide(self, decision: Decision) -> list[Job]:
+        """Ends safe mode in one transaction: after a crash all of it holds, or nothing. Returns the changed jobs."""
+
+        def notify(jobs: Iterable[Job]) -> None:
+            for job in jobs:
+                self._on_change(job)
+
+        return await self._database.run(lambda db: _decide(db, decision), then=notify)
+
+
+def numbers(db: sqlite3.Connection) -> Numbers:
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+    gaps = json.loads(_get(db, "unknown_ids") or "[]")
+    return Numbers(
+        int(_get(db, "generation") or 0),
+        int(row[0]) if row is not None else 0,
+        int(_get(db, "ids_reserved") or 0),
+        tuple((int(first), int(last)) for first, last in gaps),
+    )
+
+
+def _decide(db: sqlite3.Connection, decision: Decision) -> list[Job]:
+    before = numbers(db)
+    changed = adoption.apply(db, decision.changes)
+    after = _reserve(db, decision.ids)
+    gaps = before.gaps
+    if after.highest > before.highest:
+        gaps = (*gaps, (before.highest + 1, after.highest))
+    # What is forgotten counts as given: a node that comes back with it later has it cleared away.
+    _put(db, "unknown_ids", json.dumps([] if decision.is_forgotten else gaps))
+    _raise_generation(db, decision.generation)
+    db.execute("DELETE FROM meta WHERE key = 'safe_mode'")
+    adoption.note(db, "safe mode", decision.text)
+    return changed
+
+
+def _raise_generation(db: sqlite3.Connection, generation: int) -> None:
+    _put(db, "generation", str(max(numbers(db).generation, generation)))
+
+
+def _reserve(db: sqlite3.Connection, ids: int) -> Numbers:
+    known = numbers(db)
+    highest = max(ids, known.highest)
+    if highest > known.highest:
+        db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+        db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", (highest,))
+    if highest + AHEAD > known.reserved:
+        _put(db, "ids_reserved", str(highest + BLOCK))
+    return numbers(db)
+
+
+def _get(db: sqlite3.Connection, key: str) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return str(row["value"]) if row is not None else None
+
+
+def _put(db: sqlite3.Connection, key: str, value: str) -> None:
+    query = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    db.execute(query, (key, value))

@@ -1,0 +1,70 @@
+"""Trials of trainings and predictions of jobs on disk. If there are too many trials, the oldest go first."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from ugro.core.job import FINAL_STATES
+from ugro.core.planning import Forecast
+from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.engine import Database
+
+MOST_TRIALS = 2000
+T = TypeVar("T")
+
+
+class TrialStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, kind: type[T], keys: Sequence[str]) -> dict[str, T]:
+        """Those that are known, by key."""
+        if not keys:
+            return {}
+        query = f"SELECT key, content FROM trials WHERE key IN ({','.join('?' * len(keys))})"
+        rows = await self._database.run(lambda db: db.execute(query, tuple(keys)).fetchall())
+        found = {row["key"]: _read(kind, row["content"]) for row in rows}
+        return {key: one for key, one in found.items() if one is not None}
+
+    async def put(self, found: Mapping[str, object], at: str) -> None:
+        rows = [(key, dumps(content), at) for key, content in found.items()]
+        await self._database.run(lambda db: _put(db, rows))
+
+    async def jobs_under_way(self, key: str) -> list[int]:
+        """The trials that have not ended: jobs whose keys begin so."""
+        final = tuple(FINAL_STATES)
+        query = (
+            f"SELECT id FROM jobs WHERE submit_key GLOB ? AND state NOT IN ({','.join('?' * len(final))}) ORDER BY id"
+        )
+        return await self._database.run(lambda db: [row["id"] for row in db.execute(query, (f"{key}*", *final))])
+
+    async def note(self, job: int, forecast: Forecast) -> None:
+        """The first one stays: it was made before the job began."""
+        query = "INSERT INTO forecasts (job, content) VALUES (?, ?) ON CONFLICT (job) DO NOTHING"
+        await self._database.run(lambda db: db.execute(query, (job, dumps(forecast))))
+
+    async def forecast(self, job: int) -> Forecast | None:
+        query = "SELECT content FROM forecasts WHERE job = ?"
+        row = await self._database.run(lambda db: db.execute(query, (job,)).fetchone())
+        return None if row is None else _read(Forecast, row["content"])
+
+
+def _put(db: sqlite3.Connection, rows: Sequence[tuple[str, str, str]]) -> None:
+    db.executemany(
+        "INSERT INTO trials (key, content, made_at) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
+        "SET content = excluded.content, made_at = excluded.made_at",
+        rows,
+    )
+    oldest = "SELECT key FROM trials ORDER BY made_at DESC, key LIMIT -1 OFFSET ?"
+    db.execute(f"DELETE FROM trials WHERE key IN ({oldest})", (MOST_TRIALS,))
+
+
+def _read(kind: type[T], content: str) -> T | None:
+    """None: another version wrote something else, which is measured again."""
+    try:
+        return decode(kind, json.loads(content))
+    except (DecodeError, ValueError):
+        return None

@@ -1,0 +1,232 @@
+"""The dashboard's door: accepts connections, and keeps them from using up what the agent needs for its jobs.
+
+Everybody on this machine can connect. Until a request has shown a cookie or the token, a connection is a stranger's:
+there are few of them, for a short time, and when there is no room the oldest goes. Uvicorn's own limits apply only
+after a connection was accepted and has sent a request, so connections are accepted here, one per pass of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ugro.core.support import descriptors
+
+log = logging.getLogger(__name__)
+# Anybody can send requests that are no HTTP: they must not be able to fill the log. Failures of ours are errors.
+_http_log = logging.getLogger("uvicorn.error.dashboard")
+_http_log.setLevel(logging.ERROR)
+
+CONNECTION = "ugro.connection"  # in a request's scope
+_PAUSE_S = 0.5
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SAID_EVERY_S = 60.0
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
+    b"too many connections; try again in a few seconds\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    connections: int = 400
+    strangers: int = 100
+    stranger_s: float = 10.0  # from the connection to a request with a cookie or the token
+    head_s: float = 10.0  # from an answer to the next complete head
+    body_s: float = 30.0
+    handshake_s: float = 5.0  # of TLS
+
+    def free_descriptors(self, limit: int) -> int:
+        """So many are left to the agent: to its API, its links to nodes and its files."""
+        return max(64, limit // 4)
+
+
+class Connection(H11Protocol):
+    """Knows how long it has waited for its client, and whether a request of it was let in."""
+
+    def __init__(self, door: Door, peer: str, descriptor: int) -> None:
+        super().__init__(door.config, door.server.server_state, {})
+        self.logger = _http_log
+        self._door = door
+        self.peer = peer
+        self.descriptor = descriptor
+        self.is_known = False
+        self.is_open = False
+        self.began = self.since = time.monotonic()
+        self.opening: asyncio.Task[Any] | None = None
+        self.app = functools.partial(self._run, self.app)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        self.is_open = True
+        super().connection_made(transport)
+
+    def identify(self, *, is_known: bool) -> None:
+        """By its newest request. Somebody who has signed out gets a stranger's time again."""
+        if self.is_known and not is_known:
+            self.began = time.monotonic()
+        self.is_known = is_known
+
+    async def _run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        self.since = time.monotonic()
+        await app({**scope, CONNECTION: self}, receive, send)
+
+    @property
+    def is_waiting(self) -> bool:
+        """For a request, or for the rest of one that was answered early."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        self.since = time.monotonic()
+        super().on_response_complete()
+
+    def is_overdue(self, limits: DoorLimits, now: float) -> bool:
+        if not self.is_known:
+            return now - self.began > limits.stranger_s
+        if self.is_waiting:
+            return now - self.since > limits.head_s
+        return self.cycle.more_body and now - self.since > limits.body_s
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._door.left(self)
+
+    def end(self) -> None:
+        """At once: a client that reads nothing must not delay it."""
+        self._door.left(self)
+        if self.is_open:
+            self.transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+
+class Door:
+    def __init__(self, server: uvicorn.Server, limits: DoorLimits | None = None) -> None:
+        self.server = server
+        self.config = server.config
+        self.limits = limits or DoorLimits()
+        self._inside: dict[Connection, None] = {}  # oldest first
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._said_at = -_SAID_EVERY_S
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Until cancelled."""
+        if not self.config.loaded:
+            self.config.load()
+        listener.setblocking(False)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._accept(listener), name="accept connections to the dashboard")
+                group.create_task(self._close_overdue(), name="close overdue connections to the dashboard")
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as error:  # the client left again, or there are no descriptors
+                self._say("cannot accept a connection to the dashboard: %s", error)
+                await asyncio.sleep(_PAUSE_S if error.errno in _EXHAUSTED else 0)
+                continue
+            self._admit(accepted, str(address[0]))
+            await asyncio.sleep(0)  # one that waits is accepted at once: jobs come first
+
+    def _admit(self, accepted: socket.socket, peer: str) -> None:
+        # The system gives the lowest number that is free: when one of ours was opened, so many were in use.
+        limit, number = descriptors.limit(), accepted.fileno()
+        highest = max((number, *(one.descriptor for one in self._inside)))
+        is_tight = highest >= limit - self.limits.free_descriptors(limit)
+        goes = leaving(list(self._inside), self.limits, is_tight=is_tight)
+        if goes is None:
+            self._refuse(accepted, "the agent has few descriptors left" if is_tight else "there are too many")
+            return
+        for one in goes:
+            self._say("many connections to the dashboard (one from %s): old ones without a request are closed", peer)
+            one.end()
+        connection = Connection(self, peer, number)
+        self._inside[connection] = None
+        connection.opening = asyncio.create_task(self._open(connection, accepted), name="open a connection")
+        self._tasks.add(connection.opening)
+        connection.opening.add_done_callback(functools.partial(self._opened, connection, accepted))
+
+    async def _open(self, connection: Connection, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        handshake_s = self.limits.handshake_s if self.config.ssl else None
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection, accepted, ssl=self.config.ssl, ssl_handshake_timeout=handshake_s
+            )
+        except OSError as error:
+            log.debug("a connection to the dashboard failed: %s", error)
+
+    def _opened(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
+        """Or not, if it was cancelled, perhaps before it began."""
+        self._tasks.discard(task)
+        if not connection.is_open:
+            self.left(connection)
+            accepted.close()
+
+    def left(self, connection: Connection) -> None:
+        self._inside.pop(connection, None)
+
+    def _refuse(self, accepted: socket.socket, reason: str) -> None:
+        self._say("connections to the dashboard are refused: %s", reason)
+        with accepted:
+            if self.config.ssl is None:
+                with contextlib.suppress(OSError):  # it has left
+                    accepted.send(_FULL)
+
+    async def _close_overdue(self) -> None:
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            now = time.monotonic()
+            for connection in [one for one in self._inside if one.is_overdue(self.limits, now)]:
+                connection.end()
+
+    def _say(self, text: str, *arguments: object) -> None:
+        """Now and then only: others must not be able to fill the log."""
+        if time.monotonic() - self._said_at >= _SAID_EVERY_S:
+            self._said_at = time.monotonic()
+            log.warning(text, *arguments)
+
+
+class Guest(Protocol):
+    peer: str
+    is_known: bool
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+def leaving(inside: Sequence[G], limits: DoorLimits, *, is_tight: bool = False) -> list[G] | None:
+    """Who leaves so that one more has room, given the oldest first; None: nobody does, and there is no room.
+
+    Of strangers, the oldest of the address that has most. A signed-in browser opens an idle connection again.
+    ``is_tight``: there is no room for more than are inside.
+    """
+    strangers = [one for one in inside if not one.is_known]
+    if strangers and (is_tight or len(strangers) >= limits.strangers):
+        ((crowd, _),) = Counter(one.peer for one in strangers).most_common(1)
+        return [next(one for one in strangers if one.peer == crowd)]
+    if not is_tight and len(inside) < limits.connections:
+        return []
+    idle = next((one for one in inside if one.is_waiting), None)
+    return None if idle is None else [idle]

@@ -1,0 +1,57 @@
+"""What is on a node already: environments that somebody else made, interpreters, and indexes that it reaches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import in_loop
+from tests.rig.python_envs import MINOR, python_envs
+from tests.rig.wheels import index
+from ugro.core.errors import EnvFailed
+
+
+@in_loop
+async def test_an_existing_environment_is_checked_and_not_changed(root: Path) -> None:
+    home = root.parent / "home"
+    venv.create(home / "envs" / "mine", symlinks=True)
+    package = home / "envs" / "mine" / "lib" / f"python{MINOR}" / "site-packages" / "torch-2.13.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+    before = sorted(str(path) for path in home.rglob("*"))
+    async with python_envs(root) as envs:
+        found = await envs.check("~/envs/mine")
+        assert found.name == str(home / "envs" / "mine")
+        assert found.python == str(home / "envs" / "mine" / "bin" / "python")
+        assert (found.version.startswith(MINOR), found.installer) == (True, "")
+        assert dict(found.packages)["torch"] == "2.13.0+cpu"
+        assert (await envs.check("~/envs/mine/bin/python")).name == found.name
+        assert await envs.list() == ()
+        for path, cause, words in (
+            ("~/envs/other", "not-found", "does not exist"),
+            ("envs/mine", "not-found", "absolute"),
+            ("~/envs", "python-missing", "not an environment"),
+            ("/bin/false", "crashed", "ended with code 1"),
+        ):
+            with pytest.raises(EnvFailed, match=words) as failed:
+                await envs.check(path)
+            assert failed.value.cause == cause
+    assert sorted(str(path) for path in home.rglob("*")) == before
+
+
+@in_loop
+async def test_a_node_says_what_fits_it_and_what_it_reaches(root: Path, tmp_path: Path) -> None:
+    with index() as packages:
+        async with python_envs(root) as envs:
+            urls = [packages.url, packages.url.replace("http://", "http://ann:pw@"), str(tmp_path), "/no/such"]
+            found = await envs.about([*urls, "http://127.0.0.1:1/simple"])
+    assert found.reaches == (True, True, True, False, False)
+    assert found.arch == os.uname().machine
+    assert found.libc == "glibc"
+    assert found.libc_version > (2, 17)
+    version, path = found.pythons[0]
+    assert (version, path) == ("{}.{}.{}".format(*sys.version_info), sys.executable)

@@ -1,0 +1,201 @@
+"""Environments resolved on this machine: with the real uv, and an index of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import in_loop
+from tests.rig.waiting import wait_until
+from tests.rig.wheels import Index, Wheel, index, wheel
+from ugro.agent.python_env.files import Files
+from ugro.agent.python_env.resolving import Resolver
+from ugro.agent.python_env.tools import Tools
+from ugro.agent.python_env.workshop import Workshop
+from ugro.core.errors import EnvFailed
+from ugro.core.python_env import EnvRequest, Platform
+from ugro.store.database import Store
+from ugro.store.python_envs import Resolution
+
+HERE = Platform(os.uname().machine, "glibc", (2, 28), "3.11")
+LOGIN = "ann:hunter2"
+
+
+@asynccontextmanager
+async def resolver(folder: Path, uv_home: Path) -> AsyncIterator[Resolver]:
+    """As an agent has it; a second one in the same folder is the next agent."""
+    store = Store(folder / "state.db")
+    await store.open()
+    made = Resolver(Workshop(folder / "python"), store.python_envs, Tools(Workshop(uv_home)))
+    try:
+        yield made
+    finally:
+        await made.close()
+        await store.close()
+
+
+def of(served: Index, *packages: str) -> EnvRequest:
+    return EnvRequest(requirements=packages, index_url=served.url)
+
+
+@in_loop
+async def test_a_request_is_resolved_to_every_package_with_hashes(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            found = await here.resolve(of(served, "tiny"), HERE)
+            other = await here.resolve(of(served, "tiny"), replace(HERE, python="3.12"))
+    lines = found.requirements.replace("\\\n", "").splitlines()
+    assert [line.split()[0] for line in lines] == ["small-thing==1.0", "tiny==1.2"]
+    assert f"--hash=sha256:{wheels[0].sha256}" in found.requirements
+    assert other.name != found.name
+
+
+@in_loop
+async def test_an_environment_does_not_change_because_a_new_version_appeared(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            first = await here.resolve(of(served, "tiny"), HERE)
+        served.wheels.append(wheel(tmp_path / "new", "tiny", "1.3"))
+        async with resolver(tmp_path, uv_home) as here:  # also after a restart of the agent
+            again = await here.resolve(of(served, "tiny"), HERE)
+            newer = await here.resolve(of(served, "tiny"), HERE, upgrade=True)
+            later = await here.resolve(of(served, "tiny"), HERE)
+    assert (again.name, again.requirements) == (first.name, first.requirements)
+    assert "tiny==1.3" in newer.requirements
+    assert newer.name != first.name
+    assert later.name == newer.name
+
+
+@pytest.mark.proof
+@in_loop
+async def test_two_who_ask_at_once_are_resolved_once(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            found = await asyncio.gather(*(here.resolve(of(served, "tiny"), HERE) for _ in range(3)))
+        asked = [path for path in served.asked if path.startswith("/simple/tiny")]
+    assert len({one.name for one in found}) == 1
+    assert list((tmp_path / "python").iterdir()) == [], "nothing is left of the work"
+    assert len(asked) == 1
+
+
+@in_loop
+async def test_a_package_that_does_not_exist_is_one_error_with_uvs_last_lines(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            with pytest.raises(EnvFailed) as caught:
+                await here.resolve(of(served, "nosuch"), HERE)
+    assert caught.value.cause == "not-found"
+    assert "nosuch" in caught.value.message
+    assert any("nosuch" in line for line in caught.value.tail)
+
+
+@in_loop
+async def test_a_password_is_in_no_argument_and_no_message(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    hold = threading.Event()
+    with index(*wheels, login=LOGIN, hold=hold) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            resolving = asyncio.create_task(here.resolve(of(served, "tiny"), HERE))
+            await asyncio.to_thread(wait_until, lambda: bool(served.files()), 30, "uv to wait for a wheel")
+            arguments = _arguments()
+            hold.set()
+            await resolving
+            wrong = served.url.replace("hunter2", "hunter3")
+            with pytest.raises(EnvFailed) as caught:
+                await here.resolve(EnvRequest(requirements=("tiny",), index_url=wrong), replace(HERE, python="3.12"))
+    assert any("pip\0compile" in text for text in arguments)
+    assert not any("hunter2" in text for text in arguments)
+    said = [caught.value.message, *caught.value.tail]
+    assert not any("hunter3" in line for line in said)
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_lock_of_uv_decides_versions_and_hashes(
+    tmp_path: Path, uv_home: Path, uv: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    project = '[project]\nname = "x"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = ["tiny"]\n'
+    with index(*wheels) as served:
+        project += f'[[tool.uv.index]]\nurl = "{served.url}"\ndefault = true\n'
+        (tmp_path / "pyproject.toml").write_text(project)
+        locking = [str(uv), "lock", "--quiet", "--no-cache", "--directory", str(tmp_path)]
+        run = partial(subprocess.run, check=True, env={**os.environ, "HOME": str(tmp_path)})
+        await asyncio.to_thread(run, locking)
+        lock = (tmp_path / "uv.lock").read_text()
+        served.wheels.append(wheel(tmp_path / "new", "tiny", "1.3"))
+        async with resolver(tmp_path, uv_home) as here:
+            request = EnvRequest(lock=lock, lock_name="uv.lock", project=project, index_url=served.url)
+            found = await here.resolve(request, HERE)
+    assert "tiny==1.2" in found.requirements
+    assert f"--hash=sha256:{wheels[0].sha256}" in found.requirements
+
+
+@pytest.mark.proof
+@in_loop
+async def test_wheels_for_a_node_without_internet_are_downloaded_once(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    taken = _Taken()
+    store = Store(tmp_path / "state.db")
+    await store.open()
+    tools, workshop = Tools(Workshop(uv_home)), Workshop(tmp_path / "python")
+    with index(*wheels) as served:
+        here = Resolver(workshop, store.python_envs, tools)
+        request = of(served, "tiny")
+        resolution = await here.resolve(request, HERE)
+        files = Files(workshop, store.python_envs, tools, taken)  # type: ignore[arg-type]
+        found = await files.everything(request, resolution, HERE, lambda size: None)
+        asked = len(served.asked)
+        assert await files.everything(request, resolution, HERE, lambda size: None) == found
+        assert len(served.asked) == asked
+        pinned = re.sub("sha256:[0-9a-f]{64}", f"sha256:{64 * '0'}", resolution.requirements)
+        with pytest.raises(EnvFailed) as changed:
+            await files.everything(request, Resolution("other", pinned), HERE, lambda size: None)
+        assert (changed.value.cause, changed.value.hint) == ("hash", None), "a wheel is there: that is no hint"
+    await store.close()
+    assert [blob.name for blob in found.wheels] == sorted(one.path.name for one in wheels)
+    assert {blob.content for blob in found.wheels} == {one.sha256 for one in wheels}
+    assert taken.names == [sorted([*(one.path.name for one in wheels), "uv"])]
+
+
+class _Taken:
+    """The part of ``Code`` that keeps files."""
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+
+    async def take_files(self, folder: Path) -> str:
+        self.names.append(sorted(path.name for path in folder.iterdir()))
+        return "0" * 64
+
+    def has(self, tree: str) -> bool:
+        return bool(self.names)
+
+
+def _arguments() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((folder / "cmdline").read_text(errors="replace"))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,292 @@
+"""Sources of machines for real: programs, a registry that answers as Consul's documentation says, ZooKeeper, mDNS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import in_loop, until
+from tests.rig import netns, zookeeper
+from tests.rig.consul import ConsulServer, consul_server
+from tests.rig.netns import Cable
+from tests.rig.sshd import command
+from tests.rig.waiting import is_alive, wait_until
+from tests.rig.zookeeper import ZooKeeperServer
+from ugro.agent.discovery.watch import SourceWatch
+from ugro.nodes.discovery.candidates import Rules
+from ugro.nodes.discovery.command import CommandSource
+from ugro.nodes.discovery.consul import ConsulSource
+from ugro.nodes.discovery.source import Source
+from ugro.nodes.discovery.ssh_config import SshConfigSource
+from ugro.nodes.discovery.zookeeper import ZooKeeperSource
+
+LIMIT_S = 20
+
+
+@asynccontextmanager
+async def watched(source: Source) -> AsyncIterator[SourceWatch]:
+    watch = SourceWatch(source, Rules(), lambda: None)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
+async def lists(watch: SourceWatch, *names: str) -> None:
+    def seen() -> bool:
+        return watch.is_current and {one.name for one in watch.checked.candidates} == set(names)
+
+    await until(seen, LIMIT_S, f"{watch.source.name} to list {names}; it says {watch.state()}")
+
+
+async def fails(watch: SourceWatch, text: str) -> None:
+    await until(lambda: watch.error is not None and text in str(watch.error), LIMIT_S, f"the error {text!r}")
+
+
+# --- programs and files --------------------------------------------------------------------------------------------
+
+
+def inventory(folder: Path, text: str) -> Callable[[float], CommandSource]:
+    program = folder / "inventory"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return lambda timeout_s: CommandSource(("./inventory",), folder, 0.05, timeout_s)
+
+
+@in_loop
+async def test_a_program_is_run_in_the_folder_of_the_file_and_what_it_prints_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text('["gpu1", "gpu2"]')
+    async with watched(inventory(tmp_path, "cat list.json")(5)) as watch:
+        await lists(watch, "gpu1", "gpu2")
+        (tmp_path / "list.json").write_text("oops")
+        await fails(watch, "its output is not JSON")
+        assert len(watch.checked.candidates) == 2, "what it listed before stays"
+
+
+@in_loop
+async def test_a_program_that_fails_or_cannot_be_started_is_said(tmp_path: Path) -> None:
+    async with watched(inventory(tmp_path, "echo no token >&2; exit 3")(5)) as watch:
+        await fails(watch, "./inventory ended with exit code 3: no token")
+    async with watched(CommandSource(("./missing",), tmp_path, 1, 1)) as watch:
+        await fails(watch, "./missing cannot be started: no such file")
+
+
+@in_loop
+async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    async with watched(inventory(tmp_path, "sleep 600 & echo $! >child; wait")(0.3)) as watch:
+        await fails(watch, "did not end within 0.3 s")
+        child = int((tmp_path / "child").read_text())
+        await until(lambda: not is_alive(child), LIMIT_S, "its child to end")
+
+
+@in_loop
+async def test_hosts_of_an_ssh_configuration_are_listed_by_pattern(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    async with watched(SshConfigSource(config, "gpu*", 0.05)) as watch:
+        await fails(watch, "cannot be read: no such file")
+        config.write_text("Host gpu1 box\nHost gpu2\n")
+        watch.look_again()
+        await lists(watch, "gpu1", "gpu2")
+        config.write_text("Host gpu2\n")
+        await lists(watch, "gpu2")
+
+
+# --- Consul --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def consul() -> Iterator[ConsulServer]:
+    with consul_server() as server:
+        yield server
+
+
+@in_loop
+async def test_consul_tells_of_changes_while_it_is_asked(consul: ConsulServer) -> None:
+    consul.register("gpu1", "10.0.0.1", 2222, "gpu", "fast")
+    consul.register("web1", "10.0.0.9", 22)
+    async with watched(ConsulSource(consul.url, "ssh", 5, tag="gpu")) as watch:
+        await lists(watch, "gpu1")
+        [one] = watch.checked.candidates
+        assert (one.host, one.port, one.labels) == ("10.0.0.1", 2222, ("gpu", "fast"))
+        # A blocking query waits: nothing is asked again until something has changed.
+        await until(lambda: len(consul.asked) == 2, LIMIT_S, "the blocking query")
+        consul.register("gpu2", "10.0.0.2", 22, "gpu")
+        await lists(watch, "gpu1", "gpu2")
+        consul.set_critical("gpu1")
+        await lists(watch, "gpu2")
+        consul.deregister("gpu2")
+        await lists(watch)
+        assert "index=0&" in consul.asked[0]
+        assert "index=3&" in consul.asked[1], "the index of the first answer"
+
+
+@pytest.mark.proof
+@in_loop
+async def test_an_index_that_goes_back_starts_over_and_chunks_are_read(consul: ConsulServer) -> None:
+    consul.is_chunked = True
+    consul.register("gpu1", "10.0.0.1", 22)
+    async with watched(ConsulSource(consul.url, "ssh", 5)) as watch:
+        await lists(watch, "gpu1")
+        consul.restart_index()
+        await until(lambda: any("index=0" in path for path in consul.asked[1:]), LIMIT_S, "a question from the start")
+        consul.register("gpu2", "10.0.0.2", 22)
+        await lists(watch, "gpu1", "gpu2")
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_registry_that_fails_keeps_its_list_and_is_read_again(
+    consul: ConsulServer, tmp_path: Path
+) -> None:
+    consul.register("gpu1", "10.0.0.1", 22)
+    consul.token = "secret"
+    file = tmp_path / "token"
+    file.write_text("wrong\n")
+    async with watched(ConsulSource(consul.url, "ssh", 5, token_file=str(file))) as watch:
+        await fails(watch, "answered 403: Permission denied")
+        assert "wrong" not in str(watch.state())
+        file.write_text("secret\n")
+        await lists(watch, "gpu1")
+        with consul.changed:
+            consul.has_leader = False
+            consul.changed.notify_all()
+        await fails(watch, "answered 500: No cluster leader")
+        assert [one.name for one in watch.checked.candidates] == ["gpu1"]
+        consul.has_leader = True
+        watch.look_again()
+        await lists(watch, "gpu1")
+
+
+@in_loop
+async def test_a_registry_that_is_not_there_is_said_and_ending_waits_for_nobody(consul: ConsulServer) -> None:
+    async with watched(ConsulSource("http://127.0.0.1:1", "ssh", 5)) as watch:
+        await fails(watch, "http://127.0.0.1:1: ")
+    consul.register("gpu1", "10.0.0.1", 22)
+    async with watched(ConsulSource(consul.url, "ssh", 5)) as watch:
+        await lists(watch, "gpu1")
+        async with asyncio.timeout(5):  # the blocking query would take a minute
+            await watch.close()
+
+
+# --- ZooKeeper -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    if (reason := zookeeper.available()) is not None:
+        pytest.skip(reason)
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as running:
+        yield running
+
+
+@pytest.mark.proof
+def test_an_entry_in_zookeeper_lives_as_long_as_its_session(server: ZooKeeperServer) -> None:
+    in_loop(entries_come_and_go)(server)
+
+
+async def entries_come_and_go(server: ZooKeeperServer) -> None:
+    source = ZooKeeperSource(server.hosts, "/ugro/nodes", 2.0, may_name_users=True)
+    async with watched(source) as watch:
+        await fails(watch, "there is no /ugro/nodes in ZooKeeper")
+        fields = {"host": "10.0.0.1", "port": 2222, "user": "ann", "labels": ["fast"]}
+        machine = await asyncio.to_thread(server.register, "gpu1", fields)
+        await lists(watch, "gpu1")
+        [one] = watch.checked.candidates
+        assert (one.host, one.port, one.user, one.labels) == ("10.0.0.1", 2222, "ann", ("fast",))
+        other = await asyncio.to_thread(server.register, "gpu2", {})
+        await lists(watch, "gpu1", "gpu2")
+        await asyncio.to_thread(other.set, "/ugro/nodes/gpu2", b'{"host": "10.0.0.7"}')
+        await until(lambda: "10.0.0.7" in str(watch.checked), LIMIT_S, "the changed entry")
+        await asyncio.to_thread(machine.stop)  # its session ends, and its entry with it
+        await lists(watch, "gpu2")
+
+
+@pytest.mark.proof
+def test_a_zookeeper_that_is_down_keeps_its_list_and_is_found_again(tmp_path: Path) -> None:
+    if (reason := zookeeper.available()) is not None:
+        pytest.skip(reason)
+    with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        client = server.client()
+        client.create("/ugro/nodes/gpu1", b"{}", makepath=True)
+        in_loop(goes_down_and_comes_back)(server)
+
+
+async def goes_down_and_comes_back(server: ZooKeeperServer) -> None:
+    async with watched(ZooKeeperSource(server.hosts, "/ugro/nodes", 2.0)) as watch:
+        await lists(watch, "gpu1")
+        server.kill()
+        await fails(watch, "")
+        assert [one.name for one in watch.checked.candidates] == ["gpu1"]
+        await asyncio.to_thread(server.start)
+        watch.look_again()
+        await lists(watch, "gpu1")
+
+
+@in_loop
+async def test_nobody_waits_for_a_zookeeper_that_is_silent_when_it_is_no_longer_watched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = ZooKeeperSource(f"127.0.0.1:{server.getsockname()[1]}", "/nodes", 60.0)
+        async with asyncio.timeout(LIMIT_S), watched(source):
+            connection, _ = await asyncio.to_thread(server.accept)
+    connection.close()
+
+
+# --- mDNS ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[Cable, Cable]]:
+    """Two namespaces with a cable between them."""
+    if (reason := netns.available()) is not None:
+        pytest.skip(reason)
+    here, there = Cable(), Cable()
+    try:
+        here.lay()
+        there.lay()
+        there.lead_to(here)
+        yield here, there
+    finally:
+        there.remove()
+        here.remove()
+
+
+def inside(cable: Cable, *words: str) -> subprocess.Popen[str]:
+    prefix = [command("ip"), "netns", "exec", cable.namespace]
+    argv = [*prefix, sys.executable, "-m", "tests.rig.mdns", *words]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def next_list(process: subprocess.Popen[str], expected: object) -> None:
+    """Reads on until it prints what is expected."""
+    assert process.stdout is not None
+    wait_until(lambda: json.loads(process.stdout.readline() or "null") == expected, LIMIT_S, f"the list {expected}")  # type: ignore[union-attr]
+
+
+@pytest.mark.proof
+def test_a_machine_that_announces_itself_by_mdns_is_found_and_its_goodbye_is_heard(
+    network: tuple[Cable, Cable]
+) -> None:
+    pytest.importorskip("zeroconf")
+    here, there = network
+    browser = inside(here, "browse", "_ssh._tcp")
+    machine = inside(there, "announce", "gpu7", there.node_address, "2222")
+    try:
+        next_list(browser, [["gpu7", there.node_address, 2222, "fast,lab2"]])
+        assert machine.stdin is not None
+        machine.stdin.close()
+        next_list(browser, [])
+        assert machine.wait(LIMIT_S) == 0
+    finally:
+        for process in (browser, machine):
+            process.kill()
+            with process:  # waits for it, and closes its pipes
+                pass

@@ -1,0 +1,129 @@
+"""What tests of Python environments share: a real uv, nodes of this machine, recipes, and contents on a node."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.rig.waiting import end_all_with_variable
+from tests.rig.wheels import Wheel
+from ugro.agent.python_env.tools import Tools
+from ugro.agent.python_env.workshop import Workshop
+from ugro.core.errors import EnvFailed
+from ugro.core.node import NodeSpec
+from ugro.core.python_env import Blob, Platform, Recipe
+from ugro.nodes.node import Dialling, Node
+from ugro.nodes.python_envs import PythonEnvs
+from ugro.nodes.runs import Identity
+from ugro.nodes.transport import SshOptions
+from ugro.remote import trees
+from ugro.remote.cas.contents import store_in
+from ugro.remote.cas.packs import PackWriter
+
+AGENT = "agent-1"
+MARK = "TEST_ENV_NODE"
+MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def uv_binary(factory: pytest.TempPathFactory) -> Path:
+    """The uv that an agent would send to nodes like this machine."""
+    return _uv_in(fetched_uv(factory))
+
+
+def fetched_uv(factory: pytest.TempPathFactory) -> Path:
+    """The folder of an agent with that uv, from PyPI; fetched once for all test processes of a session."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "agents-uv"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _uv_in(folder)
+    return folder
+
+
+def _uv_in(folder: Path) -> Path:
+    platform = Platform(os.uname().machine, "glibc", (2, 28), MINOR)
+    try:
+        found = asyncio.run(Tools(Workshop(folder)).uv_for(platform))
+    except EnvFailed as error:
+        pytest.skip(f"uv cannot be had from PyPI: {error}")
+    assert found is not None
+    return found.folder / found.blob.name
+
+
+# --- contents on a node --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def blob(path: Path, name: str | None = None) -> Blob:
+    content = path.read_bytes()
+    return Blob(name or path.name, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def put(root: Path, files: Mapping[str, bytes]) -> str:
+    """The tree of a folder with these files, put into a node's content store as a transfer would."""
+    store = store_in(str(root))
+    with store.using():
+        writer = PackWriter(store)
+        entries = [_entry(writer, name, content) for name, content in files.items()]
+        listing = trees.encode(entries)
+        tree = trees.identify(trees.TREE, listing)
+        writer.add(tree, trees.TREE, listing)
+        writer.finish()
+        store.complete(tree)
+    store.close()
+    return tree.hex()
+
+
+def _entry(writer: PackWriter, name: str, content: bytes) -> trees.TreeEntry:
+    chunks = [content[at : at + trees.CHUNK] for at in range(0, len(content), trees.CHUNK)]
+    keys = [trees.identify(trees.CONTENT, chunk) for chunk in chunks]
+    for key, chunk in zip(keys, chunks, strict=True):
+        writer.add(key, trees.CONTENT, chunk)
+    return trees.TreeEntry(name.encode(), trees.FILE, 0o644, len(content), b"".join(keys))
+
+
+def recipe(root: Path, uv: Path | None, wheels: Sequence[Wheel], *, name: str = "e1", url: str | None = None) -> Recipe:
+    """``url``: of the index that the node asks; else the wheels are sent to it."""
+    sent = () if url else tuple(wheels)
+    files = {one.path.name: one.path.read_bytes() for one in sent}
+    if uv is not None:
+        files["uv"] = uv.read_bytes()
+    return Recipe(
+        name,
+        Platform(os.uname().machine, "glibc", (2, 28), MINOR),
+        "".join(one.requirement for one in wheels),
+        blob(uv, "uv") if uv is not None else None,
+        wheels=tuple(blob(one.path) for one in sent),
+        index_url=url,
+        tree=put(root, files) if files else None,
+    )
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def python_envs(
+    root: Path, *, agent: str = AGENT, crash: str = "", path: str = "", python: str = sys.executable
+) -> AsyncIterator[PythonEnvs]:
+    """This machine as a node; ``crash``: a point at which what it starts dies or stops; ``path``: PATH there."""
+    root.mkdir(parents=True, exist_ok=True)
+    env = {"PATH": path or os.environ["PATH"], "HOME": str(root.parent / "home"), MARK: str(root)}
+    spec = NodeSpec("here", remote_root=str(root), python=python, transport="local")
+    more = {"UGRO_CRASH_POINT": crash} if crash else {}
+    node = Node(spec, Dialling(SshOptions(10.0), 100, asyncio.Semaphore(10), lambda: {**env, **more}))
+    try:
+        yield PythonEnvs(node, Identity(agent, 1), 20.0)
+    finally:
+        await node.close()
+        end_all_with_variable(MARK, [str(root)])

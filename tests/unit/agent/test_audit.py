@@ -1,0 +1,219 @@
+"""Who did what: which requests are recorded, under which name, and what of them is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from ugro.agent.api.audit_rules import RULES, bounded, refusal, rule_for, subject
+from ugro.agent.api.audit_trail import AuditTrail
+from ugro.agent.ops.audit import AuditLog, StrangerLimit
+from ugro.core.audit import AuditEntry
+from ugro.store import audit as audit_store
+from ugro.store.database import Store
+
+WHO = ("ann", "pid 7")
+ADDED = ("add node", "a host=h labels=x")
+
+
+def entry(number: int = 0, *, user: str = "ann", at: str = "2030-01-01") -> AuditEntry:
+    return AuditEntry(at, user, "pid 1", "cancel", str(number), "done")
+
+
+def about(method: str, path: str, request: Any = None, answer: str = "") -> tuple[str, str | None] | None:
+    found = rule_for(method, path)
+    if found is None:
+        return None
+    return found[0].action, subject(*found, json.dumps(request).encode(), answer.encode())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "request_body", "answer", "found"),
+    [
+        ("POST", "/v1/jobs", {}, '{"job":{"id":7,"spec":{"id":3}}}', ("submit", "7")),
+        ("POST", "/v1/jobs/batch", {}, '{"jobs":[{"id":7,"spec":{}},{"id":9,"spec":{}}]}', ("submit", "7 to 9")),
+        ("POST", "/v1/jobs", {}, '{"needs":["HF_TOKEN"]}', ("submit", None)),
+        ("POST", "/v1/jobs/last/cancel", {}, '{"id":7,"spec":{}}', ("cancel", "7")),
+        ("POST", "/v1/jobs/7/retry", {}, '{"id":8,"spec":{}}', ("retry", "7 → 8")),
+        ("POST", "/jobs/7/again", {}, '{"id":8}', ("launch again", "7 → 8")),
+        ("POST", "/v1/nodes/gpu1/drain", {"reason": "hot"}, "", ("drain", "gpu1 hot")),
+        ("POST", "/v1/nodes", {"name": "a", "fields": {"host": "h", "labels": ["x"]}}, "", ADDED),
+        ("DELETE", "/v1/nodes/gpu1", None, "", ("remove node", "gpu1")),
+        ("POST", "/v1/exec", {"nodes": ["@all"], "argv": ["x", "--token=hush"]}, "", ("exec", "@all x '--token=***'")),
+        ("PUT", "/v1/cluster", {"path": "/x/cluster.yaml"}, "", ("use cluster file", "/x/cluster.yaml")),
+        ("PUT", "/v1/something/new", {"secret": "hush"}, "", ("PUT /v1/something/new", "")),
+        ("POST", "/v1/exec", "not a map", "", ("exec", "")),
+        ("POST", "/v1/jobs/plan", {}, "", None),
+        ("GET", "/v1/jobs/7", None, "", None),
+    ],
+)
+def test_what_a_request_is_called_and_about(
+    method: str, path: str, request_body: Any, answer: str, found: tuple[str, str | None] | None
+) -> None:
+    assert about(method, path, request_body, answer) == found
+
+
+def test_a_record_is_short_and_printable_and_names_no_password() -> None:
+    assert len(bounded("x" * 1000)) == 300
+    assert bounded("a\x1b]0;b") == "a�]0;b"
+    assert refusal(404, b'{"error":{"message":"no node a"}}') == "refused: no node a"
+    assert refusal(400, b'{"error":{"message":"redis://:hush@h is bad"}}') == "refused: redis://:***@h is bad"
+    assert (refusal(401, b"<html>"), refusal(499, b"")) == ("refused: 401", "the client left")
+
+
+def test_secrets_of_a_node_and_what_nests_without_end_are_not_recorded() -> None:
+    adding, _ = rule_for("POST", "/v1/nodes") or pytest.fail("no rule")
+    request = b'{"name": "gpu1", "fields": {"user": "ann", "env": {"HF_TOKEN": "hunter2", "A": "b"}}}'
+    assert subject(adding, "", request, b"") == "gpu1 user=ann env=HF_TOKEN=*** A=b"
+    for nested in (b"[" * 60_000, b'{"fields":' + b'{"a":' * 900 + b"1" + b"}" * 901):
+        assert subject(adding, "", nested, b"") == ""
+
+
+def test_every_changing_route_has_a_name_of_its_own() -> None:
+    """A new one would be recorded by its path, which is only better than nothing."""
+    sources = [*Path("src/ugro/agent/api").glob("*.py"), *Path("src/ugro/web").rglob("*.py")]
+    root = Path(__file__).resolve().parents[3]
+    routes = [
+        (method.upper(), re.sub(r"\{[^}]*\}", "1", path))
+        for source in sources
+        for method, path in re.findall(r'@app\.(post|put|delete|patch)\("([^"]+)"', (root / source).read_text())
+    ]
+    assert len(routes) > 20
+    unnamed = [route for route in routes if (found := rule_for(*route)) is not None and found[0] not in RULES]
+    assert unnamed == []
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    status = scope["status"]
+    if status is None:
+        raise RuntimeError("a bug")
+    await send({"type": "http.response.start", "status": status, "headers": scope.get("answer_headers", [])})
+    await send({"type": "http.response.body", "body": scope.get("answer", b"")})
+
+
+class Calls:
+    """Requests to an application that answers as each of them says."""
+
+    def __init__(self, store: Store) -> None:
+        self.audit = AuditLog(store.audit)
+        self._trail = AuditTrail(_answer, self.audit, lambda scope: WHO, lambda scope: bool(scope.get("stranger")))
+
+    async def __call__(self, method: str, path: str, status: int | None = 200, body: bytes = b"", **scope: Any) -> None:
+        parts = iter([body[:5], body[5:]])
+        left = 2
+
+        async def receive() -> Message:
+            nonlocal left
+            left -= 1
+            return {"type": "http.request", "body": next(parts), "more_body": left > 0}
+
+        async def send(message: Message) -> None:
+            pass
+
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "status": status, **scope}
+        try:
+            await self._trail(scope, receive, send)
+        except RuntimeError:
+            assert status is None
+
+    async def recorded(self) -> list[tuple[str, str, str]]:
+        return [(one.action, one.subject, one.outcome) for one in await self.audit.newest(100, "", None)]
+
+
+def test_requests_are_recorded_with_their_outcome_and_reading_is_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "state.db")
+        await store.open()
+        call = Calls(store)
+        await call("POST", "/v1/exec", body=b'{"nodes": ["a"], "argv": ["env", "HF_TOKEN=hush"]}')
+        await call("GET", "/v1/jobs")
+        await call("POST", "/v1/nodes/a/drain", 404, answer=b'{"error":{"message":"no node a"}}', body=b"{}")
+        await call("DELETE", "/v1/nodes/a", None)
+        await call("POST", "/login", 303, answer_headers=[(b"set-cookie", b"x")], stranger=True)
+        assert await call.recorded() == [
+            ("exec", "a env 'HF_TOKEN=***'", "done"),
+            ("drain", "a", "refused: no node a"),
+            ("remove node", "a", "no answer"),
+            ("sign in", "", "done"),
+        ]
+        [first, *_] = await store.audit.newest(10)
+        assert (first.user, first.via, first.at[:2]) == (*WHO, "20")
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "state.db")
+        await store.open()
+        call = Calls(store)
+        for _ in range(200):
+            await call("POST", "/login", 401, stranger=True)
+            await call("POST", "/v1/jobs/1/cancel", 401, stranger=True)
+            await call("GET", "/", 401, stranger=True, headers=[(b"authorization", b"Bearer x")])
+            await call("GET", "/", 401, stranger=True)
+        # A minute may end meanwhile.
+        assert 10 <= len(await call.recorded()) <= 20
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_left_out_is_counted() -> None:
+    limit = StrangerLimit()
+    within = [limit.counted(entry(), 30.0) for _ in range(25)]
+    assert [one is not None for one in within] == [True] * 10 + [False] * 15
+    later = limit.counted(entry(), 90.0)
+    assert later is not None
+    assert later.outcome == "done; 15 more before it"
+    assert limit.counted(entry(), 91.0) == entry()
+
+
+def test_the_log_is_bounded_and_read_by_time_and_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_store, "MOST_ENTRIES", 50)
+
+    async def main() -> None:
+        store = Store(tmp_path / "state.db")
+        await store.open()
+        for first in range(0, 120, 40):
+            await store.audit.add([entry(number) for number in range(first, first + 40)])
+        kept = await store.audit.newest(1000)
+        assert [one.subject for one in kept] == [str(number) for number in range(70, 120)]
+        assert [one.subject for one in await store.audit.newest(2)] == ["118", "119"]
+        await store.audit.add([entry(500, user="bob", at="2031-05-01")])
+        assert [one.subject for one in await store.audit.newest(10, user="bob")] == ["500"]
+        assert [one.subject for one in await store.audit.newest(10, since="2031")] == ["500"]
+        assert await store.audit.remove("2031", 30) == 30
+        assert await store.audit.remove("2031", 30) == 19
+        assert [one.subject for one in await store.audit.newest(10)] == ["500"]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_entries_survive_a_database_that_cannot_be_written_for_a_while(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "state.db")
+        await store.open()
+        audit = AuditLog(store.audit)
+        with sqlite3.connect(tmp_path / "state.db") as db:
+            db.execute("ALTER TABLE audit RENAME TO elsewhere")
+        audit.note(entry(1))
+        await audit.flush()
+        with sqlite3.connect(tmp_path / "state.db") as db:
+            db.execute("ALTER TABLE elsewhere RENAME TO audit")
+        audit.note(entry(2))
+        assert [one.subject for one in await audit.newest(10, "", None)] == ["1", "2"]
+        await store.close()
+
+    asyncio.run(main())

@@ -1,0 +1,68 @@
+"""Who takes part in an all-reduce, and what is said when somebody cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from ugro.agent.hardware import allreduce
+from ugro.agent.hardware.lines import Lines
+from ugro.agent.hardware.subject import About, Subject
+from ugro.core.figures import Mode, Part
+from ugro.core.node import Facts, Gpu, NodeSpec
+from ugro.nodes.link import Link
+from ugro.policy.nodes.connectivity import Apart, Meeting
+
+MEETING = Meeting("10.0.0.1", ())
+ABOUT = About("2026-01-01T00:00:00+00:00", Mode.QUICK, frozenset(Part))
+GPU = Gpu(0, "GPU-0", "RTX", temperature_c=60.0, throttle=("power",))
+
+
+def subject(name: str, *messages: dict[str, Any]) -> Subject:
+    lines = Lines()
+    for message in messages:
+        lines.take(json.dumps(message).encode())
+    found = Subject(name, Link(NodeSpec(name)), Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 100, 50, gpus=(GPU,)))
+    found.found.append(lines)
+    return found
+
+
+def test_there_is_a_rank_for_each_gpu_only_if_all_nodes_have_some() -> None:
+    async def work() -> None:
+        two = subject("a", {"device": {"index": 0}}, {"device": {"index": 1}})
+        one, none = subject("b", {"device": {"index": 0}}), subject("c", {"device": {"index": None}})
+        ranks = [(rank.subject.name, rank.gpu) for rank in allreduce.ranks_of([two, one])]
+        assert ranks == [("a", 0), ("a", 1), ("b", 0)]
+        assert [rank.gpu for rank in allreduce.ranks_of([two, none])] == [None, None]
+
+    asyncio.run(work())
+
+
+def test_nobody_is_asked_where_pytorch_is_missing_or_nodes_do_not_meet() -> None:
+    async def work() -> None:
+        missing = {"skipped": {"what": "devices", "why": "it cannot be imported: No module named 'torch'"}}
+        times = allreduce.Times(1.0, 2.0)
+        both = [subject("a", {"torch": "2.13.0"}), subject("b", missing)]
+        found, [skipped] = await allreduce.measure(both, MEETING, 1, times, ABOUT)
+        assert (found, skipped.why) == ([], "PyTorch is not there on b")
+        found, [skipped] = await allreduce.measure(both, Apart("a cannot connect to b", "", "b"), 1, times, ABOUT)
+        assert (found, skipped.why) == ([], "a cannot connect to b")
+
+    asyncio.run(work())
+
+
+def test_what_was_seen_of_a_gpu_meanwhile_is_kept_with_its_figures() -> None:
+    async def work() -> None:
+        measured = subject("a", {"device": {"index": 0, "fp32_tflops": 9.0, "pcie_width": 4, "pcie_width_max": 16}})
+        measured.note((GPU,))
+        measured.note((Gpu(0, "GPU-0", "RTX", temperature_c=91.0, throttle=("heat",)),))
+        measured.note((Gpu(0, "GPU-0", "RTX", temperature_c=70.0, throttle=None),))
+        [device] = measured.figures(ABOUT).devices
+        assert (device.uuid, device.name, device.fp32_tflops) == ("GPU-0", "RTX", 9.0)
+        assert (device.seen.temperature_c, device.seen.throttle) == (91.0, ("power", "heat"))
+        assert (device.seen.pcie_width, device.seen.pcie_width_max) == (4, 16)
+        strange = subject("a", {"device": {"index": 7, "fp32_tflops": 9.0}})
+        assert strange.figures(ABOUT).devices == (), "a GPU that the probe does not know has no name"
+
+    asyncio.run(work())

@@ -1,0 +1,94 @@
+"""A trial is used again only for a training that is as fast: the same code, arguments, variables and device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.store.test_database import in_store
+from ugro.agent.jobs.forecasts import Forecasts, that_counts
+from ugro.agent.planning.trials import Request, trial_spec
+from ugro.agent.tracking.cluster import Cluster
+from ugro.core.figures import LinkFigures, Measurement, Mode
+from ugro.core.job import (
+    ALL_GPUS,
+    ANY_GPUS,
+    After,
+    Checkpoint,
+    JobSpec,
+    Launcher,
+    Resources,
+    ResultRule,
+    Retry,
+    Share,
+)
+from ugro.policy.planning.exchange import Link
+from ugro.store.database import Store
+
+SPEC = JobSpec(
+    "train",
+    ("train.py", "--size", "4", "--epochs", "10"),
+    Launcher.DDP,
+    env=(("A", "1"),),
+    snapshot="abc",
+    resources=Resources(min_nodes=1, max_nodes=3, gpus_per_node=ANY_GPUS),
+)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"name": "other", "priority": 90, "time_limit_s": 5.0, "seed": 3, "notify": ("mail",)},
+        {"argv": ("train.py", "--size", "4", "--epochs", "99", "--lr=0.1")},
+        {"resources": Resources(min_nodes=2, max_nodes=2, only=("a", "b"), labels=("x",))},
+        {"checkpoint": Checkpoint("ckpt"), "after": After((1,)), "retry": Retry(3), "results": ResultRule("none")},
+    ],
+)
+def test_what_does_not_change_a_step_does_not_count(same: dict[str, object]) -> None:
+    assert that_counts(replace(SPEC, **same)) == that_counts(SPEC)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"snapshot": "abd"},
+        {"argv": ("train.py", "--size", "8", "--epochs", "10")},
+        {"argv": ("other.py", "--size", "4", "--epochs", "10")},
+        {"env": (("A", "2"),)},
+        {"setup": "pip install x"},
+        {"launcher": Launcher.TORCHRUN},
+        {"resources": Resources(cpus=2)},
+    ],
+)
+def test_what_may_change_a_step_counts(other: dict[str, object]) -> None:
+    assert that_counts(replace(SPEC, **other)) != that_counts(SPEC)  # type: ignore[arg-type]
+
+
+def test_a_trial_is_a_job_on_its_node_that_leaves_nothing_and_ends_in_time() -> None:
+    rich = replace(SPEC, checkpoint=Checkpoint("ckpt"), outputs=("*.csv",), retry=Retry(3), notify=("mail",))
+    made = trial_spec(Request(rich, (Share("gpu1", (0, 1)),), 3, 30.0, "ann"))
+    assert made.name == "trial-train"
+    assert dict(made.env) == {"A": "1", "UGRO_TRIAL": "solo:3:30"}
+    wanted = made.resources
+    assert (wanted.only, wanted.min_nodes, wanted.max_nodes, wanted.gpus_per_node) == (("gpu1",), 1, 1, ALL_GPUS)
+    assert (made.checkpoint, made.outputs, made.retry, made.notify) == (Checkpoint(), (), Retry(), ())
+    assert (made.results.checkpoints, made.results.workdir) == ("none", False)
+    assert made.time_limit_s == 300
+    assert (made.priority, made.is_preemptible) == (0, False), "no job is stopped for it"
+    together = trial_spec(Request(SPEC, (Share("a"), Share("b")), 3, 30.0, "ann"))
+    assert dict(together.env)["UGRO_TRIAL"] == "joint:3:30"
+    assert (together.resources.only, together.resources.min_nodes) == (("a", "b"), 2)
+    assert together.resources.gpus_per_node == 0
+
+
+def test_the_slower_direction_of_a_measured_link_counts_and_a_failed_one_does_not(tmp_path: Path) -> None:
+    there = LinkFigures("a", "b", "2026-01-01T00:00:00+00:00", 100e6, 80e6, 0.001)
+    broken = LinkFigures("a", "c", "2026-01-01T00:00:00+00:00", error="refused")
+
+    async def work(store: Store) -> dict[frozenset[str], Link]:
+        await store.hardware.record(Measurement(there.measured_at, Mode.QUICK, 1.0, links=(there, broken)), {})
+        return await Forecasts(store.trials, store.hardware, Cluster(None), lambda node: None).links(["a", "b", "c"])
+
+    assert in_store(tmp_path / "state.db", work) == {frozenset("ab"): Link(80e6, 0.0005)}
