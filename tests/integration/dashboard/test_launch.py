@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.integration.dashboard.test_access import FOREIGN
 from tests.rig.browser import ONE_NODE, Dashboard, dashboards
@@ -45,6 +45,17 @@ def test_a_mistake_is_shown_where_it_is_and_nothing_is_lost(dashboard: Dashboard
     assert page.evaluate("[text.selectionStart, text.selectionEnd]") == [0, len("nmae: first")]
     expect(editor).to_have_value(text)
     expect(page.locator("#again-cli")).to_contain_text("ugro launch -f job.yaml --time-limit 10m")
+
+
+def test_a_press_before_the_page_is_ready_loses_nothing(dashboard: Dashboard, page: Page, job: Job) -> None:
+    held: list[Route] = []
+    page.route("**/static/again.js", lambda route: held.append(route))
+    with page.expect_request("**/static/again.js"):
+        page.goto(f"{dashboard.url}/jobs/{job.id}/again", wait_until="commit")
+    launch = page.get_by_role("button", name="Launch as a new job")
+    expect(launch).to_be_disabled()
+    held.pop().continue_()
+    expect(launch).to_be_enabled()
 
 
 def test_a_job_is_launched_again_with_changes_and_its_own_code(dashboard: Dashboard, page: Page, job: Job) -> None:

@@ -218,6 +218,20 @@ def filled(store: ContentStore, *contents: bytes) -> list[bytes]:
     return keys
 
 
+def test_a_content_in_two_packs_is_still_found_when_another_process_deletes_the_one_it_was_read_from(
+    tmp_path: Path,
+) -> None:
+    others = [ContentStore(str(tmp_path)) for _ in range(2)]
+    [key] = {filled(one, b"the same")[0] for one in others}  # neither has seen the pack of the other
+    mine = ContentStore(str(tmp_path))
+    mine.refresh()
+    os.unlink(Path(mine.packs, mine.locate(key).pack))
+    mine.refresh()
+    assert mine.read(key) == b"the same"
+    for store in (mine, *others):
+        store.close()
+
+
 @FEW
 @given(TREES)
 def test_whatever_a_killed_writer_left_the_store_has_only_whole_contents(tree: object) -> None:

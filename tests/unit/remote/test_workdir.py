@@ -17,6 +17,7 @@ from ugro.remote.cas.packs import ContentStore, PackWriter
 from ugro.remote.clock import boot_id, clock_s
 from ugro.remote.files.outputs import Outputs
 from ugro.remote.files.workdir import WorkDir
+from ugro.remote.program import Refused
 from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import RunSpec
 from ugro.remote.trees import TreeEntry
@@ -101,6 +102,15 @@ def test_what_was_edited_replaced_or_made_counts_however_old_it_says_it_is(place
     (place.work / "data" / "deep" / "er" / "x").touch()
     assert place.has_any()
     assert place.made() == ["copy.csv", "data/deep/er/x", "data/table.csv", "train.py"]
+
+
+def test_code_of_which_something_is_gone_no_longer_counts_as_there_so_that_it_is_sent_again(place: Place) -> None:
+    for pack in Path(place.store.packs).glob("*.pack"):
+        pack.unlink()
+    assert place.store.has_root(place.code)
+    with pytest.raises(Refused, match="is not on this node"):
+        contents.check_out(place.run, place.code, str(place.work.parent / "again"))
+    assert not place.store.has_root(place.code)
 
 
 def test_there_may_be_some_if_the_code_cannot_be_read_now(place: Place) -> None:

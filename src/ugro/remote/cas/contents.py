@@ -141,6 +141,7 @@ def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[Content
                 raise Lacking([root])
             yield store
     except Lacking as error:
+        store.disown(root)  # else the agent hears that the code is there, and sends it never again
         raise Refused("no-code", "the code of %s is not on this node" % run.name) from error
     except OSError as error:
         if not disk.is_full(error):

@@ -69,14 +69,13 @@ class ContentStore:
     def refresh(self) -> None:
         names = set(os.listdir(self.packs)) if os.path.isdir(self.packs) else set()
         packs = {name for name in names if name.endswith(PACK)}
+        if self._seen - packs:  # some were deleted; what was found in them may be in one that was read earlier, too
+            self.close()
+            self._places, self._seen = {}, set()
         for name in packs - self._seen:
             self._seen.add(name)
             with contextlib.suppress(FileNotFoundError):
                 self._places.update(self._walk(name))
-        if self._seen - packs:  # some were deleted
-            self.close()
-            self._places = {key: place for key, place in self._places.items() if place.pack in packs}
-            self._seen &= packs
 
     def unseen_bytes(self) -> int:
         """Of packs that ``refresh`` has not read yet."""
@@ -193,6 +192,11 @@ class ContentStore:
         path = os.path.join(self.roots, root.hex())
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.utime(path)
+
+    def disown(self, root: bytes) -> None:
+        """Says no longer that a tree is complete: something of it is missing, whatever the reason."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.roots, root.hex()))
 
     def reach(self, root: bytes, base: Optional[bytes] = None) -> Iterator[bytes]:
         """Every hash of a tree, its own first, each once; without those in folders that are the same in ``base``.

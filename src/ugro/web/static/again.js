@@ -80,3 +80,4 @@ form.addEventListener("submit", async (event) => {
 });
 form.addEventListener("input", follow);
 follow(); // a browser may have kept what was typed before
+button.disabled = false; // not earlier: without this module the browser would send the form itself, and lose it
