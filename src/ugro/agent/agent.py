@@ -41,6 +41,8 @@ from ugro.agent.ops.kept_environments import KeptEnvironments
 from ugro.agent.planning.service import PlanService
 from ugro.agent.planning.trials import Trials
 from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.ray_cluster.service import RayClusters
+from ugro.agent.ray_cluster.starting import Starting
 from ugro.agent.safe_mode.control import SafeModeControl, begin, is_known_old
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
@@ -97,6 +99,7 @@ class Agent:
         self._profiling: Profiling | None = None
         self._hardware: HardwareService | None = None
         self._planning: PlanService | None = None
+        self._ray_clusters: RayClusters | None = None
         self._retention: Retention | None = None
         self._records: Records | None = None
         self._identity = Identity("", 0)
@@ -184,6 +187,11 @@ class Agent:
     def planning(self) -> PlanService:
         assert self._planning is not None, "the agent has not started"
         return self._planning
+
+    @property
+    def ray_clusters(self) -> RayClusters:
+        assert self._ray_clusters is not None, "the agent has not started"
+        return self._ray_clusters
 
     @property
     def code(self) -> Code:
@@ -280,6 +288,8 @@ class Agent:
         self._planning = PlanService(
             service, forecasts, Trials(self.home.jobs, self.store.trials, service, self.results)
         )
+        starting = Starting(self.cluster, service, self.python_envs, lambda: self.health.speeds(scheduler_input.gpus))
+        self._ray_clusters = RayClusters(self.home.jobs, self.store, self.cluster, service, starting)
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""

@@ -30,6 +30,7 @@ _GROUPS = {
         "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
         "exec": ("ugro.cli.exec:exec_", "Run a command on several nodes at once."),
         "env": ("ugro.cli.environments.command:env", "List, show and remove the Python environments on nodes."),
+        "cluster": ("ugro.cli.cluster:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
         "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ugro.client.hardware import HardwareCalls
     from ugro.client.jobs import Jobs
     from ugro.client.planning import Planning
+    from ugro.client.ray_clusters import RayClusterCalls
     from ugro.client.safe_mode import SafeModeCalls
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -329,6 +330,12 @@ class Client:
         from ugro.client.environments import Environments
 
         return Environments(self._ask, self._stream)
+
+    @property
+    def ray_clusters(self) -> RayClusterCalls:
+        from ugro.client.ray_clusters import RayClusterCalls
+
+        return RayClusterCalls(self._ask, self._stream)
 
     @property
     def discovery(self) -> DiscoveryCalls:

@@ -1,0 +1,110 @@
+"""The jobs of a Ray cluster, and the program that their ranks run (``ray_node``), which travels with them as text."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ugro.core.job import JobSpec, Resources, ResultRule, Retry, Stop
+from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
+from ugro.workloads import ray_node
+
+SETTINGS, TOKEN, _PROGRAM = "UGRO_RAY", "UGRO_RAY_TOKEN", "UGRO_RAY_PROGRAM"
+_BOOT = (
+    f"import base64, os, zlib; exec(compile(zlib.decompress(base64.b64decode(os.environ.pop('{_PROGRAM}'))), "
+    "'ugro_ray', 'exec'))"
+)
+_RETRIES = 10
+_GRACE_S = 25.0  # more than the program itself gives Ray
+_ENVIRONMENTS_PYTHON = "python"  # the environment's programs are found first
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """Of the cluster file."""
+
+    dashboard_host: str
+    log_level: str
+
+
+def rank_argv(python: str, *words: str) -> tuple[str, ...]:
+    """``words`` are for people who list processes."""
+    return (python, "-u", "-c", _BOOT, *words)
+
+
+def rank_env(settings: Mapping[str, Any], token: str | None = None) -> dict[str, str]:
+    env = {SETTINGS: json.dumps(settings), _PROGRAM: _program()}
+    return env if token is None else {**env, TOKEN: token}
+
+
+def head_job(cluster: RayCluster, ray: RaySettings) -> JobSpec:
+    head = cluster.head
+    settings = {
+        **_common(cluster, ray, 0, head_title(head.node)),
+        "role": "head",
+        "cpus": 0,
+        "dashboard_port": head.dashboard_port,
+        "dashboard_host": ray.dashboard_host,
+        "state": head.state_folder,
+        "labels": {"ugro-node": head.node},
+    }
+    spec = _job(cluster, f"{cluster.name}-head", head.python, settings)
+    return replace(spec, resources=Resources(cpus=0, only=(head.node,)))
+
+
+def worker_job(cluster: RayCluster, worker: Worker, ray: RaySettings) -> JobSpec:
+    size = cluster.wish.size
+    speed = {"ugro_speed": round(worker.speed, 3)} if worker.speed is not None else {}
+    labels = {"ugro-node": worker.node} | ({"ugro-speed": f"{worker.speed:.3g}"} if worker.speed is not None else {})
+    settings = {
+        **_common(cluster, ray, worker.number, worker_title(worker.node, worker.number)),
+        "role": "worker",
+        "cpus": worker.cpus,
+        "memory": size.memory_bytes,
+        "object_store": size.object_store_bytes,
+        "parts": sum(one.node == worker.node for one in cluster.workers),
+        "resources": {f"node-{worker.node}": 1, **speed},
+        "labels": labels,
+    }
+    spec = _job(cluster, f"{cluster.name}-worker-{worker.number}", worker.python, settings)
+    wanted = Resources(
+        cpus=worker.cpus, memory_bytes=size.memory_bytes or 0, gpus_per_node=size.gpus, only=(worker.node,)
+    )
+    return replace(spec, resources=wanted)
+
+
+def _common(cluster: RayCluster, ray: RaySettings, number: int, title: str) -> dict[str, Any]:
+    return {
+        "id": cluster.key,
+        "number": number,
+        "title": title,
+        "address": cluster.head.address,
+        "port": cluster.head.port,
+        "log_level": ray.log_level,
+    }
+
+
+def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any]) -> JobSpec:
+    return JobSpec(
+        name=name,
+        argv=rank_argv(_ENVIRONMENTS_PYTHON if cluster.environment else python, str(settings["role"]), cluster.name),
+        env=tuple(sorted(rank_env(settings, cluster.token).items())),
+        priority=cluster.wish.priority,
+        time_limit_s=cluster.wish.time_limit_s,
+        retry=Retry(_RETRIES, never_on=(f"exit_code:{ray_node.LASTING}",)),
+        stop=Stop(grace_s=_GRACE_S),
+        results=ResultRule(workdir=False),
+        environment=cluster.environment,
+    )
+
+
+@cache
+def _program() -> str:
+    text = resources.files("ugro.workloads").joinpath("ray_node.py").read_bytes()
+    return base64.b64encode(zlib.compress(text, 9)).decode()
