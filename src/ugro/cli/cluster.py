@@ -338,6 +338,7 @@ def _row(part: Part) -> list[Cell]:
 
 def _document(found: ClusterView) -> dict[str, Any]:
     return {
+        "id": found.key,
         "name": found.name,
         "state": found.phase,
         "reason": found.reason,

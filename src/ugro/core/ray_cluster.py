@@ -129,6 +129,7 @@ class ClusterView:
     """For users: without the token."""
 
     name: str
+    key: str
     user: str
     phase: Phase
     reason: str

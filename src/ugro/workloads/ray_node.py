@@ -122,10 +122,11 @@ def environment(settings: Settings, inherited: Mapping[str, str], first_port: in
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_file,
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-        "RAY_BACKEND_LOG_LEVEL": str(settings.get("log_level", "info")),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "5" if settings.get("is_gang") else "600",
     }
+    if (level := settings.get("log_level", "info")) != "info":  # each process would say that it was set
+        env["RAY_BACKEND_LOG_LEVEL"] = str(level)
     if settings["role"] != "worker":
         env["DASHBOARD_METRIC_PORT"] = str(first_port + _DASHBOARD_METRICS)
         env["AUTOSCALER_METRIC_PORT"] = str(first_port + _AUTOSCALER_METRICS)

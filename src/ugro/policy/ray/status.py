@@ -61,6 +61,7 @@ def view_of(cluster: RayCluster, jobs: Mapping[int, Job], said: Mapping[int, Sai
     phase = _phase(cluster, head)
     return ClusterView(
         name=cluster.name,
+        key=cluster.key,
         user=cluster.user,
         phase=phase,
         reason=_reason(cluster, phase, head, workers),

@@ -71,8 +71,8 @@ def _stopping(jobs: Mapping[int, Job]) -> Iterator[Step]:
     if all(job.is_final for job in jobs.values()):
         yield Close()
         return
-    for number, job in sorted(jobs.items(), reverse=True):  # workers first: they would complain about their head
-        if _goes_on(job) and (number != HEAD or all(one.is_final for key, one in jobs.items() if key != HEAD)):
+    for job in jobs.values():
+        if _goes_on(job):
             yield Cancel(job.id)
 
 

@@ -1,0 +1,33 @@
+"""A real Ray on real sshds, from the first command to the last file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import Ugro
+from tests.integration.ray.conftest import Clusters, Nodes
+from tests.rig.ray import LIMIT_S, SHARED, document, leftovers, run_driver
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_runs_tasks_for_its_token_and_leaves_nothing(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> None:
+    nodes(1)
+    before = set(SHARED.iterdir())
+    key = clusters.start()
+
+    env = clusters.env()
+    done = run_driver(env)
+    assert done.stdout.strip() == "14", done.stderr
+    [shown] = document(ugro("cluster", "status", "--json"))["clusters"]
+    assert (shown["state"], [part["state"] for part in (shown["head"], *shown["workers"])]) == (
+        "running",
+        ["running", "running"],
+    )
+    no_token = {name: value for name, value in env.items() if "AUTH" not in name}
+    assert run_driver({**no_token, "RAY_AUTH_MODE": "disabled"}).returncode != 0
+    assert env["RAY_AUTH_TOKEN_PATH"] not in ugro("status", "--json").stdout
+
+    stopped = document(ugro("cluster", "stop", "--json", timeout=LIMIT_S))["cluster"]
+    assert stopped["state"] == "stopped"
+    assert leftovers(key) == []
+    assert set(SHARED.iterdir()) <= before
