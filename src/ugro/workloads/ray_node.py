@@ -333,7 +333,8 @@ class Rank:
         while not self.is_ending:
             try:
                 with socket.create_connection((address, port), 2.0) as connection:
-                    return str(connection.getsockname()[0])
+                    own = str(connection.getsockname()[0])
+                    return address if own.startswith("127.") else own  # of one machine all have the same
             except OSError as error:
                 if not is_said:
                     say(f"waiting for the head at {address}:{port}: {error}")
