@@ -82,6 +82,7 @@ class Packages:
     cuda_runtime: Optional[str] = None
     nccl: Optional[str] = None
     is_managed: bool = False  # the system's package manager owns this Python: pip refuses to install into it
+    ray: Optional[str] = None
 
     @property
     def torch_release(self) -> Optional[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ugro.core.job import JobSpec, Resources, ResultRule, Retry, Stop
+from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
+from ugro.core.plan import Rendezvous
 from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
 from ugro.workloads import ray_node
 
@@ -77,6 +79,42 @@ def worker_job(cluster: RayCluster, worker: Worker, ray: RaySettings) -> JobSpec
         cpus=worker.cpus, memory_bytes=size.memory_bytes or 0, gpus_per_node=size.gpus, only=(worker.node,)
     )
     return replace(spec, resources=wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class RayRole:
+    """A node's part in a job that has a Ray cluster of its own."""
+
+    number: int
+    count: int
+    cpus: int | None  # None: as many as the rank may use
+
+
+def gang_settings(job: Job, share: Share, rendezvous: Rendezvous, role: RayRole) -> dict[str, Any]:
+    """Without an id."""
+    settings: dict[str, Any] = {
+        "role": "worker" if role.number else "driver",
+        "number": role.number,
+        "title": worker_title(share.node, role.number),
+        "address": inside(rendezvous.address),
+        "port": rendezvous.port,
+        "cpus": role.cpus,
+        "memory": share.memory_bytes or None,
+        "labels": {"ugro-node": share.node},
+        "resources": {f"node-{share.node}": 1},
+        "is_gang": True,
+    }
+    return settings if role.number else {**settings, "nodes": role.count, "argv": list(job.spec.argv)}
+
+
+def key_of(secret: str) -> str:
+    """In the names of folders: everybody may read it."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
+
+
+def inside(address: str) -> str:
+    """Of 127.0.0.1, Ray makes an address by which other machines reach this one; of this, it does not."""
+    return "127.0.0.2" if address == "127.0.0.1" else address
 
 
 def _common(cluster: RayCluster, ray: RaySettings, number: int, title: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ _NODES_S = 3.0
 _GATHER_S = 60.0
 _END_S = 8.0
 _STOPPED_S = 30.0
-_HEAD_GONE_S = 5.0
+_HEAD_GONE_S = 2.0
 _STARTED = b"Ray runtime started."
 _SUBREAPER = 36
 _STALE = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NODE_IP_ADDRESS")
@@ -125,6 +125,8 @@ def environment(settings: Settings, inherited: Mapping[str, str], first_port: in
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "5" if settings.get("is_gang") else "600",
     }
+    if settings.get("is_gang"):  # tasks find the job's own modules on every node
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), inherited.get("PYTHONPATH", ""))))
     if (level := settings.get("log_level", "info")) != "info":  # each process would say that it was set
         env["RAY_BACKEND_LOG_LEVEL"] = str(level)
     if settings["role"] != "worker":
@@ -368,6 +370,9 @@ class Rank:
     def _stay(self, ray: subprocess.Popen[bytes]) -> int:
         is_ready, nodes = False, Nodes(self.settings, self.token)
         while not self.is_ending:
+            if is_ready and self.settings.get("is_gang") and self._head_is_gone():
+                say("the driver has ended")
+                return 0
             if ray.poll() is not None:
                 return self._failed(f"ray start ended with exit code {ray.returncode}")
             if not is_ready and self.has_started:
@@ -377,9 +382,6 @@ class Rank:
                 return self._failed(problem)
             if is_ready and self.settings["role"] == "head":
                 nodes.look()
-            if is_ready and self.settings.get("is_gang") and self._head_is_gone():
-                say("the driver has ended")
-                return 0
             self._pause(_CALM_S if is_ready else _LOOK_S)
         say("ending")
         return 0
@@ -558,6 +560,8 @@ def clean(settings: Settings) -> dict[str, Any]:
 
 def main() -> int:
     settings: Settings = json.loads(os.environ["UGRO_RAY"])
+    if settings.get("cpus", 0) is None:
+        settings = {**settings, "cpus": len(os.sched_getaffinity(0))}
     token = os.environ.pop("UGRO_RAY_TOKEN", "")
     role = ROLES[settings["role"]]
     try:

@@ -27,10 +27,9 @@ from ugro.nodes.link import Link
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart
 from ugro.policy.ray.agreement import Look, candidates, free_port, lack_of_memory, note, objection
 from ugro.policy.ray.placing import Place, first_workers
+from ugro.workloads.ray_jobs import inside
 
 _PORTS_TRIED = 3
-# Where all nodes are on one machine. Of 127.0.0.1, Ray makes an address by which other machines reach this one.
-_INSIDE = "127.0.0.2"
 Say = Callable[[str], None]
 Speeds = Callable[[], Mapping[str, float]]
 
@@ -177,14 +176,14 @@ class Starting:
         chosen = list(links.values())
         others = self._other_machine(chosen)
         if len(chosen) + len(others) == 1:
-            return _INSIDE
+            return inside(LOOPBACK)
         asked = [*chosen, *others]
         found = await find_meeting(asked, [node_checks.endpoint(link) for link in asked], port)
         if isinstance(found, Apart):
             if len(chosen) == 1:
-                return _INSIDE
+                return inside(LOOPBACK)
             raise Unsatisfiable(found.text, hint=found.hint)
-        return _INSIDE if found.address == LOOPBACK else found.address
+        return inside(found.address)
 
     def _other_machine(self, chosen: Sequence[Link]) -> list[Link]:
         """If all are on one machine: a node elsewhere, so that the address is one that works when it grows."""
