@@ -35,6 +35,8 @@ ALLOWED = {
     "agent/monitoring/service.py": "which part of a curve is shown",
     "agent/ops/backups.py": "when the next backup is due after a restart, and ages, only while the clock is believed",
     "agent/planning/service.py": SHOWN,
+    "agent/ray_cluster/service.py": SHOWN,
+    "agent/ray_cluster/starting.py": SHOWN,
     "agent/recovery.py": "the name of a file",
     "agent/safe_mode/journal.py": "the name of a file",
     "agent/safe_mode/control.py": SHOWN,

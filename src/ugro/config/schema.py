@@ -135,7 +135,12 @@ class Ray(Section):
         "Whether Ray's dashboard listens on all addresses of the head node, or on loopback only. It wants the "
         "cluster's token in any case. Ray's other ports listen on all addresses.",
     )
-    namespace: str = key("default", LINE, "The Ray namespace of drivers that `ugro cluster env` connects.")
+    namespace: str = key(
+        "default",
+        LINE,
+        "The Ray namespace that `ugro cluster env` names in `RAY_NAMESPACE`. Ray uses it by itself for addresses that "
+        "begin with `ray://`; elsewhere: `ray.init(namespace=os.environ[\"RAY_NAMESPACE\"])`.",
+    )
     log_level: str = key(
         "info", Choice(("debug", "info", "warning", "error", "critical")), "How much Ray writes to its logs."
     )

@@ -19,7 +19,7 @@ class ClusterState(StrEnum):
 
 
 class Phase(StrEnum):
-    """What users are told of it."""
+    """Its state as users see it."""
 
     STARTING = "starting"
     RUNNING = "running"

@@ -15,13 +15,17 @@ from typing import Any
 from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
 from ugro.core.plan import Rendezvous
 from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
-from ugro.workloads import ray_node
+from ugro.workloads.ray_node.main import LASTING
 
 SETTINGS, TOKEN, _PROGRAM = "UGRO_RAY", "UGRO_RAY_TOKEN", "UGRO_RAY_PROGRAM"
-_BOOT = (
-    f"import base64, os, zlib; exec(compile(zlib.decompress(base64.b64decode(os.environ.pop('{_PROGRAM}'))), "
-    "'ugro_ray', 'exec'))"
-)
+# Makes modules of the texts that it finds, in their order, and runs the last one.
+_BOOT = f"""import base64, json, os, sys, types, zlib
+for name, text in json.loads(zlib.decompress(base64.b64decode(os.environ.pop("{_PROGRAM}")))):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.exit(module.main())"""
+_PACKAGE = "ugro.workloads.ray_node"
+_MODULES = ("rules", "machine", "rank", "driver", "main")
 _RETRIES = 10
 _GRACE_S = 25.0  # more than the program itself gives Ray
 _ENVIRONMENTS_PYTHON = "python"  # the environment's programs are found first
@@ -135,7 +139,7 @@ def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any
         env=tuple(sorted(rank_env(settings, cluster.token).items())),
         priority=cluster.wish.priority,
         time_limit_s=cluster.wish.time_limit_s,
-        retry=Retry(_RETRIES, never_on=(f"exit_code:{ray_node.LASTING}",)),
+        retry=Retry(_RETRIES, never_on=(f"exit_code:{LASTING}",)),
         stop=Stop(grace_s=_GRACE_S),
         results=ResultRule(workdir=False),
         environment=cluster.environment,
@@ -144,5 +148,7 @@ def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any
 
 @cache
 def _program() -> str:
-    text = resources.files("ugro.workloads").joinpath("ray_node.py").read_bytes()
-    return base64.b64encode(zlib.compress(text, 9)).decode()
+    folder = resources.files(_PACKAGE)
+    parents = [(name, "") for name in ("ugro", "ugro.workloads", _PACKAGE)]
+    modules = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    return base64.b64encode(zlib.compress(json.dumps([*parents, *modules]).encode(), 9)).decode()

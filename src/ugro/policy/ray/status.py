@@ -1,4 +1,4 @@
-"""What users are told of a Ray cluster, from its row, its jobs and what its ranks have said in their logs."""
+"""A Ray cluster as users see it, from its row, its jobs and what its ranks have said in their logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Said:
 
 
 def said_in(log: str) -> Said:
-    """A node may write anything: what makes no sense is passed over."""
+    """A node may write anything: a line that cannot be read is passed over."""
     is_ready, alive = False, None
     for line in log.splitlines():
         if line.strip() == _READY:
