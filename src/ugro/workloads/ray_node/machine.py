@@ -107,16 +107,25 @@ def descendants() -> dict[int, tuple[str, str]]:
     return {pid: one for pid, one in below.items() if one[1] != "Z"}
 
 
+def children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
 def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_all(grace_s: float) -> None:
-    """Returns when no process below this one is left."""
+    """Returns when no process below this one is left.
+
+    Our children are asked, and what becomes a child of ours because its parent has ended: Ray ends its own processes
+    in an order in which they do not wait for each other.
+    """
     began, told = time.monotonic(), set[int]()
     while living := descendants():
         is_late = time.monotonic() - began > grace_s
-        for pid in living:
+        for pid in living if is_late else children():
             if is_late or pid not in told:
                 _signal(pid, signal.SIGKILL if is_late else signal.SIGTERM)
                 _signal(pid, signal.SIGCONT)

@@ -39,7 +39,7 @@ from ugro.workloads.ray_node.rules import (
 LOOK_S = 0.25
 _CALM_S = 1.0  # between looks at what has started
 _NODES_S = 3.0
-_END_S = 8.0
+_END_S = 5.0
 _STOPPED_S = 30.0
 _HEAD_GONE_S = 2.0
 _STARTED = b"Ray runtime started."
