@@ -23,9 +23,11 @@ _LOOK_S = 30.0
 _MOST_BYTES = 64 * 1024
 
 
-async def look_at(links: Sequence[Link], pythons: Mapping[str, str], ports: Sequence[int]) -> dict[str, Look]:
-    """All at once. ``ports``: those that may be taken."""
-    settings = {"role": "look", "ports": list(ports)}
+async def look_at(
+    links: Sequence[Link], pythons: Mapping[str, str], ports: Sequence[int], reach: tuple[str, int] | None = None
+) -> dict[str, Look]:
+    """All at once. ``ports``: those that may be taken; ``reach``: an address and a port where something listens."""
+    settings = {"role": "look", "ports": list(ports), "reach": reach}
     answers = await together(_ask(link, pythons[link.spec.name], settings) for link in links)
     return {link.spec.name: _look(link, answer) for link, answer in zip(links, answers, strict=True)}
 

@@ -38,6 +38,7 @@ _IDLE_S = 60.0
 _GATHER_S = 0.05
 _LOG_BYTES = 256 * 1024
 _CLEAN_S = 10.0
+_SAY_S = 0.1
 _MOST_LISTED = 100
 _MOST_WORKERS = 1000
 _LOG_LEVELS = {"critical": "fatal"}  # Ray's own word
@@ -56,6 +57,7 @@ class RayClusters:
         self._open: dict[int, RayCluster] = {}
         self._changed = ChangeSignal()  # a row was written
         self._writing = asyncio.Lock()
+        self._preparing = asyncio.Lock()
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -64,20 +66,27 @@ class RayClusters:
     ) -> AsyncGenerator[list[dict[str, object]]]:
         """``{"progress"}`` repeatedly, then ``{"cluster"}``."""
         said: list[str] = []
-        used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
         self._expect_new(wish.name)
-        request = Request(wish, user, environment, frozenset(used))
-        work = asyncio.create_task(self._starting.prepare(request, said.append), name=f"prepare cluster {wish.name}")
+        work = asyncio.create_task(self._made(wish, user, environment, said), name=f"prepare cluster {wish.name}")
         try:
             while not work.done():
-                await asyncio.wait([work], timeout=0.2)
+                await asyncio.wait([work], timeout=_SAY_S)
                 while said:
                     yield [{"progress": said.pop(0)}]
         finally:
             work.cancel()
-        made = await self._store.add(work.result())
-        self._note(made)
-        yield [{"cluster": await self.view(made)}]
+        yield [{"cluster": await self.view(work.result())}]
+
+    async def _made(
+        self, wish: ClusterWish, user: str, environment: EnvRequest | None, said: list[str]
+    ) -> RayCluster:
+        """Recorded. One after the other: two that are prepared at once would choose the same ports."""
+        async with self._preparing:
+            used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
+            request = Request(wish, user, environment, frozenset(used))
+            made = await self._store.add(await self._starting.prepare(request, said.append))
+            self._note(made)
+            return made
 
     def _expect_new(self, name: str) -> None:
         if any(one.name == name for one in self._open.values()):

@@ -25,7 +25,7 @@ from ugro.core.python_env import EnvProgress, EnvRequest
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.nodes.link import Link
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart
-from ugro.policy.ray.agreement import Look, candidates, free_port, lack_of_memory, note, objection
+from ugro.policy.ray.agreement import Look, candidates, free_port, lack_of_connection, lack_of_memory, note, objection
 from ugro.policy.ray.placing import Place, first_workers
 from ugro.workloads.ray_jobs import inside
 
@@ -81,8 +81,10 @@ class Starting:
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
         links = dict(zip(everywhere, await self._links(everywhere), strict=True))
         pythons = await self._pythons(cluster.environment, links, lambda text: None)
-        looks = await look_at(list(links.values()), pythons, ())
-        _raise(objection(looks, pythons) or lack_of_memory(cluster.wish, looks))
+        head = (cluster.head.address, cluster.head.port)
+        looks = await look_at(list(links.values()), pythons, (), head)
+        lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
+        _raise(objection(looks, pythons) or lack)
         return pythons
 
     async def usable(self, wish: ClusterWish) -> list[str]:

@@ -25,12 +25,24 @@ class Look:
     shared_bytes: int
     available_bytes: int
     taken_ports: tuple[int, ...] = ()
+    unreached: str | None = None  # why it does not reach the head
 
 
 def objection(looks: Mapping[str, Look], pythons: Mapping[str, str]) -> UgroError | None:
     """What keeps Ray from running on these nodes together. ``pythons``: the program that each would use."""
     checks = (_lack, _too_old, _differing_ray, _differing_python)
     return next((found for check in checks if (found := check(looks, pythons)) is not None), None)
+
+
+def lack_of_connection(looks: Mapping[str, Look], address: str) -> UgroError | None:
+    for node, look in looks.items():
+        if look.unreached is not None:
+            return Unsatisfiable(
+                f"cannot connect to the head at {address}: {look.unreached}",
+                hint="check all pairs of nodes: ugro doctor",
+                subject=node,
+            )
+    return None
 
 
 def note(looks: Mapping[str, Look]) -> str | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 import signal
 import socket
 import stat
 import time
-from collections.abc import Iterable
 
 from ugro.workloads.ray_node.rules import BLOCK, RefusedError
 
@@ -24,48 +22,57 @@ _SUBREAPER = 36
 
 
 def base_folder() -> str:
-    """Short, because the path of a socket has at most 107 bytes; nobody else may have made it."""
-    path = f"/tmp/ugro-ray-{os.getuid()}"
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise RefusedError(f"{path} is not a private folder of this user; remove it") from None
-    return path
+    """Short, because the path of a socket has at most 107 bytes."""
+    return f"/tmp/ugro-ray-{os.getuid()}"
+
+
+def make_folder(path: str) -> None:
+    """In the base folder, which nobody else may have made. Another rank that ends may remove that, if it is empty."""
+    base = base_folder()
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(base, 0o700)
+        try:
+            found = os.lstat(base)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise RefusedError(f"{base} is not a private folder of this user; remove it")
+            os.mkdir(path, 0o700)
+            return
+        except FileNotFoundError:
+            continue
 
 
 class Ports:
-    """Consecutive blocks of free ports, kept from other ranks on this machine by locks that this process holds."""
+    """Consecutive blocks of free ports, kept from other ranks on this machine while this process lives.
 
-    def __init__(self, base: str, count: int) -> None:
-        self._folder = os.path.join(base, "ports")
-        os.makedirs(self._folder, 0o700, exist_ok=True)
-        self._held: list[int] = []
+    By names of sockets without files: like ports, each is there once in a network, and goes with its process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._held: list[socket.socket] = []
         self.first = self._take(count)
 
     def _take(self, count: int) -> int:
         for first in range(FIRST_PORT, END_PORT - count * BLOCK + 1, BLOCK):
-            if self._lock(range(first, first + count * BLOCK, BLOCK)):
-                if all(is_free(port) for port in range(first, first + count * BLOCK)):
-                    return first
-                self.release()
+            if all(self._claim(block) for block in range(first, first + count * BLOCK, BLOCK)) and all(
+                is_free(port) for port in range(first, first + count * BLOCK)
+            ):
+                return first
+            self.release()
         raise RefusedError(f"no {count * BLOCK} free ports in a row between {FIRST_PORT} and {END_PORT - 1}")
 
-    def _lock(self, blocks: Iterable[int]) -> bool:
-        for block in blocks:
-            descriptor = os.open(os.path.join(self._folder, str(block)), os.O_RDWR | os.O_CREAT, 0o600)
-            self._held.append(descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.release()
-                return False
+    def _claim(self, block: int) -> bool:
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._held.append(name)
+        try:
+            name.bind(f"\0ugro-ray-ports-{block}")
+        except OSError:
+            return False
         return True
 
     def release(self) -> None:
-        for descriptor in self._held:
-            os.close(descriptor)
+        for name in self._held:
+            name.close()
         self._held = []
 
 
@@ -169,4 +176,7 @@ def shared_memory() -> int:
 
 
 def remove(path: str) -> None:
+    """With the base folder, if nothing is left in that."""
     shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(base_folder())

@@ -6,7 +6,8 @@ import glob
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
 from typing import Any
 
@@ -15,6 +16,7 @@ from ugro.workloads.ray_node.machine import available_memory, base_folder, is_fr
 from ugro.workloads.ray_node.rank import Rank
 from ugro.workloads.ray_node.rules import RefusedError, Settings
 
+_REACH_S = 3.5
 LASTING = 64  # exit code of what would go wrong again: UGRO does not try it again
 
 
@@ -44,7 +46,19 @@ def look(settings: Settings) -> dict[str, Any]:
         "shared_bytes": shared_memory(),
         "available_bytes": available_memory(),
         "taken_ports": [port for port in settings.get("ports", ()) if not is_free(port)],
+        "unreached": _unreached(settings.get("reach")),
     }
+
+
+def _unreached(target: Sequence[Any] | None) -> str | None:
+    """Why this address and port cannot be reached."""
+    if target is None:
+        return None
+    try:
+        socket.create_connection((str(target[0]), int(target[1])), _REACH_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def clean(settings: Settings) -> dict[str, Any]:

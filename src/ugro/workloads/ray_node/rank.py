@@ -21,6 +21,7 @@ from ugro.workloads.ray_node.machine import (
     descendants,
     end_all,
     is_free,
+    make_folder,
     remove,
     say,
     shared_memory,
@@ -42,6 +43,7 @@ _NODES_S = 3.0
 _END_S = 5.0
 _STOPPED_S = 30.0
 _HEAD_GONE_S = 2.0
+_PORT_S = 5.0  # an attempt that was killed may take a moment to give it back
 _STARTED = b"Ray runtime started."
 
 
@@ -54,7 +56,7 @@ class Rank:
         self.is_ending = False
         self.folder = os.path.join(base_folder(), f"{settings['id']}-{settings['number']}")
         self.token_file = os.path.join(self.folder, "token")
-        self.ports = Ports(base_folder(), blocks_for(int(settings["cpus"])))
+        self.ports = Ports(blocks_for(int(settings["cpus"])))
         self._start_log = os.path.join(self.folder, "start.log")
         self._stopped_at: float | None = None
         self._seen: set[str] = set()
@@ -94,7 +96,7 @@ class Rank:
 
     def _prepare(self) -> None:
         remove(self.folder)  # of an attempt that was killed
-        os.mkdir(self.folder, 0o700)
+        make_folder(self.folder)
         descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(self.token)
@@ -105,8 +107,11 @@ class Rank:
         """Where the others reach this node: the address from which it reaches the head, once that listens."""
         address, port = str(self.settings["address"]), int(self.settings["port"])
         if self.settings["role"] != "worker":
-            if not is_free(port):
-                raise RefusedError(f"port {port} is taken by another program")
+            deadline = time.monotonic() + _PORT_S
+            while not is_free(port) and not self.is_ending:
+                if time.monotonic() > deadline:
+                    raise RefusedError(f"port {port} is taken by another program")
+                self._pause(LOOK_S)
             return address
         is_said = False
         while not self.is_ending:

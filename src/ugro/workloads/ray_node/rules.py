@@ -19,7 +19,7 @@ _PORT_FLAGS = (
     "runtime-env-agent-port",
     "metrics-export-port",
 )
-_CLIENT, _DASHBOARD_METRICS, _AUTOSCALER_METRICS = 8, 9, 10  # places in a block, for the head
+_CLIENT, _DASHBOARD_METRICS, _AUTOSCALER_METRICS, _DASHBOARD = 8, 9, 10, 11  # places in a block, for the head
 LEAST_STORE = 80 << 20  # Ray accepts no less than 75 MiB
 _HEAD_MEMORY = 256 << 20  # of a head that runs no tasks
 _STALE = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NODE_IP_ADDRESS")
@@ -66,6 +66,9 @@ def start_words(settings: Settings, first_port: int, own: str, folder: str, memo
     words += [f"--memory={memory[0]}", f"--object-store-memory={memory[1]}"]
     words += [f"--resources={json.dumps(settings.get('resources') or {})}"]
     words += [f"--labels={','.join(f'{key}={value}' for key, value in (settings.get('labels') or {}).items())}"]
+    # Also of a worker, which uses neither: Ray compares all ports, and the defaults may be in this block.
+    words += [f"--ray-client-server-port={first_port + _CLIENT}"]
+    words += [f"--dashboard-port={settings.get('dashboard_port') or first_port + _DASHBOARD}"]
     words += ["--disable-usage-stats", "--block"]
     if settings["role"] == "worker":
         return [*words, f"--address={settings['address']}:{settings['port']}"]
@@ -76,8 +79,6 @@ def start_words(settings: Settings, first_port: int, own: str, folder: str, memo
         f"--port={settings['port']}",
         f"--include-dashboard={str(has_dashboard).lower()}",
         f"--dashboard-host={settings.get('dashboard_host', '127.0.0.1')}",
-        f"--dashboard-port={settings.get('dashboard_port', first_port + 11)}",
-        f"--ray-client-server-port={first_port + _CLIENT}",
     ]
 
 
