@@ -1,7 +1,7 @@
 """UGRO's own package as it is sent to nodes: one zip that Python imports from, a tree in the content store.
 
-All of it that is Python: whoever imports more than ``ugro.train`` gets one version of everything, not a mix with what a
-node has installed. The same files are the same bytes, so a node gets it once.
+All of it that is Python: a script that imports more than ``ugro.train`` gets one version of everything, not a mix with
+what a node has installed. The same files are the same bytes, so a node gets it once.
 """
 
 from __future__ import annotations

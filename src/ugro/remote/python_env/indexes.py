@@ -9,7 +9,7 @@ from typing import Dict, NamedTuple, Optional, Sequence
 
 
 class _Names(NamedTuple):
-    index: str
+    main: str
     extra: str
     links: str
     between_links: str
@@ -27,7 +27,7 @@ def index_variables(
     """``tool``: uv or pip. What is not given is not set: the tool has a default."""
     names = _NAMES[tool]
     found = {
-        names.index: index_url or "",
+        names.main: index_url or "",
         names.extra: " ".join(extra_index_urls),
         names.links: names.between_links.join(find_links),
     }
