@@ -44,6 +44,15 @@ def test_the_package_needs_the_standard_library_only(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"{file}/ugro/__init__.py"
 
 
+def test_a_python_that_is_too_old_for_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / FILE
+    file.write_bytes(sdk.package())
+    code = "import sys; sys.version_info = (3, 10, 12); import ugro.train"
+    argv, env = [sys.executable, "-S", "-s", "-c", code], {"PYTHONPATH": str(file)}
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"ugro.train needs Python 3.11 or newer; this is 3.10, {sys.executable}" in done.stderr
+
+
 def test_the_same_files_are_the_same_bytes_and_little_of_them() -> None:
     first = sdk.package()
     sdk.package.cache_clear()
