@@ -1,4 +1,4 @@
-"""A Ray cluster of a head and a worker, from the command to the result of a first task: UGRO against `ray start` by hand.
+"""A Ray cluster of a head and a worker, to the result of a first task: UGRO against `ray start` by hand.
 
 By hand means what Ray's documentation says: one command on the head's node over ssh, and then one on the worker's. Both
 are real sshds on this machine, and both get one CPU, the same memory, and a dashboard. UGRO also compares the nodes,
