@@ -38,6 +38,7 @@ from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.ops.hosts import Hosts
 from ugro.agent.ops.kept_environments import KeptEnvironments
+from ugro.agent.ops.tunnels import Tunnels
 from ugro.agent.planning.service import PlanService
 from ugro.agent.planning.trials import Trials
 from ugro.agent.python_env.service import PythonEnvService
@@ -106,6 +107,7 @@ class Agent:
         self._reconciler: Reconciler | None = None
         self._clock_watch: ClockWatch | None = None
         self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
+        self.tunnels = Tunnels(self.cluster, self.audit, lambda: self._identity, lambda word: self.jobs.find(word))
 
     async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
         await self.store.open(Opening(on_progress, self.backups.before_use))
@@ -306,7 +308,7 @@ class Agent:
             cluster_name=self.cluster.config.cluster.name,
             nodes=len(nodes),
             nodes_connected=sum(node.link is not None for node in nodes),
-            running_commands=len(self._executions) + (self._hardware.running if self._hardware else 0),
+            running_commands=self._running_commands,
             config_error=str(error) if error else None,
             config_hint=error.hint if error else None,
             state_error=str(damage) if damage else None,
@@ -316,6 +318,12 @@ class Agent:
             ignored_variables=() if settings is None else differing(os.environ, settings),
             safe_mode=self._engine.safe_mode.status() if self._engine else None,
         )
+
+    @property
+    def _running_commands(self) -> int:
+        """What would end with the agent."""
+        benches = self._hardware.running if self._hardware else 0
+        return len(self._executions) + benches + self.tunnels.count
 
     async def use_cluster(self, file: ServedFile) -> None:
         await self.cluster.switch(file.path, self._guard(file))
@@ -395,6 +403,7 @@ class Agent:
             self._job_service.end_streams()
         if self._hardware is not None:
             self._hardware.cancel()
+        self.tunnels.close_all()
         for execution in self._executions.values():
             execution.cancel()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.client.jobs import LogChoice
 from ugro.core.errors import Interrupted, NotFound, UgroError, UsageError
-from ugro.core.ray_cluster import ClusterView, ClusterWish, Part, Phase, WorkerSize
+from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Part, Phase, WorkerSize
 from ugro.core.support.quantity import parse_duration, parse_size
 
 _STYLES: dict[Phase, Style] = {
@@ -243,6 +244,41 @@ def logs(session: Session, name: str | None, worker: int | None, tail: int | Non
 
 @cluster.command()
 @_name
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Local port; default: a free one.")
+@json_option
+@pass_session
+def dashboard(session: Session, name: str | None, port: int | None) -> int:
+    """Forward Ray's dashboard to this machine, until Ctrl-C.
+
+    It goes through UGRO's own connection to the head's node: the dashboard listens on that node's loopback only. Its
+    page asks for the token, which the printed file holds.
+    """
+    client, output = session.client(), session.output
+    access = client.ray_clusters.access(name)
+    file = _token_file(client, access)
+    with client.tunnel(access.head_node, access.dashboard_port, local_port=port or 0) as local:
+        url = f"http://127.0.0.1:{local}"
+        if output.is_json:
+            output.document({"dashboard": {"url": url, "token_file": str(file)}})
+        else:
+            output.text(url)
+            output.note(f"it asks for a token: cat {shlex.quote(str(file))}", "end it with Ctrl-C")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _token_file(client: Client, access: Access) -> Path:
+    """Only its user can read it."""
+    file = client.home.path / "ray" / f"{access.name}.token"
+    _write_private(file, access.token)
+    return file
+
+
+@cluster.command()
+@_name
 @json_option
 @pass_session
 def env(session: Session, name: str | None) -> int:
@@ -257,8 +293,7 @@ def env(session: Session, name: str | None) -> int:
     """
     client = session.client()
     access = client.ray_clusters.access(name)
-    file = client.home.path / "ray" / f"{access.name}.token"
-    _write_private(file, access.token)
+    file = _token_file(client, access)
     variables = {
         "RAY_ADDRESS": access.address,
         "RAY_AUTH_MODE": "token",

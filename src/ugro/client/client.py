@@ -20,15 +20,14 @@ import ugro
 from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
 from ugro.client.commands import Ended as Ended
 from ugro.client.commands import OutputPiece as OutputPiece
-from ugro.client.commands import how_it_went
+from ugro.client.commands import execute
 from ugro.client.http import AgentGone, Connection, NoAgent, lines
 from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
 from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, Unallowed, Unreachable, UsageError
+from ugro.core.errors import NotAllowed, Unallowed, Unreachable
 from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
-from ugro.remote import wire
 
 if TYPE_CHECKING:
     from ugro.client.backups import Backups
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from ugro.client.planning import Planning
     from ugro.client.ray_clusters import RayClusterCalls
     from ugro.client.safe_mode import SafeModeCalls
+    from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
     from ugro.core.audit import AuditEntry
@@ -343,6 +343,19 @@ class Client:
 
         return DiscoveryCalls(self._ask, self._stream)
 
+    # --- connections to nodes ----------------------------------------------------------------------------------
+
+    def tunnel(self, node: str, port: int, *, local_port: int = 0) -> Tunnel:
+        """``with client.tunnel("gpu1", 8265) as local_port:`` forwards a port of this machine, as ``ssh -L`` does."""
+        from ugro.client.tunnel import Dialer, Tunnel
+
+        return Tunnel(Dialer(self, node, port), local_port=local_port)
+
+    def twin(self) -> Client:
+        """For another thread: a client is used by one at a time."""
+        home, cluster = self.home.path, self._cluster
+        return Client(home=home, cluster=cluster, any_cluster=self._any_cluster, log_level=self._log_level)
+
     # --- commands ----------------------------------------------------------------------------------------------
 
     def exec(
@@ -358,24 +371,7 @@ class Client:
 
         Closing the iterator, or the end of this process, stops the command on all nodes. ``cancel`` takes the ``key``.
         """
-        if isinstance(nodes, str) or isinstance(argv, str):
-            raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
-        body = {
-            "key": key or os.urandom(8).hex(),
-            "nodes": list(nodes),
-            "argv": list(argv),
-            "cwd": cwd,
-            "env": dict(env or {}),
-        }
-        decoder = wire.Decoder()
-        names: list[str] = []
-        # No time limit: a command may print nothing for hours.
-        for piece in self._stream("POST", "/v1/exec", body, timeout_s=None):
-            for kind, index, payload in decoder.feed(piece):
-                if kind == wire.CALL:
-                    names = list(wire.parse(payload)["nodes"])
-                else:
-                    yield how_it_went(names[index], kind, payload)
+        return execute(self._stream, nodes, argv, cwd=cwd, env=env, key=key)
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""

@@ -54,6 +54,7 @@ METHODS = {
     "env.list": "lists the Python environments and how many runs use each",
     "env.remove": "deletes Python environments that no run uses",
     "env.gc": "deletes the Python environments that were used least recently",
+    "net.connect": "forwards a connection to a loopback port, or to a socket in a run directory",
 }
 
 # --- check: {"what": one of these, "timeout_s": …} and what the check needs --------------------------------------

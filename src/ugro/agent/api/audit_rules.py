@@ -18,6 +18,7 @@ LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
 _QUIET = re.compile(r"/v1/(jobs/plan|cluster/reload|examine)")
+TUNNEL_PATH = "/v1/tunnel"  # records itself: one entry for all connections of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NODE = r"/v1/nodes/(.+)"
 _NUMBER = re.compile(rb'"id":([0-9]+),"spec"')
@@ -78,7 +79,7 @@ _PATTERNS = {
 
 def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
     """The rule, and what the path is about; None if the request changes nothing."""
-    if method in _READING or _QUIET.fullmatch(path):
+    if method in _READING or path == TUNNEL_PATH or _QUIET.fullmatch(path):
         return None
     for rule, pattern in _PATTERNS.get(method, ()):
         if found := pattern.fullmatch(path):

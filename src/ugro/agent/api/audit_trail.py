@@ -52,7 +52,7 @@ class AuditTrail:
                 self._note(scope, exchange.rule.action, about, exchange.outcome)
 
     def _note(self, scope: Scope, action: str, about: str, outcome: str) -> None:
-        entry = AuditEntry(_now(), *self._who(scope), action, about, outcome)
+        entry = AuditEntry(now(), *self._who(scope), action, about, outcome)
         if outcome != DONE and self._is_stranger(scope):
             self._audit.note_stranger(entry, boot_clock_s())
         else:
@@ -129,5 +129,5 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
