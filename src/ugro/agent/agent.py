@@ -76,6 +76,8 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
+    _ray_clusters: RayClusters | None = None
+
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
         self.store = Store(home.database)
@@ -100,7 +102,6 @@ class Agent:
         self._profiling: Profiling | None = None
         self._hardware: HardwareService | None = None
         self._planning: PlanService | None = None
-        self._ray_clusters: RayClusters | None = None
         self._retention: Retention | None = None
         self._records: Records | None = None
         self._identity = Identity("", 0)
