@@ -31,7 +31,7 @@ class Driver(Rank):
         while not self.is_ending and not self.has_started:
             if ray.poll() is not None:
                 return self._failed(f"ray start ended with exit code {ray.returncode}")
-            self._pause(LOOK_S / 5)
+            self._pause(LOOK_S / 2)
         address = f"{self.settings['address']}:{self.settings['port']}"
         env = {**self.environment, "RAY_ADDRESS": address, "RAY_NAMESPACE": str(self.settings.get("namespace", ""))}
         if self.is_ending or not self._gather(env, address):
@@ -40,7 +40,7 @@ class Driver(Rank):
         while driver.poll() is None and not self.is_ending:
             if (problem := self.problem()) is not None:
                 return self._failed(problem)
-            self._pause(LOOK_S / 5)
+            self._pause(LOOK_S / 2)
         code = driver.wait(0) if driver.poll() is not None else 0
         return code if code >= 0 else 128 - code
 
@@ -51,5 +51,5 @@ class Driver(Rank):
             return True
         waiting = subprocess.Popen([sys.executable, "-c", _GATHER, address, str(wanted), str(_GATHER_S)], env=env)
         while waiting.poll() is None and not self.is_ending:
-            self._pause(LOOK_S / 5)
+            self._pause(LOOK_S / 2)
         return waiting.returncode == 0

@@ -37,7 +37,7 @@ from ugro.workloads.ray_node.rules import (
     start_words,
 )
 
-LOOK_S = 0.25
+LOOK_S = 0.1
 _CALM_S = 1.0  # between looks at what has started
 _NODES_S = 3.0
 _END_S = 5.0
