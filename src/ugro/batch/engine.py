@@ -61,8 +61,11 @@ class Engine(Protocol):
     def start(self) -> int:
         """Starts slots, as many as the pool asked for; a ``SlotReady`` follows for each. Returns how many."""
 
-    def publish(self, name: str, parts: Parts) -> None:
-        """Makes it available to all slots, also to later ones, by ``Worker``'s ``fetch(name)``: carried once."""
+    def publish(self, parts: Parts) -> str:
+        """Makes it available to all slots, also to later ones, and carries it once to each place.
+
+        Returns the name by which the ``fetch`` of a ``Worker`` finds it; a name is never used twice.
+        """
 
     def withdraw(self, name: str) -> None:
         """Nobody will fetch it again."""

@@ -55,3 +55,9 @@ def shown(item: Any) -> str:
 
     problem, text = attempt(_SHORT.repr, item)
     return f"a {type(item).__name__}" if problem else str(text)
+
+
+class ResultsUnreadable(UgroError):
+    """Results arrived, and their pickle cannot be loaded in this process."""
+
+    kind = "results_unreadable"

@@ -42,5 +42,5 @@ def attempt(call: Any, *arguments: Any) -> tuple[BaseException | None, Any]:
     """The error, or None and what the call returned: for what the user's objects do when they are pickled or loaded."""
     try:
         return None, call(*arguments)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  # what it is, only the user's object knows
         return error, None

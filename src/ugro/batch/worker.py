@@ -1,12 +1,13 @@
 """One slot's side: loads functions once, runs batches, answers. Travels by value: standard library only.
 
-A batch is ``(number, function, start, budget_s, forget, items)``. Its answer is a head and, after it, the results of the
-items that did not fail: ``(number, done, busy_s, failures, problem)``. ``done`` items were run, the others are given back.
-A ``problem`` concerns the function itself, which cannot be loaded here.
+A batch is ``(number, function, start, (budget_s, most_bytes), forget, items)``. Its answer is the head
+``(number, done, busy_s, failures, problem)`` and, after it, the results of the items that did not fail. ``done`` items
+were run, the others are given back. A ``problem`` concerns the function itself, which cannot be loaded here.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from functools import partial
@@ -28,7 +29,7 @@ class Worker:
         note[0] = IDLE
 
     def answer(self, parts: Any) -> list[Any]:
-        number, name, start, budget_s, forget, items = loaded(parts)
+        number, name, start, limits, forget, items = loaded(parts)
         for old in forget:
             self._functions.pop(old, None)
             self._shared.pop(old, None)
@@ -36,24 +37,32 @@ class Worker:
         if error is not None:
             return self._encoded((number, 0, 0.0, [], self._report(error)), [])
         began = time.perf_counter()
-        results, failures, done = self._run(function, start, items, began + budget_s)
+        results, failures, done = self._run(function, start, items, limits)
         busy_s = time.perf_counter() - began
         return self._packed(number, start, done, busy_s, failures, results)
 
-    def _run(self, function: Any, start: int, items: Any, deadline: float) -> Any:
-        """Per item: the note, the call, the clock; this is what a small item costs on top."""
+    def _run(self, function: Any, start: int, items: Any, limits: Any) -> Any:
+        """Per item: the note, the call, the clock; this is what a small item costs on top.
+
+        ``limits``: seconds, and the bytes of results as long as nobody knows how large they are, otherwise 0.
+        """
         results: list[Any] = []
         failures: list[Any] = []
         note, clock, add = self._note, time.perf_counter, results.append
+        deadline, room = clock() + limits[0], limits[1]
         index = start - 1
         for index, item in enumerate(items, start):
             note[0] = index
             try:
                 add(function(item))
-            except BaseException as error:  # also SystemExit: it concerns this item alone
+            except BaseException as error:  # noqa: BLE001  # also SystemExit: it concerns this item alone
                 failures.append((index, self._report(error)))
             if clock() > deadline:
                 break
+            if room and results:
+                room -= sys.getsizeof(results[-1], 64)
+                if room <= 0:
+                    break
         note[0] = IDLE
         return results, failures, index - start + 1
 
@@ -70,7 +79,8 @@ class Worker:
                 kept.append(result)
             else:
                 text = f"its result of type {type(result).__name__} cannot be pickled: {_text(error)}"
-                failures.append((index, {**self._report(error), "kind": "Unpicklable", "message": text, "pickle": None}))
+                report = {**self._report(error), "kind": "Unpicklable", "message": text, "pickle": None}
+                failures.append((index, report))
         return self._encoded((number, done, busy_s, sorted(failures, key=lambda one: one[0]), None), kept)
 
     def _encoded(self, head: Any, results: Any) -> list[Any]:
@@ -101,6 +111,26 @@ class Worker:
         if problem is None:
             problem, _ = attempt(loaded, [pickled])
         return None if problem else bytes(pickled)
+
+
+class Starred:
+    """Calls a function with the parts of an item."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, item: Any, **shared: Any) -> Any:
+        return self.function(*item, **shared)
+
+
+class Applied:
+    """Calls a function with the positional and the named arguments in an item."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, item: Any) -> Any:
+        return self.function(*item[0], **item[1])
 
 
 def _without_ours(trace: Any) -> Any:

@@ -1,7 +1,7 @@
 """Who has which items: every item ends in exactly one outcome, whatever is given back, fails or dies.
 
-Pure: it pulls items from the input it was given, and otherwise only keeps books. An item may be *run* more than once (its
-process died before it could answer), but it has one result or one failure.
+Pure: it takes items from the input that it was given, and otherwise only keeps books. An item may be *run* more than
+once (its process died before it could answer), but it has one result or one failure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -94,7 +95,7 @@ class Ledger:
             pieces.append(self._pop())
             items += len(pieces[-1].items)
         joined = replace(pieces[0], items=[item for piece in pieces for item in piece.items])
-        self._put_back(joined.part(joined.start + count, joined.stop))
+        self.put_back(joined.part(joined.start + count, joined.stop))
         return joined.part(joined.start, min(joined.stop, joined.start + count))
 
     def _new(self, count: int, is_enough: Callable[[Any], bool] | None) -> Piece | None:
@@ -121,6 +122,11 @@ class Ledger:
         self._sent[self._batches] = piece
         return self._batches
 
+    def put_back(self, piece: Piece) -> None:
+        if piece.items:
+            heapq.heappush(self._again, (piece.start, piece))
+            self._again_items += len(piece.items)
+
     def piece(self, batch: int) -> Piece:
         return self._sent[batch]
 
@@ -130,14 +136,14 @@ class Ledger:
         Returns the failures that are final. The others are tried again, alone.
         """
         piece = self._sent.pop(batch)
-        self._put_back(piece.part(piece.start + done, piece.stop))
+        self.put_back(piece.part(piece.start + done, piece.stop))
         final = []
         for index, cause in failures:
             item = piece.part(index, index + 1)
             if item.failures >= self.retries:
                 final.append(Failed(index, item.items[0], cause))
             else:
-                self._put_back(replace(item, failures=item.failures + 1))
+                self.put_back(replace(item, failures=item.failures + 1))
         return final
 
     def lost(self, batches: Sequence[int], at: int | None, cause: Any, *, is_innocent: bool = False) -> list[Failed]:
@@ -150,28 +156,38 @@ class Ledger:
         final: list[Failed] = []
         for place, piece in enumerate(pieces):
             if is_innocent or (at is None and place > 0):
-                self._put_back(piece)
+                self.put_back(piece)
             elif at is None:
                 final += self._suspect(piece, cause)
             elif piece.start <= at < piece.stop:
-                self._put_back(piece.part(piece.start, at))
-                self._put_back(piece.part(at + 1, piece.stop))
+                self.put_back(piece.part(piece.start, at))
+                self.put_back(piece.part(at + 1, piece.stop))
                 final += self._suspect(piece.part(at, at + 1), cause)
             else:
-                self._put_back(piece)
+                self.put_back(piece)
         return final
 
     def _suspect(self, piece: Piece, cause: Any) -> list[Failed]:
         piece = replace(piece, deaths=piece.deaths + 1)
         if len(piece.items) > 1:
             middle = piece.start + len(piece.items) // 2
-            self._put_back(replace(piece.part(piece.start, middle), deaths=1))
-            self._put_back(replace(piece.part(middle, piece.stop), deaths=1))
+            self.put_back(replace(piece.part(piece.start, middle), deaths=1))
+            self.put_back(replace(piece.part(middle, piece.stop), deaths=1))
             return []
         if piece.deaths > self.retries:
             return [Failed(piece.start, piece.items[0], cause)]
-        self._put_back(piece)
+        self.put_back(piece)
         return []
+
+    def unsendable(self, batch: int, failures: Sequence[Failed]) -> list[Failed]:
+        """Some of its items cannot be sent; the others are sent without them. Returns the failures, which are final."""
+        piece = self._sent.pop(batch)
+        start = piece.start
+        for failed in failures:
+            self.put_back(piece.part(start, failed.index))
+            start = failed.index + 1
+        self.put_back(piece.part(start, piece.stop))
+        return list(failures)
 
     def give_up(self) -> list[int]:
         """Nothing more is sent; returns the batches that are under way."""
@@ -179,11 +195,6 @@ class Ledger:
         self._again.clear()
         self._again_items = 0
         return list(self._sent)
-
-    def _put_back(self, piece: Piece) -> None:
-        if piece.items:
-            heapq.heappush(self._again, (piece.start, piece))
-            self._again_items += len(piece.items)
 
     def _pop(self) -> Piece:
         piece = heapq.heappop(self._again)[1]

@@ -7,7 +7,7 @@ could not do in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.policy.batching.aims import Aims
@@ -89,9 +89,8 @@ def takes_another(waiting_s: float | None, in_flight: int, aims: Aims) -> bool:
     return in_flight < aims.in_flight and waiting_s is not None and waiting_s <= 1.5 * aims.batch_s
 
 
-def share_of(slot: int, costs: Iterable[tuple[int, Cost]], overall: Cost) -> float:
-    """The speed of a slot as a part of all; a slot that was not measured counts as an average one."""
+def share_of(slot: int, costs: Mapping[int, Cost], overall: Cost, starting: int) -> float:
+    """The speed of a slot as a part of all; one that was not measured or is ``starting`` counts as an average one."""
     average_s = overall.per_item_s or 1.0
-    speeds = {number: 1.0 / (cost.per_item_s or average_s) for number, cost in costs}
-    total = sum(speeds.values())
-    return speeds[slot] / total if slot in speeds and total > 0 else 1.0
+    speeds = {number: 1.0 / (cost.per_item_s or average_s) for number, cost in costs.items()}
+    return speeds[slot] / (sum(speeds.values()) + starting / average_s)
