@@ -15,6 +15,8 @@ from ugro.batch.pipes import FrameReader, Outbox, split
 from ugro.batch.worker import Worker
 
 _NOTE_BYTES = 8
+FOLDER_VARIABLE = "UGRO_BATCH_FOLDER"  # where published things are whose names are no absolute paths
+_FOLDER = os.environ.get(FOLDER_VARIABLE, "/")
 
 
 def main(connection_fd: int, life_fd: int, note_fd: int) -> None:
@@ -58,5 +60,5 @@ def _end_with(life_fd: int) -> None:
 
 
 def _fetch(name: str) -> list[memoryview]:
-    with open(name.partition(":")[2], "rb") as file:
+    with open(os.path.join(_FOLDER, name.partition(":")[2]), "rb") as file:
         return split(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))

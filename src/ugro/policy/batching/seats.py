@@ -1,0 +1,60 @@
+"""On which nodes the hosts of a pool go, and how many slots each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ugro.core.errors import NotFound, Unsatisfiable, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    node: str
+    cores: int
+    held_cores: int = 0  # by jobs
+    problem: str | None = None  # why it cannot be used
+
+    @property
+    def free_cores(self) -> int:
+        return max(0, self.cores - self.held_cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """``nodes``: how many, which, or None for all. ``slots``: on each; None: one for each free core."""
+
+    nodes: int | tuple[str, ...] | None = None
+    slots: int | None = None
+
+
+def choose(candidates: Sequence[Candidate], wish: Wish) -> list[tuple[str, int]]:
+    """The nodes with most free cores first. A node whose cores are all taken has one slot, which waits in the queue."""
+    if wish.slots is not None and wish.slots < 1:
+        raise UsageError(f"a node needs at least one worker, not {wish.slots}")
+    if isinstance(wish.nodes, tuple):
+        chosen = [_named(name, candidates) for name in dict.fromkeys(wish.nodes)]
+    else:
+        chosen = _best(candidates, wish.nodes)
+    return [(one.node, wish.slots or max(1, one.free_cores)) for one in chosen]
+
+
+def _named(name: str, candidates: Sequence[Candidate]) -> Candidate:
+    found = next((one for one in candidates if one.node == name), None)
+    if found is None:
+        raise NotFound(f"no node {name!r} in this cluster", hint="see: ugro node ls")
+    if found.problem is not None:
+        raise Unsatisfiable(found.problem, subject=name, hint=f"see: ugro health {name}")
+    return found
+
+
+def _best(candidates: Sequence[Candidate], count: int | None) -> list[Candidate]:
+    usable = sorted((one for one in candidates if one.problem is None), key=lambda one: -one.free_cores)
+    wanted = len(usable) if count is None else count
+    if wanted < 1 and count is not None:
+        raise UsageError(f"a pool needs at least one node, not {count}")
+    if len(usable) < max(1, wanted):
+        problems = "; ".join(f"{one.node}: {one.problem}" for one in candidates if one.problem is not None)
+        text = f"{len(usable)} of {len(candidates)} nodes can be used, and {max(1, wanted)} are needed"
+        raise Unsatisfiable(f"{text} ({problems})" if problems else text, hint="see: ugro health")
+    return usable[:wanted]
