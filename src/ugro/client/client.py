@@ -30,6 +30,7 @@ from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 
 if TYPE_CHECKING:
+    from ugro.batch.pool import Pool
     from ugro.client.backups import Backups
     from ugro.client.cluster_files import ClusterFiles
     from ugro.client.discovery import DiscoveryCalls
@@ -335,6 +336,19 @@ class Client:
         from ugro.client.discovery import DiscoveryCalls
 
         return DiscoveryCalls(self._ask, self._stream)
+
+    def pool(
+        self,
+        *,
+        nodes: int | Sequence[str] | None = None,
+        engine: str = "jobs",
+        workers_per_node: int | None = None,
+        **options: Any,
+    ) -> Pool:
+        """A ``ugro.Pool`` of processes on nodes: how many, which, or all. ``options`` are those of its jobs."""
+        from ugro.client.job_pool import make_pool
+
+        return make_pool(self, engine, nodes, workers_per_node, options)
 
     # --- connections to nodes ----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ugro.batch.jobs.cluster import HostJob, Seat
 from ugro.batch.jobs.engine import JobsEngine
 from ugro.batch.jobs.shipped import BOOT, SOCKET
+from ugro.batch.pool import Pool
 from ugro.client.tunnel import Dialer, NodeStream
-from ugro.core.errors import NotFound, TimedOut, UgroError, UsageError
+from ugro.core.errors import TimedOut, UgroError, UsageError
 from ugro.core.job import HOLDING_STATES, JobState
 from ugro.core.node import NodeReport, Status
 from ugro.policy.batching.seats import Candidate, Wish, choose
@@ -22,8 +24,24 @@ from ugro.policy.batching.seats import Candidate, Wish, choose
 if TYPE_CHECKING:
     from ugro.client.client import Client
 
-_END_S = 60.0
+log = logging.getLogger(__name__)
+
+_END_S = 20.0
+_RETRIES = 3  # of a host that failed; what its machine did to it does not count
+_BRING_PYTHON = frozenset({"environment", "existing_environment", "requirements", "package", "python"})
 _OURS = ("command", "script", "args", "launcher", "only", "nodes", "cpus", "label")
+
+
+def make_pool(
+    client: Client,
+    engine: str,
+    nodes: int | Sequence[str] | None,
+    workers_per_node: int | None,
+    options: Mapping[str, Any],
+) -> Pool:
+    if engine != "jobs":
+        raise UsageError(f"unknown engine {engine!r}", hint="there is: jobs")
+    return Pool(engine=jobs_engine(client, nodes, workers_per_node, options))
 
 
 def jobs_engine(
@@ -40,7 +58,7 @@ def jobs_engine(
     if gpus is not None and (not isinstance(gpus, int) or gpus < 1):
         raise UsageError(f"gpus_per_node={gpus!r}: a pool needs a number of GPUs per node", hint="gpus_per_node=1")
     wish = Wish(tuple(nodes) if isinstance(nodes, Sequence) else nodes, workers_per_node or gpus)
-    brings_python = any(name.startswith("environment") for name in options)
+    brings_python = not _BRING_PYTHON.isdisjoint(options)
     reports = client.health()
     chosen = choose(_candidates(client, reports, brings_python=brings_python), wish)
     pythons = {one.name: one.machine.python_path for one in reports if one.machine and not brings_python}
@@ -85,15 +103,17 @@ class PoolJobs:
                 with contextlib.suppress(UgroError):  # it has ended
                     client.jobs.cancel(job)
             for job in jobs:
-                with contextlib.suppress(NotFound):
+                try:
                     client.jobs.wait(job, timeout_s=_END_S)
+                except TimedOut:
+                    log.warning("job %d is cancelled and has not ended yet: its node is away", job)
 
     def _fields(self, seat: Seat, number: int) -> dict[str, Any]:
         python = self._pythons.get(seat.node, "python3")
         # One thread for each slot in numeric libraries: there is a slot for each core.
         env = {"OMP_NUM_THREADS": "1", **_variables(self._options.get("env"))}
         ours = {"name": f"{self._name}-{number}", "command": [python, "-c", BOOT], "only": [seat.node]}
-        return {**self._options, **ours, "cpus": seat.slots, "env": env}
+        return {"retries": _RETRIES, **self._options, **ours, "cpus": seat.slots, "env": env}
 
 
 def _variables(given: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ugro.batch.local import LocalEngine
 from ugro.batch.local_worker import FOLDER_VARIABLE
 from ugro.batch.pipes import FrameReader, Outbox
 
-PATIENCE_S = 300.0
+PATIENCE_S = float(os.environ.get("UGRO_POOL_PATIENCE_S", "300"))
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
