@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ugro.batch import frames, ray_worker, worker
+from ugro.batch import frames, ray_worker, script, worker
 from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
 from ugro.batch.errors import FunctionUnusable
 from ugro.core.errors import Unreachable, Unsatisfiable
@@ -33,7 +33,7 @@ class RayEngine:
         self._workers = workers or int(self._ray.cluster_resources().get("CPU", 0))
         if not self._workers:
             raise Unsatisfiable("the Ray cluster has no CPUs", hint="give it some: ray start --num-cpus")
-        for module in (frames, worker, ray_worker):
+        for module in (frames, worker, ray_worker, script):
             self._ray.cloudpickle.register_pickle_by_value(module)
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(ray_worker.RayWorker)
         self._slots: dict[int, _Slot] = {}

@@ -31,6 +31,7 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 from ugro.remote import wire
 
 if TYPE_CHECKING:
+    from ugro.batch.pool import Pool
     from ugro.client.backups import Backups
     from ugro.client.cluster_files import ClusterFiles
     from ugro.client.discovery import DiscoveryCalls
@@ -161,6 +162,19 @@ class Client:
         """Makes the agent read the cluster file now; it would do so within a second."""
         self._ask("POST", "/v1/cluster/reload")
         return decode(AgentStatus, self._ask("GET", "/v1/agent"))
+
+    def pool(
+        self,
+        *,
+        nodes: int | None = None,
+        backend: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+    ) -> Pool:
+        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS, otherwise of this machine."""
+        from ugro.client.batch import open_pool
+
+        return open_pool(nodes=nodes, backend=backend, address=address, workers=workers)
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
