@@ -63,6 +63,11 @@ class Dispatcher:
     def nodes(self) -> list[str]:
         return [slot.node for slot in self._slots.values()]
 
+    def started(self) -> int:
+        while len(self._slots) < self._expected:
+            self.pump(is_waiting=True)
+        return len(self._slots)
+
     def add(self, run: Run) -> None:
         self._runs.append(run)
         self.pump(is_waiting=False)

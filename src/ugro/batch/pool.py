@@ -56,6 +56,10 @@ class Pool:
     def backend(self) -> str:
         return self._open().engine.name
 
+    def start(self) -> int:
+        """Waits until all its processes are ready, which no other call needs; returns how many."""
+        return self._open().started()
+
     def map(self, function: Callable[..., R], items: Iterable[Any], /, **options: Any) -> Results[R]:
         """The results in the order of the items. Options: ``shared``, ``retries``, ``timeout_s``, ``errors``."""
         return self._results(function, items, options, is_ordered=True)

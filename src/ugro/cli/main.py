@@ -46,6 +46,13 @@ _GROUPS = {
         "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
         "clone": ("ugro.cli.jobs.clone:clone", "Print a job as a job file, to edit and submit again."),
     },
+    "Many small tasks": {
+        "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
+        "estimate": (
+            "ugro.cli.batch.estimate:estimate",
+            "Predict how long a map would take, on one core, on this machine and on a cluster.",
+        ),
+    },
     "Results": {
         "results": ("ugro.cli.results.results:results", "Show, fetch, copy or delete the files of a job."),
         "compare": ("ugro.cli.results.compare:compare", "Show what differs between jobs."),

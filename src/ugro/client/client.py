@@ -163,6 +163,19 @@ class Client:
         self._ask("POST", "/v1/cluster/reload")
         return decode(AgentStatus, self._ask("GET", "/v1/agent"))
 
+    def pool(
+        self,
+        *,
+        nodes: int | None = None,
+        backend: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+    ) -> Pool:
+        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS, otherwise of this machine."""
+        from ugro.client.batch import open_pool
+
+        return open_pool(nodes=nodes, backend=backend, address=address, workers=workers)
+
     # --- nodes -------------------------------------------------------------------------------------------------
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:

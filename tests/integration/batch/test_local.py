@@ -138,9 +138,9 @@ def test_a_failing_item_is_reported_and_the_others_go_on(pool: ugro.Pool) -> Non
 
 
 def test_failures_can_be_returned_in_place(pool: ugro.Pool) -> None:
-    results = list(pool.map(fails_at_seven, range(10), errors="return"))
+    results: list[Any] = list(pool.map(fails_at_seven, range(10), errors="return"))
     assert [type(one).__name__ for one in results] == ["int"] * 7 + ["ItemFailed"] + ["int"] * 2
-    unordered = list(pool.imap_unordered(fails_at_seven, range(10), errors="return"))
+    unordered: list[Any] = list(pool.imap_unordered(fails_at_seven, range(10), errors="return"))
     assert [one.index for one in unordered if isinstance(one, ItemFailed)] == [7]
 
 
@@ -159,7 +159,7 @@ def test_all_items_may_fail(pool: ugro.Pool) -> None:
     def no(number: int) -> None:
         raise RuntimeError
 
-    results = list(pool.map(no, range(3000), errors="return"))
+    results: list[Any] = list(pool.map(no, range(3000), errors="return"))
     assert [one.index for one in results if isinstance(one, ItemFailed)] == list(range(3000))
 
 
@@ -174,7 +174,7 @@ def ends(number: int) -> int:
 
 
 def test_an_item_that_ends_its_process_is_named_and_the_others_are_right(pool: ugro.Pool) -> None:
-    results = list(pool.map(ends, range(60), errors="return"))
+    results: list[Any] = list(pool.map(ends, range(60), errors="return"))
     bad = {one.index: one for one in results if isinstance(one, ItemFailed)}
     assert list(bad) == [30, 31, 32]
     assert bad[30].reason == "SystemExit: enough"
@@ -189,7 +189,7 @@ def test_an_item_that_hangs_is_ended_after_its_limit(pool: ugro.Pool) -> None:
             threading.Event().wait()
         return number
 
-    results = list(pool.map(hangs, range(10), timeout_s=0.3, retries=0, errors="return"))
+    results: list[Any] = list(pool.map(hangs, range(10), timeout_s=0.3, retries=0, errors="return"))
     (late,) = (one for one in results if isinstance(one, ItemFailed))
     assert (late.index, late.cause_kind, late.reason) == (5, "TimedOut", "not done within 300 ms")
     assert len(results) == 10
@@ -212,7 +212,7 @@ def test_what_cannot_be_pickled_is_one_clear_error(pool: ugro.Pool) -> None:
         return lock.locked()
 
     def makes(number: int) -> Any:
-        return (item for item in ()) if number == 2 else number
+        return (item for item in [1]) if number == 2 else number
 
     def raises(number: int) -> None:
         raise Strange(1, 2)
@@ -222,10 +222,10 @@ def test_what_cannot_be_pickled_is_one_clear_error(pool: ugro.Pool) -> None:
     assert "inside the function" in str(failure.value.hint)
     with pytest.raises(FunctionUnusable, match="'table' cannot be pickled: I stay here"):
         pool.map(double, range(3), shared={"table": Unpicklable()})
-    results = list(pool.map(makes, range(4), errors="return"))
+    results: list[Any] = list(pool.map(makes, range(4), errors="return"))
     assert [one for one in results if not isinstance(one, ItemFailed)] == [0, 1, 3]
     assert "result of type generator cannot be pickled" in str(results[2])
-    items = list(pool.map(str, ["a", Unpicklable(), "b"], errors="return"))
+    items: list[Any] = list(pool.map(str, ["a", Unpicklable(), "b"], errors="return"))
     assert "the item cannot be pickled: TypeError: I stay here" in str(items[1])
     assert (items[0], items[2]) == ("a", "b")
     with pytest.raises(ItemFailed, match="Strange: strange") as odd:
@@ -241,7 +241,7 @@ def test_a_function_that_cannot_be_loaded_there_is_one_clear_error(pool: ugro.Po
         def __call__(self, number: int) -> int:
             return number
 
-    with pytest.raises(FunctionUnusable, match="cannot be loaded on .*no_such_module"):
+    with pytest.raises(FunctionUnusable, match=r"cannot be loaded on .*no_such_module"):
         list(pool.map(Loads(), range(3)))
 
 
@@ -253,13 +253,11 @@ def test_a_function_that_kills_its_process_when_loaded_ends_the_map() -> None:
         def __call__(self, number: int) -> int:
             return number
 
-    with ugro.Pool(backend="local", workers=1) as pool, pytest.raises(PoolBroken, match="load the function: exit code 9"):
+    with ugro.Pool(backend="local", workers=1) as pool, pytest.raises(PoolBroken, match="function: exit code 9"):
         list(pool.map(Kills(), range(3)))
 
 
-@pytest.mark.parametrize(
-    "options", [{"chunk": 3}, {"errors": "ignore"}, {"retries": -1}, {"timeout_s": 0}], ids=lambda options: next(iter(options))
-)
+@pytest.mark.parametrize("options", [{"chunk": 3}, {"errors": "ignore"}, {"retries": -1}, {"timeout_s": 0}], ids=str)
 def test_a_wrong_option_is_one_clear_error(pool: ugro.Pool, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         pool.map(double, [1], **options)

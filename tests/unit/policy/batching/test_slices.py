@@ -13,7 +13,7 @@ AIMS = Aims()
 
 
 def view(
-    cost_s: float | None, remaining: int | None = None, *, share: float = 0.5, item_bytes: int = 0, result_bytes: int = 0
+    cost_s: float | None, remaining: int | None = None, share: float = 0.5, item_bytes: int = 0, result_bytes: int = 0
 ) -> SlotView:
     cost = Cost()
     if cost_s is not None:
