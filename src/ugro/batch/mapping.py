@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ugro.batch.errors import ItemFailed
+from ugro.batch.errors import ItemFailed, PoolBroken
 from ugro.batch.jsonl import Counted, Items, ResultFile
 from ugro.batch.pool import Pool
 from ugro.batch.run import Progress
@@ -62,6 +62,10 @@ def run_map(wish: MapWish, open_pool: Callable[[], Pool], on_progress: Callable[
             done = before + found.progress.done - found.progress.failed
             hint = "continue with the same command and --resume"
             raise Interrupted(f"interrupted; {done:,} results are in {wish.output}", hint=hint) from None
+        except PoolBroken as error:
+            results.flush()
+            hint = "when that is mended, continue with the same command and --resume"
+            raise PoolBroken(f"{error.message}; the results until then are in {wish.output}", hint=hint) from error
         results.finish()
     end = found.progress
     return MapReport(wish.output, end.done, end.failed, before, end.elapsed_s, end.nodes, first)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ugro.core.errors import Unsatisfiable
+from ugro.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
@@ -19,14 +21,29 @@ _DRIVER_ITEM_S = 1e-6
 _BYTES_PER_S = 117e6  # 1 Gbit/s
 
 
-def open_pool(*, nodes: int | None, backend: str | None, address: str | None, workers: int | None) -> Pool:
+@dataclass(frozen=True, slots=True)
+class PoolWish:
+    engine: str | None = None  # local, ray or jobs; None: ray if there is a cluster, jobs if nodes are wanted
+    nodes: int | Sequence[str] | None = None
+    workers: int | None = None  # in all
+    address: str | None = None  # of a Ray cluster
+    options: Mapping[str, Any] = field(default_factory=dict)  # of jobs
+
+
+def open_pool(client: Client, wish: PoolWish) -> Pool:
     from ugro.batch.pool import Pool
 
-    address = address or os.environ.get("RAY_ADDRESS")
-    if nodes is not None and address is None and backend != "local":
-        hint = "start one: ugro cluster start; then give its address, or set RAY_ADDRESS"
-        raise Unsatisfiable(f"there is no Ray cluster for a pool on {nodes} nodes", hint=hint)
-    return Pool(backend=backend, address=address, workers=workers)
+    address = wish.address or os.environ.get("RAY_ADDRESS")
+    asks_for_jobs = wish.nodes is not None or wish.options
+    engine = wish.engine or ("ray" if address else "jobs" if asks_for_jobs else "local")
+    if engine == "jobs":
+        from ugro.client.job_pool import jobs_engine
+
+        return Pool(engine=jobs_engine(client, wish.nodes, wish.workers, wish.options))
+    if asks_for_jobs:
+        what = "nodes" if wish.nodes is not None else next(iter(wish.options))
+        raise UsageError(f"the engine {engine} has no option {what!r}", hint='engine="jobs" has it')
+    return Pool(backend=engine, address=address, workers=wish.workers)
 
 
 def cluster_place(client: Client) -> Place | None:

@@ -163,19 +163,6 @@ class Client:
         self._ask("POST", "/v1/cluster/reload")
         return decode(AgentStatus, self._ask("GET", "/v1/agent"))
 
-    def pool(
-        self,
-        *,
-        nodes: int | None = None,
-        backend: str | None = None,
-        address: str | None = None,
-        workers: int | None = None,
-    ) -> Pool:
-        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS, otherwise of this machine."""
-        from ugro.client.batch import open_pool
-
-        return open_pool(nodes=nodes, backend=backend, address=address, workers=workers)
-
     # --- nodes -------------------------------------------------------------------------------------------------
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
@@ -354,14 +341,18 @@ class Client:
         self,
         *,
         nodes: int | Sequence[str] | None = None,
-        engine: str = "jobs",
-        workers_per_node: int | None = None,
+        engine: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
         **options: Any,
     ) -> Pool:
-        """A ``ugro.Pool`` of processes on nodes: how many, which, or all. ``options`` are those of its jobs."""
-        from ugro.client.job_pool import make_pool
+        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS; of jobs on nodes; or of this machine.
 
-        return make_pool(self, engine, nodes, workers_per_node, options)
+        ``nodes``: how many, which, or all. ``options``: of the jobs, as those of ``ugro run``.
+        """
+        from ugro.client.batch import PoolWish, open_pool
+
+        return open_pool(self, PoolWish(engine, nodes, workers, address, options))
 
     # --- connections to nodes ----------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ugro.batch.jobs.cluster import HostJob, Seat
 from ugro.batch.jobs.engine import JobsEngine
 from ugro.batch.jobs.shipped import BOOT, SOCKET
-from ugro.batch.pool import Pool
 from ugro.client.tunnel import Dialer, NodeStream
 from ugro.core.errors import TimedOut, UgroError, UsageError
 from ugro.core.job import HOLDING_STATES, JobState
@@ -32,32 +31,23 @@ _BRING_PYTHON = frozenset({"environment", "existing_environment", "requirements"
 _OURS = ("command", "script", "args", "launcher", "only", "nodes", "cpus", "label")
 
 
-def make_pool(
-    client: Client,
-    engine: str,
-    nodes: int | Sequence[str] | None,
-    workers_per_node: int | None,
-    options: Mapping[str, Any],
-) -> Pool:
-    if engine != "jobs":
-        raise UsageError(f"unknown engine {engine!r}", hint="there is: jobs")
-    return Pool(engine=jobs_engine(client, nodes, workers_per_node, options))
-
-
 def jobs_engine(
     client: Client,
     nodes: int | Sequence[str] | None = None,
-    workers_per_node: int | None = None,
+    workers: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> JobsEngine:
     """``options``: of the jobs, named like the command line's: memory, gpus_per_node, environment, env, workdir, …"""
     options = dict(options or {})
     if wrong := [name for name in options if name in _OURS]:
-        raise UsageError(f"a pool chooses {wrong[0]!r} itself", hint="give nodes=… and workers_per_node=…")
+        raise UsageError(f"a pool chooses {wrong[0]!r} itself", hint="give nodes=… and workers=…")
     gpus = options.get("gpus_per_node")
     if gpus is not None and (not isinstance(gpus, int) or gpus < 1):
         raise UsageError(f"gpus_per_node={gpus!r}: a pool needs a number of GPUs per node", hint="gpus_per_node=1")
-    wish = Wish(tuple(nodes) if isinstance(nodes, Sequence) else nodes, workers_per_node or gpus)
+    if gpus is not None and workers is not None:
+        raise UsageError("with GPUs there is one process for each", hint="leave workers out")
+    named = (nodes,) if isinstance(nodes, str) else tuple(nodes) if isinstance(nodes, Sequence) else nodes
+    wish = Wish(named, workers, gpus)
     brings_python = not _BRING_PYTHON.isdisjoint(options)
     reports = client.health()
     chosen = choose(_candidates(client, reports, brings_python=brings_python), wish)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ DRIVER = """
 import ugro
 from helping import where
 if __name__ == "__main__":
-    with ugro.Client() as client, client.pool(nodes=2, workers_per_node=1, {options}) as pool:
+    with ugro.Client() as client, client.pool(nodes=2, workers=2, {options}) as pool:
         print("started", flush=True)
         for result in pool.map(where, [{seconds}] * {items}):
             print(result, flush=True)
@@ -135,7 +136,8 @@ def test_a_map_on_two_nodes_with_a_module_of_the_user_and_a_shared_input(client:
         return scaled(number, table), os.environ["UGRO_NODE"]
 
     table, threads = list(range(100_000)), threading.active_count()
-    with client.pool(nodes=2, workers_per_node=1) as pool:
+    with client.pool(nodes=2, workers=2) as pool:
+        assert pool.start() == 2
         found = list(pool.map(work, range(2000), shared={"table": table}))
         assert [number for number, _ in found] == list(range(2000))
         assert {node for _, node in found} == {"n001", "n002"}
@@ -181,6 +183,25 @@ def test_unequal_nodes_share_a_map_by_their_speed(ugro: Ugro) -> None:
         assert ugro("lab", "down").returncode == 0
 
 
+@pytest.mark.proof
+def test_ugro_map_on_jobs_and_what_it_says_when_they_end_early(client: Client, ugro: Ugro) -> None:
+    folder = Path.cwd()
+    (folder / "score.py").write_text("import time\ndef score(seconds): time.sleep(seconds); return seconds\n")
+    (folder / "items.jsonl").write_text("0.05\n" * 100)
+    words = ["map", "score.py:score", "--input", "items.jsonl", "--output", "scores.jsonl", "--engine", "jobs"]
+    broken = ugro(*words, "--workers", "2", "--job-option", "time-limit=3s", "--job-option", "name=scoring")
+    assert broken.returncode == 1, broken.stderr
+    assert "time limit" in broken.stderr
+    assert "continue with the same command and --resume" in broken.stderr
+    assert {job.spec.name for job in client.jobs.newest()} == {"scoring-1", "scoring-2"}
+    done = ugro(*words, "--nodes", "2", "--resume")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert sorted(line["index"] for line in lines) == list(range(100))
+    wrong = ugro("map", *words[1:6], "--output", "other.jsonl", "--nodes", "2")
+    assert (wrong.returncode, "--nodes is for --engine jobs" in wrong.stderr) == (2, True)
+
+
 # --- what dies -----------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +212,7 @@ def test_an_item_that_kills_its_process_fails_alone(client: Client) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return number
 
-    with client.pool(nodes=2, workers_per_node=1) as pool:
+    with client.pool(nodes=2, workers=2) as pool:
         found: list[Any] = list(pool.map(work, range(100), errors="return"))
     assert [one for one in found if not isinstance(one, ItemFailed)] == [n for n in range(100) if n != 33]
     assert isinstance(found[33], ItemFailed)
@@ -203,7 +224,8 @@ def test_of_a_killed_host_others_do_the_work_and_its_job_is_started_again(
     client: Client, farm: SshdFarm, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    with client.pool(nodes=2, workers_per_node=1) as pool:
+    with client.pool(nodes=2, workers=2) as pool:
+        assert pool.start() == 2
         results = iter(pool.map(noting(book, 0.05), range(400)))
         found = [next(results) for _ in range(20)]
         [victim] = hosts(farm["n001"])
@@ -228,7 +250,8 @@ def test_a_cut_link_or_a_killed_agent_costs_no_item_and_runs_none_twice(
     client: Client, farm: SshdFarm, tmp_path: Path, what: str
 ) -> None:
     book = tmp_path / "book"
-    with client.pool(nodes=2, workers_per_node=1) as pool:
+    with client.pool(nodes=2, workers=2) as pool:
+        assert pool.start() == 2
         results = iter(pool.map(noting(book, 1.0), range(12)))
         found = [next(results)]
         if what == "link":
@@ -270,7 +293,8 @@ def test_a_node_that_stays_away_loses_its_batches_to_the_other(
     client: Client, farm: SshdFarm, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    with client.pool(nodes=2, workers_per_node=1) as pool:
+    with client.pool(nodes=2, workers=2) as pool:
+        assert pool.start() == 2
         results = iter(pool.map(noting(book, 0.5), range(60)))
         found = [next(results) for _ in range(4)]
         farm["n001"].freeze()
@@ -290,17 +314,19 @@ def test_what_cannot_be_had_is_said_before_a_job_is_submitted(client: Client) ->
         client.pool(nodes=3)
     with pytest.raises(NotFound, match="no node 'n009' in this cluster"):
         client.pool(nodes=["n009"])
-    with pytest.raises(UsageError, match="unknown engine 'dask'"):
+    with pytest.raises(UsageError, match="unknown backend 'dask'"):
         client.pool(engine="dask")
+    with pytest.raises(UsageError, match="the engine local has no option 'memory'"):
+        client.pool(engine="local", memory="1GB")
     with pytest.raises(UsageError, match="a pool chooses 'command' itself"):
-        client.pool(command=["true"])
+        client.pool(engine="jobs", command=["true"])
     assert client.jobs.newest() == []
 
 
 @pytest.mark.proof
 def test_jobs_that_end_early_break_the_pool_with_their_reason(client: Client) -> None:
     with (
-        client.pool(nodes=1, workers_per_node=1, time_limit="3s") as pool,
+        client.pool(nodes=1, workers=1, time_limit="3s") as pool,
         pytest.raises(PoolBroken, match="time limit"),
     ):
         list(pool.map(time.sleep, [0.2] * 100))
@@ -315,7 +341,7 @@ def test_a_function_whose_module_is_not_there_is_one_clear_error(client: Client,
     finally:
         sys.path.remove(str(tmp_path))
     with (
-        client.pool(nodes=1, workers_per_node=1) as pool,
+        client.pool(nodes=1, workers=1) as pool,
         pytest.raises(FunctionUnusable, match=r"cannot be loaded on n00.: ModuleNotFoundError"),
     ):
         list(pool.map(work, range(3)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ugro.cli.batch.options import ENGINES, input_option, open_pool, shared_of, shared_option
+from ugro.cli.batch.options import MEASURED, input_option, open_pool, shared_of, shared_option
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.support.quantity import format_duration
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", metavar="SCRIPT.py:FUNCTION")
 @input_option
-@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Also measure on Ray.")
+@click.option("--engine", type=click.Choice(MEASURED), default="local", show_default=True, help="Also measure on Ray.")
 @shared_option
 @json_option
 @pass_session
@@ -41,7 +41,7 @@ def estimate(session: Session, target: str, input_: str, engine: str, shared: tu
         target,
         input_,
         shared_of(shared),
-        cluster=partial(open_pool, engine, None) if is_ray else None,
+        cluster=partial(open_pool, session, engine) if is_ray else None,
         others=() if is_ray else _cluster(session),
         on_progress=session.output.progress,
     )

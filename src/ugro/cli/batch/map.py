@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ugro.cli.batch.options import ENGINES, input_option, open_pool, shared_of, shared_option
+from ugro.cli.batch.options import ENGINES, input_option, job_options_of, open_pool, shared_of, shared_option
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import UsageError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ugro.batch.run import Progress
 
 _MOST_NODES = 6  # shown
+_JOB_OPTION = "An option of the jobs of --engine jobs, as ugro run has it, such as memory=4GB. Can be repeated."
 
 
 @click.command("map")
@@ -29,28 +30,35 @@ _MOST_NODES = 6  # shown
 @click.option("--timeout", metavar="DURATION", help="End an item that takes longer, such as 30s.")
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Where items are run.")
 @click.option("--workers", type=click.IntRange(1, 10_000), help="How many processes. Default: one for each core.")
+@click.option("--nodes", type=click.IntRange(1, 10_000), help="How many nodes, for --engine jobs. Default: all.")
+@click.option("--job-option", multiple=True, metavar="NAME=VALUE", help=_JOB_OPTION)
 @click.option("--unordered", is_flag=True, help="Write results as they come. Their index says whose they are.")
 @shared_option
 @json_option
 @pass_session
-def map_(session: Session, /, target: str, engine: str, workers: int | None, **fields: object) -> int:
+def map_(session: Session, /, target: str, engine: str, **fields: object) -> int:
     """Run a function over many items, in batches that need no tuning.
 
     FUNCTION is called with the value of each line of the input. Results are written as lines such as
     {"index": 3, "result": 0.5}, failures as {"index": 4, "error": {…}}; the others go on. After an interruption,
     even by kill -9, --resume runs what has no result yet. --engine ray uses the Ray cluster of RAY_ADDRESS, or the one
-    on this machine. Exit code 1: some items failed.
+    on this machine; --engine jobs runs a job on each node of the cluster, and needs no Ray. Exit code 1: some items
+    failed.
 
     \b
     Examples:
       ugro map score.py:score --input items.jsonl --output scores.jsonl
       ugro map score.py:score --input items.jsonl --output scores.jsonl --resume
+      ugro map score.py:score --input items.jsonl --output scores.jsonl --engine jobs --nodes 3
     """
     from ugro.batch.mapping import run_map
 
     wish = _wish(target, fields)
     session.output.progress("starting")
-    report = run_map(wish, partial(open_pool, engine, workers), partial(_show_progress, session.output))
+    wanted = {name: fields[name] for name in ("workers", "nodes")}
+    options = job_options_of(tuple(fields["job_option"]))  # type: ignore[arg-type]  # of click: a tuple
+    begin = partial(open_pool, session, engine, options=options, **wanted)
+    report = run_map(wish, begin, partial(_show_progress, session.output))
     session.output.end_progress()
     _show(session.output, report)
     return 1 if report.failed else 0

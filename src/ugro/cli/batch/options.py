@@ -12,8 +12,11 @@ from ugro.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
+    from ugro.cli.session import Session
 
-ENGINES = ("local", "ray")
+MEASURED = ("local", "ray")
+ENGINES = (*MEASURED, "jobs")
+_FLAGS = {"nodes": "nodes", "options": "job-option"}
 
 
 def input_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,9 +39,25 @@ def shared_of(words: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def open_pool(engine: str, workers: int | None) -> Pool:
+def job_options_of(words: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--job-option {word}: expected NAME=VALUE", hint="for example: --job-option memory=4GB")
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def open_pool(session: Session, engine: str, **wanted: Any) -> Pool:
+    """``wanted``: ``workers``, and for jobs ``nodes`` and ``options``."""
     from ugro.batch.pool import Pool
 
-    if engine == "ray":
-        return Pool(backend="ray", address=os.environ.get("RAY_ADDRESS") or "auto", workers=workers)
-    return Pool(backend=engine, workers=workers)
+    if engine == "jobs":
+        from ugro.client.batch import PoolWish, open_pool
+
+        return open_pool(session.client(uses_nodes=True), PoolWish(engine, **wanted))
+    if given := [name for name in ("nodes", "options") if wanted.get(name)]:
+        raise UsageError(f"--{_FLAGS[given[0]]} is for --engine jobs, and this is {engine}", hint="leave it out")
+    address = (os.environ.get("RAY_ADDRESS") or "auto") if engine == "ray" else None
+    return Pool(backend=engine, address=address, workers=wanted.get("workers"))

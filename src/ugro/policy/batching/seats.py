@@ -22,21 +22,33 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``nodes``: how many, which, or None for all. ``slots``: on each; None: one for each free core."""
+    """``nodes``: how many, which, or None for all. Without ``slots`` and ``on_each``, one for each free core."""
 
     nodes: int | tuple[str, ...] | None = None
-    slots: int | None = None
+    slots: int | None = None  # in all
+    on_each: int | None = None
 
 
 def choose(candidates: Sequence[Candidate], wish: Wish) -> list[tuple[str, int]]:
     """The nodes with most free cores first. A node whose cores are all taken has one slot, which waits in the queue."""
-    if wish.slots is not None and wish.slots < 1:
-        raise UsageError(f"a node needs at least one worker, not {wish.slots}")
     if isinstance(wish.nodes, tuple):
         chosen = [_named(name, candidates) for name in dict.fromkeys(wish.nodes)]
     else:
         chosen = _best(candidates, wish.nodes)
-    return [(one.node, wish.slots or max(1, one.free_cores)) for one in chosen]
+    if wish.slots is not None:
+        return _shared_out(chosen, wish.slots)
+    return [(one.node, wish.on_each or max(1, one.free_cores)) for one in chosen]
+
+
+def _shared_out(nodes: Sequence[Candidate], slots: int) -> list[tuple[str, int]]:
+    """Each slot goes where most cores are left for it; a node that gets none is left out."""
+    if slots < 1:
+        raise UsageError(f"a pool needs at least one worker, not {slots}")
+    counts = dict.fromkeys((one.node for one in nodes), 0)
+    for _ in range(slots):
+        best = min(nodes, key=lambda one: (counts[one.node] + 1) / max(1, one.free_cores))
+        counts[best.node] += 1
+    return [(node, count) for node, count in counts.items() if count]
 
 
 def _named(name: str, candidates: Sequence[Candidate]) -> Candidate:

@@ -22,7 +22,14 @@ def test_all_nodes_that_can_be_used_get_a_slot_for_each_free_core() -> None:
 
 def test_of_a_number_of_nodes_those_with_most_free_cores_are_taken() -> None:
     assert choose(NODES, Wish(2)) == [("big", 8), ("busy", 4)]
-    assert choose(NODES, Wish(2, slots=3)) == [("big", 3), ("busy", 3)]
+    assert choose(NODES, Wish(2, on_each=3)) == [("big", 3), ("busy", 3)]
+
+
+def test_a_number_of_slots_is_shared_out_by_free_cores() -> None:
+    assert choose(NODES, Wish(2, slots=6)) == [("big", 4), ("busy", 2)]
+    assert choose(NODES, Wish(slots=1)) == [("big", 1)]
+    assert choose([Candidate("a", 2), Candidate("b", 2)], Wish(slots=2)) == [("a", 1), ("b", 1)]
+    assert choose([Candidate("a", 1)], Wish(slots=3)) == [("a", 3)]
 
 
 def test_named_nodes_are_taken_as_they_are_each_once() -> None:
@@ -36,7 +43,7 @@ def test_named_nodes_are_taken_as_they_are_each_once() -> None:
         (Wish(("down",)), Unsatisfiable, "down: connection refused"),
         (Wish(("none",)), NotFound, "no node 'none' in this cluster"),
         (Wish(0), UsageError, "a pool needs at least one node, not 0"),
-        (Wish(1, slots=0), UsageError, "a node needs at least one worker, not 0"),
+        (Wish(1, slots=0), UsageError, "a pool needs at least one worker, not 0"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_error(wish: Wish, kind: type[Exception], words: str) -> None:
