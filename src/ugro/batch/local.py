@@ -48,7 +48,7 @@ class LocalEngine:
         self._started = 0
         self._names = 0
         self._events: list[Event] = []
-        self._dumps = _cloudpickle_dumps()
+        self._dumps = cloudpickle_dumps()
 
     def dumps(self, value: Any, buffer_callback: Callable[[Any], Any] | None) -> bytes:
         return bytes(self._dumps(value, protocol=5, buffer_callback=buffer_callback))
@@ -205,7 +205,7 @@ def _how(code: int) -> str:
     return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
-def _cloudpickle_dumps() -> Callable[..., Any]:
+def cloudpickle_dumps() -> Callable[..., Any]:
     try:
         import cloudpickle
     except ImportError as error:

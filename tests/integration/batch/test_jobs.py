@@ -187,7 +187,7 @@ def test_unequal_nodes_share_a_map_by_their_speed(ugro: Ugro) -> None:
 def test_ugro_map_on_jobs_and_what_it_says_when_they_end_early(client: Client, ugro: Ugro) -> None:
     folder = Path.cwd()
     (folder / "score.py").write_text("import time\ndef score(seconds): time.sleep(seconds); return seconds\n")
-    (folder / "items.jsonl").write_text("0.05\n" * 100)
+    (folder / "items.jsonl").write_text("0.05\n" * 300)
     words = ["map", "score.py:score", "--input", "items.jsonl", "--output", "scores.jsonl", "--engine", "jobs"]
     broken = ugro(*words, "--workers", "2", "--job-option", "time-limit=3s", "--job-option", "name=scoring")
     assert broken.returncode == 1, broken.stderr
@@ -197,7 +197,7 @@ def test_ugro_map_on_jobs_and_what_it_says_when_they_end_early(client: Client, u
     done = ugro(*words, "--nodes", "2", "--resume")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-    assert sorted(line["index"] for line in lines) == list(range(100))
+    assert sorted(line["index"] for line in lines) == list(range(300))
     wrong = ugro("map", *words[1:6], "--output", "other.jsonl", "--nodes", "2")
     assert (wrong.returncode, "--nodes is for --engine jobs" in wrong.stderr) == (2, True)
 

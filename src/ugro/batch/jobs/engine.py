@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
-from ugro.batch.errors import FunctionUnusable
 from ugro.batch.frames import size_of
 from ugro.batch.jobs.cluster import Cluster, Seat
 from ugro.batch.jobs.connection import HostConnection
 from ugro.batch.jobs.session import Kind, Message, Session
 from ugro.batch.jobs.shipped import archive
+from ugro.batch.local import cloudpickle_dumps
 from ugro.core.errors import UgroError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class JobsEngine:
         self._numbers = 0
         self._names = 0
         self._is_closed = threading.Event()
-        self._dumps = _cloudpickle_dumps()
+        self._dumps = cloudpickle_dumps()
 
     def dumps(self, value: Any, buffer_callback: Callable[[Any], Any] | None) -> bytes:
         return bytes(self._dumps(value, protocol=5, buffer_callback=buffer_callback))
@@ -279,12 +279,3 @@ class JobsEngine:
     def _why_none(self) -> str:
         problems = dict.fromkeys(f"{host.seat.node}: {host.problem}" for host in self._hosts if host.problem)
         return "; ".join(problems)
-
-
-def _cloudpickle_dumps() -> Callable[..., Any]:
-    try:
-        import cloudpickle
-    except ImportError as error:
-        raise FunctionUnusable("cloudpickle is not installed", hint="pip install 'ugro[batch]'") from error
-    dumps: Callable[..., Any] = cloudpickle.dumps
-    return dumps

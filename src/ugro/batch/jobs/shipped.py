@@ -7,9 +7,9 @@ code goes beside it.
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import ugro
@@ -56,7 +56,7 @@ def archive() -> bytes:
     root = Path(ugro.__file__).parent
     files = [root / "__init__.py", *(file for part in _PARTS for file in sorted((root / part).rglob("*.py")))]
     found = {f"ugro/{file.relative_to(root)}": file for file in files}
-    package = Path(str(importlib.import_module("cloudpickle").__file__)).parent
+    package = Path(str(getattr(find_spec("cloudpickle"), "origin", ""))).parent
     found |= {f"cloudpickle/{file.name}": file for file in sorted(package.glob("*.py"))}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as target:
