@@ -186,6 +186,7 @@ def test_a_cut_link_resets_both_ends_and_the_next_connection_works(client: Clien
             wait_until(lambda: tunnel.problem is not None, 10, "the tunnel to know why")
             assert isinstance(tunnel.problem, Unreachable)
             recorder.received = 0
+            wait_until(lambda: client.health(["n002"])[0].error is None, 20, "n002 to be reached again")
             assert exchanged(local_port, b"again") == b""
             assert recorder.received == 5
 
