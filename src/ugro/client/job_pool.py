@@ -122,7 +122,8 @@ def _candidates(client: Client, reports: Sequence[NodeReport], *, brings_python:
     found = []
     for report in reports:
         cores = report.machine.cores if report.machine else 0
-        found.append(Candidate(report.name, cores, held[report.name], _problem(report, brings_python=brings_python)))
+        problem = _problem(report, brings_python=brings_python)
+        found.append(Candidate(report.name, cores, held[report.name], problem, (*report.labels, report.role.value)))
     return found
 
 

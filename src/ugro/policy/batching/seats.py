@@ -14,6 +14,7 @@ class Candidate:
     cores: int
     held_cores: int = 0  # by jobs
     problem: str | None = None  # why it cannot be used
+    labels: tuple[str, ...] = ()
 
     @property
     def free_cores(self) -> int:
@@ -22,7 +23,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``nodes``: how many, which, or None for all. Without ``slots`` and ``on_each``, one for each free core."""
+    """``nodes``: how many, which (names and ``@label``), or None for all.
+
+    Without ``slots`` and ``on_each`` there is a slot for each free core.
+    """
 
     nodes: int | tuple[str, ...] | None = None
     slots: int | None = None  # in all
@@ -32,7 +36,7 @@ class Wish:
 def choose(candidates: Sequence[Candidate], wish: Wish) -> list[tuple[str, int]]:
     """The nodes with most free cores first. A node whose cores are all taken has one slot, which waits in the queue."""
     if isinstance(wish.nodes, tuple):
-        chosen = [_named(name, candidates) for name in dict.fromkeys(wish.nodes)]
+        chosen = list(dict.fromkeys(one for word in wish.nodes for one in _named(word, candidates)))
     else:
         chosen = _best(candidates, wish.nodes)
     if wish.slots is not None:
@@ -51,13 +55,18 @@ def _shared_out(nodes: Sequence[Candidate], slots: int) -> list[tuple[str, int]]
     return [(node, count) for node, count in counts.items() if count]
 
 
-def _named(name: str, candidates: Sequence[Candidate]) -> Candidate:
-    found = next((one for one in candidates if one.node == name), None)
-    if found is None:
-        raise NotFound(f"no node {name!r} in this cluster", hint="see: ugro node ls")
-    if found.problem is not None:
-        raise Unsatisfiable(found.problem, subject=name, hint=f"see: ugro health {name}")
-    return found
+def _named(word: str, candidates: Sequence[Candidate]) -> list[Candidate]:
+    if word.startswith("@"):
+        found = [one for one in candidates if word[1:] in one.labels]
+        if not found:
+            raise NotFound(f"no node has the label {word}", hint="see: ugro node ls")
+        return _best(found, None)
+    named = next((one for one in candidates if one.node == word), None)
+    if named is None:
+        raise NotFound(f"no node {word!r} in this cluster", hint="see: ugro node ls")
+    if named.problem is not None:
+        raise Unsatisfiable(named.problem, subject=word, hint=f"see: ugro health {word}")
+    return [named]
 
 
 def _best(candidates: Sequence[Candidate], count: int | None) -> list[Candidate]:

@@ -10,8 +10,8 @@ from ugro.policy.batching.seats import Candidate, Wish, choose
 NODES = [
     Candidate("slow", 2),
     Candidate("busy", 16, held_cores=12),
-    Candidate("big", 8),
-    Candidate("down", 64, problem="connection refused"),
+    Candidate("big", 8, labels=("fast",)),
+    Candidate("down", 64, problem="connection refused", labels=("fast",)),
     Candidate("full", 4, held_cores=4),
 ]
 
@@ -34,6 +34,7 @@ def test_a_number_of_slots_is_shared_out_by_free_cores() -> None:
 
 def test_named_nodes_are_taken_as_they_are_each_once() -> None:
     assert choose(NODES, Wish(("slow", "big", "slow"))) == [("slow", 2), ("big", 8)]
+    assert choose(NODES, Wish(("@fast", "big", "slow"))) == [("big", 8), ("slow", 2)]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_named_nodes_are_taken_as_they_are_each_once() -> None:
         (Wish(5), Unsatisfiable, "4 of 5 nodes can be used, and 5 are needed (down: connection refused)"),
         (Wish(("down",)), Unsatisfiable, "down: connection refused"),
         (Wish(("none",)), NotFound, "no node 'none' in this cluster"),
+        (Wish(("@blue",)), NotFound, "no node has the label @blue"),
         (Wish(0), UsageError, "a pool needs at least one node, not 0"),
         (Wish(1, slots=0), UsageError, "a pool needs at least one worker, not 0"),
     ],
