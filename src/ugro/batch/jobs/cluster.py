@@ -17,15 +17,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class HostJob:
-    """Where the job of a host stands. ``has_left``: its process is gone, and it will be started again."""
+    """Where the job of a host stands. One that neither runs nor is over waits for its start, or for the next one."""
 
     is_over: bool = False
     is_running: bool = False
     reason: str = ""
-
-    @property
-    def has_left(self) -> bool:
-        return not self.is_running
 
 
 class ByteStream(Protocol):
