@@ -218,6 +218,7 @@ class JobSpec:
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
     imports: Imports = Imports()
+    sdk: bool = False  # UGRO's own package goes with it: its Python finds it, whatever the node has installed
     environment: EnvRequest | None = None  # the Python environment it runs in; None: the node's own Python
 
     @property

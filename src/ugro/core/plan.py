@@ -24,6 +24,7 @@ class NodePlan:
     cwd: str | None = None  # None: the attempt's own folder on the node
     environment: str | None = None  # the name of the Python environment that it uses, if UGRO made it
     path: tuple[str, ...] = ()  # folders in which its programs are looked for first
+    sdk: str | None = None  # the hash of the tree with UGRO's own package, which its ranks can import
 
 
 @dataclass(frozen=True, slots=True)

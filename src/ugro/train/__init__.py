@@ -9,6 +9,13 @@ outside UGRO: alone, or under torchrun.
 
 from __future__ import annotations
 
+import sys
+
+# It goes to nodes with jobs: no installer has looked at the version there.
+if sys.version_info < (3, 11):  # noqa: UP036
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise ImportError(f"ugro.train needs Python 3.11 or newer; this is {version}, {sys.executable}")
+
 from ugro.train.run import Run, init
 
 __all__ = ["Run", "init"]

@@ -27,6 +27,7 @@ class Surroundings:
     speeds: Speeds | None = None  # of the ranks, for a static balance
     # The Python environments that nodes have for this job; none: their own Python is used.
     environments: Mapping[str, Made] = field(default_factory=dict)
+    sdk: str | None = None  # the tree with UGRO's own package, if it goes with the job
 
     def python(self, node: str) -> str:
         made = self.environments.get(node)
@@ -60,7 +61,7 @@ def plan(job: Job, attempt: int, placement: Placement, surroundings: Surrounding
 
 def follows_from_spec(spec: JobSpec) -> bool:
     """Whether an attempt's plan follows from its spec and placement: nothing has to be found out or set up first."""
-    is_prepared = spec.setup or spec.environment or spec.checkpoint.is_given or spec.is_cached
+    is_prepared = spec.setup or spec.environment or spec.checkpoint.is_given or spec.is_cached or spec.sdk
     return spec.launcher is Launcher.COMMAND and not is_prepared
 
 
@@ -128,12 +129,12 @@ def _torchrun(job: Job, placement: Placement, surroundings: Surroundings) -> tup
 
 
 def _node_plan(job: Job, node: str, ranks: tuple[RankPlan, ...], surroundings: Surroundings) -> NodePlan:
-    made = surroundings.environments.get(node)
+    made, sdk = surroundings.environments.get(node), surroundings.sdk
     if made is None:
-        return NodePlan(node, ranks, job.spec.cwd)
+        return NodePlan(node, ranks, job.spec.cwd, sdk=sdk)
     # One that a user has made is not UGRO's to keep from being removed.
     name = made.name if made.installer else None
-    return NodePlan(node, ranks, job.spec.cwd, name, (str(PurePosixPath(made.python).parent),))
+    return NodePlan(node, ranks, job.spec.cwd, name, (str(PurePosixPath(made.python).parent),), sdk)
 
 
 _BUILDERS: dict[Launcher, Callable[[Job, Placement, Surroundings], tuple[NodePlan, ...]]] = {

@@ -196,3 +196,19 @@ def test_an_environment_that_exists_is_used_as_it_is(ugro: Ugro, tmp_path: Path)
     absent = ugro(*launch, str(tmp_path / "nowhere"), timeout=120)
     assert absent.returncode == 1
     assert "nowhere" in absent.stderr
+
+
+@pytest.mark.proof
+def test_a_script_in_an_environment_finds_ugro_which_is_not_among_its_packages(
+    ugro: Ugro, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        job_file(ugro.home / "cwd", served)
+        (ugro.home / "cwd" / "train.py").write_text("import tiny, ugro.train\nprint(ugro.train.__file__)\n")
+        done = ugro("launch", "-f", "job.yaml")
+        assert done.returncode == 0, done.stderr
+        assert "/sdk/ugro.zip/ugro/train/" in done.stdout
+        (ugro.home / "cwd" / "train.py").write_text("import tiny, ugro.train, nosuch\n")
+        refused = ugro("launch", "-f", "job.yaml")
+    assert refused.returncode == 1
+    assert "lacks nosuch, which the script imports" in refused.stderr

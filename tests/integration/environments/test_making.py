@@ -224,7 +224,7 @@ async def test_the_installer_ends_with_the_call_and_what_it_has_downloaded_is_ke
         async with python_envs(root) as envs:
             making = asyncio.create_task(envs.make(wanted, nothing))
             await until(packages.files, SOON_S, "a download to begin")
-            installers = processes_with(b"requirements.txt")
+            installers, first = processes_with(b"requirements.txt"), envs.node.link
             if how == "cancelled":
                 making.cancel()
             elif how == "link":
@@ -238,6 +238,8 @@ async def test_the_installer_ends_with_the_call_and_what_it_has_downloaded_is_ke
             ours = [pid for pid in installers if f"/{root.parent.name}/" in _cmdline(pid)]
             await until(lambda: not ours or not any(map(_cmdline, ours)), SOON_S, "the installer to end")
             hold.set()
+            if how != "cancelled":
+                await until(lambda: envs.node.link not in (None, first), SOON_S, "the node to be reached again")
             assert await envs.ready("e1") is None
             assert len((await envs.make(wanted, nothing)).packages) == 2
 

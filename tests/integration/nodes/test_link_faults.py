@@ -267,6 +267,7 @@ def test_a_gpu_driver_that_hangs_is_not_asked_again_and_again(tmp_path: Path) ->
             answer = wire.parse(program.frame()[2])
             assert answer["gpu_error"] == "the GPU driver does not answer"
             assert answer["memory_total_bytes"] > 0
+        wait_until(asked.exists, 30, "the driver to be asked")
         assert len(asked.read_text().split()) == 1
         hang.unlink()
         wait_until(lambda: is_read(program), 10, "the driver to be read again")

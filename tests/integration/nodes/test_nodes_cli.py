@@ -195,8 +195,9 @@ def test_a_drain_is_shown_counts_at_once_and_outlives_the_agent(ugro: Ugro) -> N
     assert drained.stderr == "n001 takes no new jobs; undo with: ugro node resume n001\n"
     ugro("agent", "stop")
     note = "drained: the fan�[31m is loud"
-    assert ugro("node", "ls").stdout.splitlines()[1].endswith(f"\t{note}")
-    assert ugro("health").stdout.splitlines()[1].endswith(f"\t{note}")
+    for command in (("node", "ls"), ("health",)):
+        shown = ugro(*command).stdout.splitlines()[1].split("\t")[-1]
+        assert shown.partition("; network latency")[0] == note, "a busy machine may answer late, which is said after it"
     assert document(ugro, "node", "show", "n001")["node"]["drained"] == "the fan\x1b[31m is loud"
     assert document(ugro, "node", "resume", "n001") == {"node": {"name": "n001", "drained": None}}
     assert document(ugro, "node", "show", "n001")["node"]["drained"] is None

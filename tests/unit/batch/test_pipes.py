@@ -37,7 +37,7 @@ def test_more_than_a_socket_holds_is_sent_in_turns() -> None:
         theirs.setblocking(False)
         outbox, reader = Outbox(ours), FrameReader(theirs)
         outbox.add(parts)
-        found = []
+        found: list[list[memoryview]] = []
         while not found:
             outbox.flush()
             found, _ = reader.available()

@@ -12,6 +12,8 @@ from ugro.remote.identity import machine_id
 from ugro.remote.python_env import tidy
 from ugro.remote.python_env.commands import Installer
 from ugro.remote.python_env.failures import Failed, Mask, explain
+from ugro.remote.python_env.indexes import index_variables
+from ugro.remote.python_env.installers import Pip, Site, Uv
 from ugro.remote.python_env.place import Place, delete
 from ugro.remote.python_env.recipe import Recipe, required_names
 from ugro.remote.python_env.tidy import Found, choose
@@ -32,6 +34,37 @@ def test_an_installer_that_somebody_else_killed_did_not_crash(tmp_path: Path, sc
         Installer({"PATH": "/usr/bin:/bin"}, str(tmp_path), Mask(())).run(["sh", "-c", script])
     assert failed.value.kind == kind
     assert "ended by signal" in str(failed.value)
+
+
+# --- where packages come from --------------------------------------------------------------------------------------
+
+
+def test_installers_find_indexes_in_variables_of_their_own() -> None:
+    where = ("https://me:secret@a/", ["https://b/", "https://c/"], ["/wheels", "https://d/"])
+    assert index_variables("uv", *where) == {
+        "UV_DEFAULT_INDEX": "https://me:secret@a/",
+        "UV_INDEX": "https://b/ https://c/",
+        "UV_FIND_LINKS": "/wheels,https://d/",
+    }
+    assert index_variables("pip", *where) == {
+        "PIP_INDEX_URL": "https://me:secret@a/",
+        "PIP_EXTRA_INDEX_URL": "https://b/ https://c/",
+        "PIP_FIND_LINKS": "/wheels https://d/",
+    }
+    assert index_variables("uv", None, [], []) == {}
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_an_installer_without_internet_is_given_no_index(is_offline: bool, tmp_path: Path) -> None:
+    wheels = [{"name": "numpy-2.0-py3-none-any.whl", "content": 64 * "a", "size": 1}]
+    offline: dict[str, Any] = {"wheels": wheels, "tree": 64 * "b"} if is_offline else {}
+    asked = recipe(index_url="https://a/", extra_index_url=["https://b/"], **offline)
+    assert asked.is_offline is is_offline
+    site = Site(Place(str(tmp_path)), str(tmp_path / "site"))
+    for tool in (Uv("/uv", site, asked), Pip(site, asked)):
+        given = [name for name in tool.variables() if "INDEX" in name]
+        assert bool(given) is not is_offline
+        assert ("UV_INDEX_STRATEGY" in given) is (tool.name == "uv" and not is_offline)
 
 
 # --- recipes -------------------------------------------------------------------------------------------------------

@@ -224,3 +224,11 @@ def test_without_an_environment_nothing_is_different_and_nothing_is_found_out() 
     assert "VIRTUAL_ENV" not in dict(node.ranks[0].env)
     assert follows_from_spec(JobSpec("a", ("true",)))
     assert not follows_from_spec(JobSpec("a", ("true",), environment=EnvRequest(requirements=("x",))))
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_ugros_own_package_is_part_of_the_plan_of_every_node_and_that_is_recorded(launcher: Launcher) -> None:
+    made = plan(job(launcher, "train.py"), 1, UNEQUAL, Surroundings(MEETING, PYTHONS, sdk="a1"))
+    assert {node.sdk for node in made.nodes} == {"a1"}
+    # A newer agent that asks for the same run again must not ask for another package.
+    assert not follows_from_spec(replace(job(Launcher.COMMAND, "x").spec, sdk=True))

@@ -7,14 +7,16 @@ from collections import OrderedDict
 from pathlib import PurePosixPath
 
 from ugro.agent.code.snapshot_store import SnapshotStore
-from ugro.core.job import Imports
+from ugro.core.job import Imports, JobSpec, Launcher
 from ugro.policy.nodes.imports import imports_of, uses
+from ugro.policy.nodes.sdk import MODULE, is_named_in, is_wanted, scripts_in
 from ugro.remote import trees
 from ugro.remote.cas.packs import ContentStore, Lacking
 
 _MOST_KNOWN = 256
 _MOST_SOURCE_BYTES = 512 * 1024
 _MOST_FOLDERS = 2000
+_Work = tuple[str, Launcher, tuple[str, ...]]  # the snapshot, and what is run of it
 _MODULES = (".py", ".pyc", ".pyd", ".so", ".zip", ".egg", ".whl", ".pth")
 
 
@@ -22,6 +24,7 @@ class ScriptImports:
     def __init__(self, snapshots: SnapshotStore) -> None:
         self._snapshots = snapshots
         self._known: OrderedDict[tuple[str, str], Imports] = OrderedDict()  # by snapshot and script
+        self._wants_sdk: OrderedDict[_Work, bool] = OrderedDict()
 
     def of(self, snapshot: str, script: str) -> Imports:
         """Blocks."""
@@ -52,6 +55,46 @@ class ScriptImports:
                 return tree.mentions(module.encode()) if found is None else found
         except Lacking:  # deleted meanwhile; that is reported when it is sent
             return True
+
+
+    def known_sdk(self, spec: JobSpec) -> bool | None:
+        """Whether UGRO's own package should go with it, if that takes no look at the code."""
+        if spec.launcher is not Launcher.COMMAND:
+            return True if spec.snapshot is None else self._wants_sdk.get(_work(spec))
+        if is_named_in(spec.argv):
+            return True
+        if spec.snapshot is None or not any(scripts_in(spec.argv)):
+            return False
+        return self._wants_sdk.get(_work(spec))
+
+    def sdk(self, spec: JobSpec) -> bool:
+        """The same, by a look at the code. Blocks."""
+        assert spec.snapshot is not None
+        store = self._snapshots.store
+        try:
+            with store.using():
+                found = _wants_sdk(spec, StoredTree(store, trees.parse_id(spec.snapshot)))
+        except Lacking:  # deleted meanwhile; that is reported when it is sent
+            return False
+        self._wants_sdk[_work(spec)] = found
+        if len(self._wants_sdk) > _MOST_KNOWN:
+            self._wants_sdk.popitem(last=False)
+        return found
+
+
+def _work(spec: JobSpec) -> _Work:
+    """What decides it; jobs that differ only in other arguments share the answer."""
+    scripts = scripts_in(spec.argv) if spec.launcher is Launcher.COMMAND else spec.argv[:1]
+    return spec.snapshot or "", spec.launcher, tuple(scripts)
+
+
+def _wants_sdk(spec: JobSpec, tree: StoredTree) -> bool:
+    if spec.launcher is not Launcher.COMMAND:
+        # It costs a training nothing: only what surely does without gets none.
+        return is_wanted(str(PurePosixPath(spec.argv[0])), tree) is not False
+    own = [script for script in scripts_in(spec.argv) if tree.source(script) is not None]
+    found = [is_wanted(script, tree) for script in own]
+    return any(found) or (None in found and tree.mentions(MODULE.encode()))
 
 
 class StoredTree:

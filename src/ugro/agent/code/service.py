@@ -14,13 +14,14 @@ from ugro.agent.code.diff import CodeDiff, code_diff
 from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.script_imports import ScriptImports
+from ugro.agent.code.sdk import Sdk
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import UgroError
-from ugro.core.job import FINAL_STATES, Imports, Job, JobState
+from ugro.core.job import FINAL_STATES, Imports, Job, JobSpec, JobState
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
@@ -44,6 +45,7 @@ class Code:
         self._snapshots = SnapshotStore(state.contents)
         self._transfers = CodeTransfers(self._snapshots, store.code, cluster.inventory.get, identity)
         self._imports = ScriptImports(self._snapshots)
+        self._sdk = Sdk(self._snapshots)
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
@@ -121,7 +123,8 @@ class Code:
         """Recent snapshots stay, and with them the code of jobs that are being submitted."""
         async with self._transfers.lock.exclusive(is_patient=is_patient):
             live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
-            done = await asyncio.to_thread(self._snapshots.tidy, limit, live)
+            own = [self._sdk.tree] if self._sdk.tree else []
+            done = await asyncio.to_thread(self._snapshots.tidy, limit, [*live, *own])
         return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
 
     # --- sending -----------------------------------------------------------------------------------------------
@@ -142,6 +145,18 @@ class Code:
         """Whether the script in it imports this module, as far as its source tells."""
         return await asyncio.to_thread(self._imports.uses, snapshot, script, module)
 
+    async def sdk(self) -> str:
+        """The tree with UGRO's own package: its hash. It is stored here when this returns."""
+        tree = await asyncio.to_thread(self._sdk.stored)
+        self._transfers.own.add(tree)
+        return tree
+
+    async def imports_sdk(self, spec: JobSpec) -> bool:
+        """Whether UGRO's own package should go with such a job."""
+        if (known := self._imports.known_sdk(spec)) is not None:
+            return known
+        return await asyncio.to_thread(self._imports.sdk, spec)
+
     async def difference(self, old: str, new: str) -> CodeDiff:
         return await asyncio.to_thread(code_diff, self._snapshots.store, old, new)
 
@@ -161,13 +176,16 @@ class Code:
         self._transfers.allow(sync.max_parallel_transfers, sync.store_limit)
 
     def forget(self, snapshot: str | None, node: str) -> None:
-        if snapshot is not None:
-            self._transfers.forget(node, snapshot)
+        """The node lacks the code of a job, or UGRO's package: both are looked for before the next start there."""
+        for tree in (snapshot, self._sdk.tree):
+            if tree is not None:
+                self._transfers.forget(node, tree)
 
     def moved_at(self, job: Job) -> float:
         """When the transfer of its code last made progress, by the monotonic clock; 0 if there is none."""
-        snapshot = job.spec.snapshot or ""
-        return max((self._transfers.moved.get((node, snapshot), 0.0) for node in _nodes(job)), default=0.0)
+        own = [tree for tree in (job.spec.snapshot, self._sdk.tree) if tree is not None]
+        moved = [self._transfers.moved.get((node, tree), 0.0) for node in _nodes(job) for tree in own]
+        return max(moved, default=0.0)
 
     def progress(self, job: Job) -> str | None:
         """A sentence, while its code is being sent."""

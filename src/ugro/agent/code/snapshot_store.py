@@ -104,7 +104,8 @@ class SnapshotStore:
         with self._one_at_a_time:
             for is_last in (*[False] * (_TRIES - 1), True):
                 try:
-                    return self._take(request)
+                    with _storing(self._folder):
+                        return self._take(request)
                 except (Changed, Lacking) as error:
                     if is_last:
                         text = f"{request.folder} changes faster than it can be read: {error}"
@@ -112,10 +113,31 @@ class SnapshotStore:
                         raise UgroError(text, hint=hint) from error
                 except Unusable as error:
                     raise error.as_error(request.folder) from error
-                except OSError as error:  # of the store itself: those of the folder are named where they arise
-                    text = f"the code cannot be stored in {self._folder}: {(error.strerror or str(error)).lower()}"
-                    raise UgroError(text, hint="make room there, or free some: ugro node gc") from error
         raise AssertionError
+
+    def keep_file(self, name: str, content: bytes, mode: int) -> str:
+        """Stores a tree with this file alone, unless it is there; its hash."""
+        parts = [content[at : at + trees.CHUNK] for at in range(0, len(content), trees.CHUNK)]
+        keyed = [(trees.identify(trees.CONTENT, part), trees.CONTENT, part) for part in parts]
+        body = b"".join(key for key, _, _ in keyed)
+        tree = trees.encode([trees.TreeEntry(os.fsencode(name), trees.FILE, mode, len(content), body)])
+        root = trees.identify(trees.TREE, tree)
+        with self._one_at_a_time, _storing(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self.store.using():
+                if not self.store.has_root(root):
+                    self._write([*keyed, (root, trees.TREE, tree)])
+                    self.store.complete(root)
+        return root.hex()
+
+    def _write(self, contents: Iterable[tuple[bytes, int, bytes]]) -> None:
+        writer = PackWriter(self.store)
+        try:
+            for key, kind, content in contents:
+                writer.add(key, kind, content)
+            writer.finish()
+        finally:
+            writer.discard()  # does nothing after finish
 
     def settle(self) -> None:
         """When this returns, all snapshots survive a power cut."""
@@ -182,6 +204,16 @@ class SnapshotStore:
             root.hex(), request.folder, found.files, found.bytes, taking.read_files, taking.kept_bytes,
             time.monotonic() - began, tuple(found.skipped),
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """For errors of the store itself: those of the folder that is read are named where they arise."""
+    try:
+        yield
+    except OSError as error:
+        text = f"the code cannot be stored in {folder}: {(error.strerror or str(error)).lower()}"
+        raise UgroError(text, hint="make room there, or free some: ugro node gc") from error
 
 
 class _Snapshotting:

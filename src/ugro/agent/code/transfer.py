@@ -116,6 +116,7 @@ class CodeTransfers:
         self._last: dict[tuple[str, str], str] = {}  # tree, by node and folder
         self._writing: set[asyncio.Task[None]] = set()
         self.moved: dict[Key, float] = {}  # when a transfer under way last made progress, by the monotonic clock
+        self.own: set[str] = set()  # trees with files of ours: no user's code is like them
         self.lock = SharedLock()
         self._slots = asyncio.Semaphore(5)
         self._slot_count = 5
@@ -215,9 +216,10 @@ class CodeTransfers:
             raise
         self._there[node, root] = link
         self.moved.pop((node, root), None)
-        folder = await self._folder_of(root)
-        self._last[node, folder] = root
-        self._record(self._records.sent(node, folder, root))
+        if root not in self.own:
+            folder = await self._folder_of(root)
+            self._last[node, folder] = root
+            self._record(self._records.sent(node, folder, root))
         self._count(transfer, unchanged=int(transfer.bytes == 0))
         self._log(node, root, transfer)
 

@@ -76,6 +76,8 @@ class Launch:
         try:
             await self._code.bring(job.spec.snapshot, nodes)
             plan = await self.plan(job, await self._environments(job))
+            if job.spec.sdk:
+                await self._bring_sdk(plan, nodes)
         except LaunchRefused as error:
             self._refuse(job, error.failure)
         except UgroError as error:
@@ -84,6 +86,11 @@ class Launch:
         else:
             point("start.planned")
             await asyncio.gather(*(self._start_on(node, job, plan) for node in nodes))
+
+    async def _bring_sdk(self, plan: Plan, nodes: tuple[str, ...]) -> None:
+        """The one that was recorded: a newer agent may have another by now."""
+        for tree in {part.sdk for part in plan.nodes}:
+            await self._code.bring(tree, nodes)
 
     async def _environments(self, job: Job) -> Mapping[str, Made]:
         """Makes the job's Python environment on its nodes; also if it was there before, and somebody removed it."""
@@ -102,7 +109,8 @@ class Launch:
         """
         plan = self._planner.known(job) or await self._jobs.plan(job)
         if plan is None:
-            plan, notes = await self._planner.make(job, environments)
+            sdk = await self._code.sdk() if job.spec.sdk else None
+            plan, notes = await self._planner.make(job, environments, sdk)
             point("start.checked")
             await self._jobs.record_plan(job, plan)
             for note in notes:
@@ -228,6 +236,8 @@ def _environment(part: NodePlan) -> dict[str, Any]:
         found["environment"] = part.environment
     if part.path:
         found["path"] = list(part.path)
+    if part.sdk is not None:
+        found["sdk"] = part.sdk
     return found
 
 

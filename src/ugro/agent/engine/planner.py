@@ -60,8 +60,10 @@ class Planner:
             return 0.0
         return self._envs.moved_at(job.placement.nodes)
 
-    async def make(self, job: Job, environments: Mapping[str, Made]) -> tuple[Plan, tuple[str, ...]]:
-        """With notes for the user. ``environments``: of its nodes, if the job has one.
+    async def make(
+        self, job: Job, environments: Mapping[str, Made], sdk: str | None = None
+    ) -> tuple[Plan, tuple[str, ...]]:
+        """With notes for the user. ``environments``: of its nodes, if the job has one. ``sdk``: UGRO's own package.
 
         Raises ``LaunchRefused`` when the attempt must not start.
         """
@@ -74,7 +76,7 @@ class Planner:
             extra = group.create_task(together(self._extra(job, node) for node in placement.nodes))
         extra_env = dict(zip(placement.nodes, extra.result(), strict=True))
         surroundings = self._surroundings(placement, rendezvous.result(), extra_env, self._speeds(job, placement))
-        surroundings = replace(surroundings, environments=environments)
+        surroundings = replace(surroundings, environments=environments, sdk=sdk)
         return plan(job, job.attempt, placement, surroundings), notes.result()
 
     def preview(self, job: Job, placement: Placement) -> Plan:

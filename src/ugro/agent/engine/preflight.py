@@ -32,6 +32,7 @@ from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
 from ugro.policy.nodes.examination import Unknown
+from ugro.policy.nodes.sdk import still_missing
 from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports, packages_among
 from ugro.policy.python_env.failures import lack_of_packages
 from ugro.policy.python_env.naming import label_of
@@ -171,7 +172,8 @@ class Preflight:
         link = await self._link(node)
         params = {"names": list(names), "python": made.python}
         found = await node_checks.check(link, Modules, "modules", timeout_s=_PACKAGES_S, **params)
-        return node, () if isinstance(found, Unknown) else tuple(name for name in names if name in found.missing)
+        missing = () if isinstance(found, Unknown) else still_missing(found.missing, made.version)
+        return node, tuple(name for name in names if name in missing)
 
     async def _expect_imports(self, job: Job, placement: Placement) -> None:
         """Refuses a start on several nodes that would end with an ImportError on one of them."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import ugro
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.core.environment import Environment
@@ -96,6 +97,7 @@ def _work(spec: JobSpec) -> dict[str, object]:
         "checkpoint": asdict(spec.checkpoint),
         "resources": resources,
         **({"environment": asdict(spec.environment.masked)} if spec.environment else {}),
+        **({"sdk": ugro.__version__} if spec.sdk else {}),
     }
 
 

@@ -101,6 +101,7 @@ class SubmissionReader:
             if (script := _script(spec)) is not None:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
             spec = await self._with_imports(spec)
+        spec = await self._with_sdk(spec)
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
@@ -134,6 +135,11 @@ class SubmissionReader:
         await self._scheduler_input.learn_imports(spec)
         return spec
 
+    async def _with_sdk(self, spec: JobSpec) -> JobSpec:
+        if self._code is None or not await self._code.imports_sdk(spec):
+            return spec
+        return replace(spec, sdk=True)
+
     async def predict(self, spec: JobSpec, placement: Placement | None) -> Prediction | None:
         """What trials say that it will do there; None if they were not made."""
         if self._forecasts is None or placement is None:
@@ -163,7 +169,7 @@ class SubmissionReader:
         spec = replace(spec, environment=await self._derived_environment(draft, old))
         self.expect_same_code(old)
         await asyncio.to_thread(self._expect_script_of, old, spec)
-        return await self._with_imports(replace(spec, snapshot=old.spec.snapshot))
+        return await self._with_sdk(await self._with_imports(replace(spec, snapshot=old.spec.snapshot)))
 
     async def _derived_environment(self, draft: Draft, old: Job) -> EnvRequest | None:
         """From its own text alone. Addresses without passwords keep those of the old job."""

@@ -21,6 +21,7 @@ from ugro.core.errors import EnvFailed
 from ugro.core.python_env import Blob, EnvRequest, Platform
 from ugro.policy.python_env.naming import wheel_platforms
 from ugro.remote.python_env.failures import Mask
+from ugro.remote.python_env.indexes import index_variables
 from ugro.store.python_envs import EnvFiles, PythonEnvStore, Resolution
 
 _DOWNLOAD_S = 4 * 3600.0
@@ -87,27 +88,15 @@ class Files:
             *(word for tag in wheel_platforms(platform) for word in ("--platform", tag)),
             *("--progress-bar", "off", "--dest", str(target), "-r", str(pinned)),
         ]
-        env = environment(pip_variables(sources))
+        none = {"PIP_NO_INDEX": "1"} if sources.no_index else {}
+        indexes = index_variables("pip", sources.index_url, sources.extra_index_url, sources.find_links)
+        env = environment({**indexes, **none})
         async with _watching(target.parent, on_bytes):
             ended = await run(argv, env={**env, "TMPDIR": str(target.parent)}, cwd=target, timeout_s=_DOWNLOAD_S)
         if ended.code != 0:
             error = failed("pip", ended.code, ended.err, Mask(sources.addresses), _WHAT)
             hint = _NO_WHEEL if error.cause == "not-found" else None
             raise EnvFailed(error.message, hint=hint, cause=error.cause, tail=error.tail)
-
-
-def pip_variables(sources: EnvRequest) -> dict[str, str]:
-    """As for uv: addresses may hold passwords."""
-    found = {}
-    if sources.index_url:
-        found["PIP_INDEX_URL"] = sources.index_url
-    if sources.extra_index_url:
-        found["PIP_EXTRA_INDEX_URL"] = " ".join(sources.extra_index_url)
-    if sources.find_links:
-        found["PIP_FIND_LINKS"] = " ".join(sources.find_links)
-    if sources.no_index:
-        found["PIP_NO_INDEX"] = "1"
-    return found
 
 
 def _put_together(wheels: Path, uv: UvFile | None) -> tuple[Blob, ...]:

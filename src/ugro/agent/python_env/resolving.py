@@ -22,6 +22,7 @@ from ugro.policy.python_env.naming import environment_name, request_key, uv_plat
 from ugro.policy.python_env.pinned import with_given_hashes
 from ugro.policy.python_env.requirements import logical_lines
 from ugro.remote.python_env.failures import Mask
+from ugro.remote.python_env.indexes import index_variables
 from ugro.store.python_envs import PythonEnvStore, Resolution
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Resolver:
             "UV_CACHE_DIR": str(work / ".uv-cache"),
             "UV_PYTHON_DOWNLOADS": "never",
             "UV_NO_PROGRESS": "1",
-            **uv_variables(sources),
+            **index_variables("uv", sources.index_url, sources.extra_index_url, _pages(sources)),
         }
         ended = await run([uv, *argv], env=environment(own), cwd=work, timeout_s=_RESOLVE_S)
         if ended.code != 0:
@@ -111,16 +112,8 @@ class Resolver:
         return ended.out
 
 
-def uv_variables(sources: EnvRequest) -> dict[str, str]:
-    """Addresses may hold passwords: others cannot read a process's variables, but its arguments."""
-    found = {}
-    if sources.index_url:
-        found["UV_DEFAULT_INDEX"] = sources.index_url
-    if sources.extra_index_url:
-        found["UV_INDEX"] = " ".join(sources.extra_index_url)
-    if pages := [link for link in sources.find_links if "://" in link]:
-        found["UV_FIND_LINKS"] = ",".join(pages)
-    return found
+def _pages(request: EnvRequest) -> list[str]:
+    return [link for link in request.find_links if "://" in link]
 
 
 def _folders(request: EnvRequest) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ugro import __version__
 from ugro.cli.jobs.describe import command, variables
 from ugro.cli.jobs.document import plan_document, without_secrets
 from ugro.cli.output import Output
@@ -62,8 +63,7 @@ def _plan(dry_run: DryRun, plan: Plan) -> Iterator[str]:
     if (code := dry_run.snapshot) is not None:
         yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
         yield from (f"  not sent {sentence}" for sentence in code.skipped[:_MOST_SKIPPED])
-    if dry_run.environment is not None:
-        yield f"  Python   {dry_run.environment}"
+    yield from _packages(dry_run)
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:
         port = plan.rendezvous.port or "a free port"
@@ -77,6 +77,13 @@ def _plan(dry_run: DryRun, plan: Plan) -> Iterator[str]:
     if spec.outputs:
         yield f"  collects {', '.join(spec.outputs)}"
     yield from _nodes(plan)
+
+
+def _packages(dry_run: DryRun) -> Iterator[str]:
+    if dry_run.environment is not None:
+        yield f"  Python   {dry_run.environment}"
+    if dry_run.spec.sdk:
+        yield f"  ugro     {__version__} goes with it, at the end of PYTHONPATH"
 
 
 def _nodes(plan: Plan) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.core.errors import NotFound, UsageError
 from ugro.core.job import Job
+from ugro.core.planning import speed
 from ugro.core.profile import FindingKind, JobProfile, RankProfile
 from ugro.core.results import ResultState
 from ugro.core.support.quantity import format_duration
@@ -161,10 +162,10 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
 
 
 def _about(measured: JobProfile) -> str:
-    speed = f"{measured.samples_per_s:.4g} samples/s, {format_duration(measured.step_s)} a step"
+    rate = f"{speed(measured.samples_per_s)} samples/s, {format_duration(measured.step_s)} a step"
     passed = f", {measured.passed_over} skipped" if measured.passed_over else ""
     loss = "" if measured.loss is None else f", mean loss {measured.loss:.4g}"
-    return f"steps {measured.first_step} to {measured.last_step}{passed}: {speed}{loss}"
+    return f"steps {measured.first_step} to {measured.last_step}{passed}: {rate}{loss}"
 
 
 def _row(rank: RankProfile, measured: JobProfile) -> list[Cell]:

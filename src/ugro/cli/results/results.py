@@ -23,7 +23,7 @@ from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
-from ugro.core.planning import compared
+from ugro.core.planning import compared, speed
 from ugro.core.results import JobResults, NodeResults, ResultState
 from ugro.core.support.quantity import format_duration, format_size
 
@@ -203,8 +203,8 @@ def _facts(job: Job, made: JobResults) -> Iterator[tuple[str, str]]:
 
 def _measured(metrics: MetricsSummary) -> Iterator[tuple[str, str]]:
     yield "loss", _loss(metrics)
-    speed, use, imbalance = metrics.throughput, metrics.device_use, metrics.imbalance
-    yield "throughput", f"{speed:.4g} ({metrics.throughput_name}, on average)" if speed is not None else ""
+    rate, use, imbalance = metrics.throughput, metrics.device_use, metrics.imbalance
+    yield "throughput", f"{speed(rate)} ({metrics.throughput_name}, on average)" if rate is not None else ""
     yield "device use", f"{100 * use:.0f} % ({metrics.device_use_name}, on average)" if use is not None else ""
     yield "imbalance", f"{imbalance:.2f} (slowest rank compared to the mean)" if imbalance is not None else ""
     yield "steps", "" if metrics.last_step is None else str(metrics.last_step)

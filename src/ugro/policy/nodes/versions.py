@@ -12,6 +12,7 @@ from ugro.core.failure import Cause, Failure
 from ugro.core.finding import Finding, Grade
 from ugro.core.job import Launcher
 from ugro.policy.nodes.examination import Unknown
+from ugro.policy.nodes.sdk import MODULE, TOO_OLD
 from ugro.policy.wording import in_words, names
 from ugro.remote.messages import Packages
 
@@ -138,9 +139,11 @@ def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, 
     reason = "; ".join(parts)
     node = next(iter(lacking))
     where = f"{pythons[node]} on {node}" if node in pythons else node
+    # UGRO's own package goes with the job: where it is missing, Python is too old for it.
+    what = TOO_OLD if MODULE in lacking[node] else f"install what is missing for {where}, or name a Python that has it"
     hint = (
-        f"install what is missing for {where}, or name a Python that has it, "
-        f"under {node} in cluster.yaml: python: ~/venv/bin/python; or let UGRO install it: see docs/environments.md"
+        f"{what}, under {node} in cluster.yaml: python: ~/venv/bin/python; "
+        "or let UGRO install it: see docs/environments.md"
     )
     return Failure(Cause.IMPORT_ERROR, f"not started: {reason}, which the script imports", node=node, hint=hint)
 

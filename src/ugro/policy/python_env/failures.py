@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ugro.core.errors import EnvFailed
 from ugro.core.failure import Cause, Failure
 from ugro.policy.lifecycle.postmortem import disk_hint
+from ugro.policy.nodes.sdk import MODULE, TOO_OLD
 from ugro.policy.wording import in_words, names
 
 _HINTS = {
@@ -48,4 +49,6 @@ def lack_of_packages(missing: Mapping[str, Sequence[str]], is_ours: bool) -> Fai
     reason = f"not started: the Python environment on {who} lacks {in_words(modules)}, which the script imports"
     what = in_words(modules)
     hint = f"add the package of {what} to environment.packages" if is_ours else f"install the package of {what} into it"
+    if MODULE in modules:  # it goes with the job
+        hint = f"{TOO_OLD}, as environment.python" if is_ours else TOO_OLD
     return Failure(Cause.IMPORT_ERROR, reason, node=next(iter(lacking)), hint=hint)

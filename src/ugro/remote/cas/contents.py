@@ -89,9 +89,9 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
 # --- for runs ---------------------------------------------------------------------------------------------------
 
 
-def check_out(run: RunDir, root: bytes, folder: Optional[str] = None) -> None:
+def check_out(run: RunDir, root: bytes, folder: Optional[str] = None, wait_s: float = LOCK_S) -> None:
     """Writes the tree into the working directory of the run, or into another folder."""
-    with _found(run, root) as store:
+    with _found(run, root, wait_s) as store:
         checkout.check_out(store, root, folder or run.file("work"))
 
 

@@ -10,6 +10,7 @@ import os
 from typing import Dict, List, Protocol
 
 from ugro.remote.process.execute import MARK
+from ugro.remote.python_env.indexes import index_variables
 from ugro.remote.python_env.place import Place
 from ugro.remote.python_env.recipe import Recipe
 
@@ -81,17 +82,10 @@ class Uv:
             "UV_NO_PROGRESS": "1",
             "UV_LINK_MODE": "hardlink",
         }
-        if recipe.is_offline:
-            return found
-        if recipe.index_url:
-            found["UV_DEFAULT_INDEX"] = recipe.index_url
-        if recipe.extra_index_urls:
-            found["UV_INDEX"] = " ".join(recipe.extra_index_urls)
+        if recipe.extra_index_urls and not recipe.is_offline:
             # Which index a file comes from does not matter: it has the hash that was resolved, or it is refused.
             found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        if recipe.find_links:
-            found["UV_FIND_LINKS"] = ",".join(recipe.find_links)
-        return found
+        return {**found, **_indexes(self.name, recipe)}
 
     def version(self) -> List[str]:
         return [self._path, "--version"]
@@ -119,23 +113,14 @@ class Pip:
         self._recipe = recipe
 
     def variables(self) -> Dict[str, str]:
-        recipe = self._recipe
-        found = {
+        return {
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_CACHE_DIR": os.path.join(self._site.place.cache, "pip"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PIP_NO_INPUT": "1",
             "PIP_PROGRESS_BAR": "off",
+            **_indexes(self.name, self._recipe),
         }
-        if recipe.is_offline:
-            return found
-        if recipe.index_url:
-            found["PIP_INDEX_URL"] = recipe.index_url
-        if recipe.extra_index_urls:
-            found["PIP_EXTRA_INDEX_URL"] = " ".join(recipe.extra_index_urls)
-        if recipe.find_links:
-            found["PIP_FIND_LINKS"] = " ".join(recipe.find_links)
-        return found
 
     def create(self, python: str) -> List[str]:
         return [python, "-I", "-m", "venv", self._site.env]
@@ -144,3 +129,9 @@ class Pip:
         offline = ["--no-index", "--find-links", self._site.wheels] if self._recipe.is_offline else []
         how = ["--require-hashes", "--no-deps", *offline]
         return [self._site.python, "-I", "-m", "pip", "install", *how, "-r", self._site.requirements]
+
+
+def _indexes(tool: str, recipe: Recipe) -> Dict[str, str]:
+    if recipe.is_offline:
+        return {}
+    return index_variables(tool, recipe.index_url, recipe.extra_index_urls, recipe.find_links)

@@ -13,10 +13,11 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ugro.remote.cas import contents
+from ugro.remote.cas.packs import LOCK_S
 from ugro.remote.clock import boot_id, clock_s, moment
 from ugro.remote.hardware.gpu_locks import GpuLocks
 from ugro.remote.program import Refused
-from ugro.remote.runs import dir_pool, stop
+from ugro.remote.runs import dir_pool, sdk, stop
 from ugro.remote.runs.lease import Lease
 from ugro.remote.state.fence import HeldFence
 from ugro.remote.state.rundir import EXIT_BYTES, LEAST_EXIT_BYTES, RunDir, new_envelope, point, take_lock
@@ -156,10 +157,13 @@ class Claims:
         finally:
             if os.path.isdir(path):
                 contents.empty(path + "/work")
+                sdk.drop(path)
                 if path != wanted.folder:
                     self._spare.append(path)
 
     def _fill(self, path: str, run: RunDir, spec: RunSpec) -> None:
+        if spec.sdk is not None:
+            sdk.put(run, spec.sdk, path, LOCK_S if self._is_patient else 0)
         if spec.code is None:
             return
         if self._is_patient:
@@ -243,6 +247,8 @@ class Claims:
             run.reserve_exit()
             if wanted.spec.code is not None:
                 contents.check_out(run, wanted.spec.code)
+            if wanted.spec.sdk is not None:
+                sdk.put(run, wanted.spec.sdk, run.path)
         except (OSError, Refused):
             os.close(lock)
             raise

@@ -20,6 +20,7 @@ from ugro.remote.files import capped_log
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process.terminate import Ending, Family, Processes
 from ugro.remote.program import Refused
+from ugro.remote.runs import sdk
 from ugro.remote.runs.limits import RunLimits
 from ugro.remote.runs.ranks import NotStarted, Rank
 from ugro.remote.state.rundir import CRASH_VARIABLE, RunDir, point
@@ -88,7 +89,8 @@ class RunLife:
 
     def environment(self, of_rank: Dict[bytes, bytes]) -> Dict[bytes, bytes]:
         ours = {key.encode(): os.fsencode(value) for key, value in self.run.variables().items()}
-        return with_path({**_login(), **self.spec.env, **of_rank, **ours}, self.spec.path)
+        env = with_path({**_login(), **self.spec.env, **of_rank, **ours}, self.spec.path)
+        return env if self.spec.sdk is None else sdk.findable(env, self.run)
 
     def state(self, spec_hash: Optional[str], started_ticks: Optional[int], cgroup: Optional[str]) -> Dict[str, Any]:
         """``started_ticks`` is when our own process began, and ``cgroup`` its own control group."""

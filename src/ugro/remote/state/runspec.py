@@ -18,7 +18,7 @@ MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rund
 
 _FIELDS = {
     "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
-    "checkpoint_dir", "shared", "gpus", "user", "cpus", "memory_bytes", "environment", "path",
+    "checkpoint_dir", "shared", "gpus", "user", "cpus", "memory_bytes", "environment", "path", "sdk",
 }  # fmt: skip
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _RANK_FIELDS = {"rank", "argv", "env"}
@@ -46,6 +46,8 @@ class RunSpec:
         self.cwd: Optional[bytes] = folder(fields.get("cwd"))
         # The tree that is its folder when it starts; by its hash.
         self.code: Optional[bytes] = None if fields.get("code") is None else trees.parse_id(fields["code"])
+        # The tree that has UGRO's own package, for its ranks to import; by its hash.
+        self.sdk: Optional[bytes] = None if fields.get("sdk") is None else trees.parse_id(fields["sdk"])
         self.grace_s = grace(fields.get("grace_s", GRACE_S))
         self.stop_signal = stop_signal(fields.get("stop_signal")) or int(signal.SIGTERM)
         lease_s = fields.get("lease_s")
