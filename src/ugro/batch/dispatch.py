@@ -199,9 +199,8 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """The maps take turns; a map whose input uses the pool itself is left alone meanwhile."""
-        for _ in range(len(self._runs)):
-            self._runs.rotate(-1)
-            run = self._runs[-1]
+        self._runs.rotate(-1)
+        for run in list(self._runs):
             while run.may_send(len(self._slots)) and (slot := self._slot_for(run)) is not None:
                 if not self._send_next(run, slot):
                     break

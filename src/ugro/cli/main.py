@@ -38,6 +38,8 @@ _GROUPS = {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
+        "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
+        "estimate": ("ugro.cli.batch.estimate:estimate", "Predict how long a map takes, here and on a cluster."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
         "why": ("ugro.cli.jobs.why:why", "Explain why a job waits, where it runs, or how it ended."),
         "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
@@ -45,13 +47,6 @@ _GROUPS = {
         "cancel": ("ugro.cli.jobs.cancel:cancel", "Stop jobs and all their processes."),
         "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
         "clone": ("ugro.cli.jobs.clone:clone", "Print a job as a job file, to edit and submit again."),
-    },
-    "Many small tasks": {
-        "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
-        "estimate": (
-            "ugro.cli.batch.estimate:estimate",
-            "Predict how long a map would take, on one core, on this machine and on a cluster.",
-        ),
     },
     "Results": {
         "results": ("ugro.cli.results.results:results", "Show, fetch, copy or delete the files of a job."),

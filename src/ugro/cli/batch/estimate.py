@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 @json_option
 @pass_session
 def estimate(session: Session, target: str, input_: str, engine: str, shared: tuple[str, ...]) -> int:
-    """Predict how long a map would take, on one core, on this machine and on a cluster.
+    """Predict how long a map takes, here and on a cluster.
 
     Times a few items from all over the input, for some seconds, and what a pool of processes costs. Nothing is written.
-    With --engine ray, it also measures the running Ray cluster. Otherwise, and if there is a cluster file, its nodes
-    count with the cores that they have, and with overheads and a speed of the network that are assumed.
+    With --engine ray, it also measures the running Ray cluster. Otherwise, if the agent runs and has a cluster, its
+    nodes count with their cores, the measured speed of their network, and assumed overheads.
 
     \b
     Example:

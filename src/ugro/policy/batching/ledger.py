@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+_MOST_LOSSES = 10  # of machines that had the same items: then the items are looked at, too
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -21,6 +23,7 @@ class Piece:
     items: Sequence[Any]
     failures: int = 0  # exceptions of each of its items
     deaths: int = 0  # of processes that had it
+    losses: int = 0  # of machines that had it
 
     @property
     def stop(self) -> int:
@@ -150,12 +153,14 @@ class Ledger:
         """The process of a slot died with these batches, the oldest first.
 
         ``at``: the item that it had begun; None: not known, so the oldest batch is cut in halves that run alone until
-        the item is found. ``is_innocent``: no item can have done it, as when a machine is lost.
+        the item is found. ``is_innocent``: no item can have done it, as when a machine is lost; believed some times.
         """
         pieces = [self._sent.pop(batch) for batch in batches]
         final: list[Failed] = []
         for place, piece in enumerate(pieces):
-            if is_innocent or (at is None and place > 0):
+            if is_innocent and piece.losses < _MOST_LOSSES:
+                self.put_back(replace(piece, losses=piece.losses + 1))
+            elif at is None and place > 0:
                 self.put_back(piece)
             elif at is None:
                 final += self._suspect(piece, cause)
@@ -203,4 +208,5 @@ class Ledger:
 
 
 def _continues(piece: Piece, other: Piece) -> bool:
-    return piece.stop == other.start and piece.failures == other.failures and not (piece.deaths or other.deaths)
+    is_alike = (piece.failures, piece.losses) == (other.failures, other.losses)
+    return is_alike and piece.stop == other.start and not (piece.deaths or other.deaths)

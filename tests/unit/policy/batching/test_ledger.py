@@ -145,7 +145,19 @@ def test_nobody_is_blamed_for_a_lost_machine() -> None:
     ledger = Ledger(iter("ab"), 2, retries=0)
     for _ in range(5):
         assert ledger.lost([_sent(ledger, 2)], None, "gone", is_innocent=True) == []
-    assert ledger.take(2) == Piece(0, ["a", "b"])
+    assert ledger.take(2) == Piece(0, ["a", "b"], losses=5)
+
+
+def test_items_that_lose_machine_after_machine_are_found() -> None:
+    ledger = Ledger(iter("ab"), 2, retries=0)
+    failures: list[Failed] = []
+    while (piece := ledger.take(2)) is not None:
+        batch = ledger.sent(piece)
+        if "b" in piece.items:
+            failures += ledger.lost([batch], None, "gone", is_innocent=True)
+        else:
+            ledger.answered(batch, len(piece.items), [])
+    assert [one.index for one in failures] == [1]
 
 
 def test_what_was_given_up_is_not_sent() -> None:
