@@ -126,6 +126,12 @@ def _ray(arguments: argparse.Namespace) -> list[Bar]:
     return ray_cluster.measure(arguments.rounds)
 
 
+def _batch(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import batch
+
+    return batch.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
@@ -140,6 +146,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "sync": _sync,
     "env": _environments,
     "ray": _ray,
+    "batch": _batch,
 }
 
 

@@ -39,6 +39,8 @@ _GROUPS = {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
+        "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
+        "estimate": ("ugro.cli.batch.estimate:estimate", "Predict how long a map takes, here and on a cluster."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
         "why": ("ugro.cli.jobs.why:why", "Explain why a job waits, where it runs, or how it ended."),
         "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),

@@ -30,6 +30,7 @@ from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 
 if TYPE_CHECKING:
+    from ugro.batch.pool import Pool
     from ugro.client.backups import Backups
     from ugro.client.cluster_files import ClusterFiles
     from ugro.client.discovery import DiscoveryCalls
@@ -342,6 +343,23 @@ class Client:
         from ugro.client.discovery import DiscoveryCalls
 
         return DiscoveryCalls(self._ask, self._stream)
+
+    def pool(
+        self,
+        *,
+        nodes: int | Sequence[str] | None = None,
+        engine: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+        **options: Any,
+    ) -> Pool:
+        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS; of jobs on nodes; or of this machine.
+
+        ``nodes``: how many, which, or all. ``options``: of the jobs, as those of ``ugro run``.
+        """
+        from ugro.client.batch import PoolWish, open_pool
+
+        return open_pool(self, PoolWish(engine, nodes, workers, address, options))
 
     # --- connections to nodes ----------------------------------------------------------------------------------
 

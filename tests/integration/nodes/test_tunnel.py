@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tests.rig.servers import Recorder, echo, flood, serving
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro.client.client import Client
-from ugro.client.tunnel import Dialer
+from ugro.client.tunnel import Dialer, NodeStream
 from ugro.core.errors import NotFound, RemoteFailure, Unreachable, UsageError
 from ugro.core.job import JobState
 from ugro.remote import wire
@@ -184,6 +186,7 @@ def test_a_cut_link_resets_both_ends_and_the_next_connection_works(client: Clien
             wait_until(lambda: tunnel.problem is not None, 10, "the tunnel to know why")
             assert isinstance(tunnel.problem, Unreachable)
             recorder.received = 0
+            wait_until(lambda: client.health(["n002"])[0].error is None, 20, "n002 to be reached again")
             assert exchanged(local_port, b"again") == b""
             assert recorder.received == 5
 
@@ -196,6 +199,40 @@ def test_a_connection_that_is_given_up_is_cut_off_at_the_node_too(client: Client
         wait_until(lambda: recorder.received == 10, 10, "it to arrive")
         stream.close()
         wait_until(lambda: recorder.ends == ["cut off"], 10, "the server to see it")
+
+
+@pytest.mark.proof
+def test_a_client_that_leaves_while_nobody_takes_its_bytes_is_noticed(client: Client) -> None:
+    is_gone = threading.Event()
+
+    def read_when_it_is_over(connection: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(connection, select.POLLHUP)  # not for what can be read
+        if poll.poll(30_000):
+            is_gone.set()
+
+    def fill(stream: NodeStream) -> None:
+        with suppress(Unreachable):
+            while True:
+                stream.sendall(b"x" * 65536)
+
+    with serving(read_when_it_is_over) as port:
+        stream = Dialer(client, "n001", port)()
+        filling = threading.Thread(target=fill, args=(stream,))
+        filling.start()
+        agent = client.agent().pid
+        wait_until(lambda: blocks(filling), 20, "all windows to be full")
+        assert memory_bytes(agent) < 500_000_000
+        stream.close()
+        filling.join(10)
+        assert is_gone.wait(20)
+
+
+def blocks(thread: threading.Thread) -> bool:
+    """It has used no processor for a while."""
+    before = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[13:15]
+    time.sleep(0.3)  # the pace of looking, not a guess at how long it takes
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[13:15] == before
 
 
 @pytest.mark.proof

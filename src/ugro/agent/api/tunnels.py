@@ -7,13 +7,14 @@ empty one when the other end has ended its side, and at last RESULT, or ERROR wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from ugro.agent.api.audit_rules import TUNNEL_PATH, bounded
-from ugro.agent.api.audit_trail import DONE, local_user, now
+from ugro.agent.api.audit_trail import DONE, Peer, local_user, now
 from ugro.agent.ops.tunnels import ACTION, Tunnels, Wanted
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import UgroError, UsageError
@@ -21,7 +22,7 @@ from ugro.core.support.codec import dumps
 from ugro.nodes.calls import Duplex
 from ugro.remote import wire
 
-_BEAT_S = 10.0
+_BEAT_S = 5.0
 _TYPE = "application/vnd.ugro.frames"
 Port = Annotated[int | None, Query(ge=1, le=65535)]
 Name = Annotated[str | None, Query(max_length=200)]
@@ -62,8 +63,9 @@ class TunnelResponse(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             down = asyncio.create_task(self._down(send), name="tunnel: from the node")
             up = asyncio.create_task(self._up(receive), name="tunnel: to the node")
-            work = [down, up, asyncio.create_task(self._beat(send), name="tunnel: beat")]
-            await asyncio.wait([down, up], return_when=asyncio.FIRST_COMPLETED)
+            beat = asyncio.create_task(self._beat(send, scope["client"]), name="tunnel: beat")
+            work = [down, up, beat]
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._tunnels.close(self._duplex)
             for task in work:
@@ -94,9 +96,12 @@ class TunnelResponse(Response):
         self._is_over = True
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _beat(self, send: Send) -> None:
-        """Nothing is read from a client whose bytes nobody takes: only a write shows that it is gone."""
-        while not self._is_over:
-            await asyncio.sleep(_BEAT_S)
+    async def _beat(self, send: Send, peer: object) -> None:
+        """Until the client is gone. Of one whose bytes nobody takes nothing is read: only a write shows that it is."""
+        assert isinstance(peer, Peer)
+        while not peer.lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await peer.lost.wait()
             if not self._is_over:
                 await send({"type": "http.response.body", "body": wire.frame(wire.PING, 0), "more_body": True})
