@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ugro.agent.hardware.lines import DeviceLine, Lines
+from ugro.agent.hardware.lines import Lines
 from ugro.core.figures import CPU, DeviceFigures, Mode, NodeFigures, Part, Skipped, Surroundings
 from ugro.core.node import Facts, Gpu, Machine
 from ugro.nodes.link import Link
@@ -65,16 +65,16 @@ class Subject:
             **last,
         )
 
-    def _device(self, line: DeviceLine) -> DeviceFigures | None:
-        if line.index is None:
-            return line.figures(CPU, self.machine.cpu_model)
-        gpu = next((gpu for gpu in self.facts.gpus if gpu.index == line.index), None)
+    def _device(self, device: DeviceFigures) -> DeviceFigures | None:
+        """With its name, and what was seen of it meanwhile; None if the machine has no such device."""
+        if device.index is None:
+            return replace(device, uuid=CPU, name=self.machine.cpu_model)
+        gpu = next((gpu for gpu in self.facts.gpus if gpu.index == device.index), None)
         if gpu is None:
             return None
-        figures = line.figures(gpu.uuid, gpu.name)
-        seen = self.seen.get(gpu.uuid, Surroundings())
-        seen = replace(seen, pcie_width=line.pcie_width, pcie_width_max=line.pcie_width_max)
-        return replace(figures, seen=seen)
+        before = self.seen.get(gpu.uuid, Surroundings())
+        seen = replace(before, pcie_width=device.seen.pcie_width, pcie_width_max=device.seen.pcie_width_max)
+        return replace(device, uuid=gpu.uuid, name=gpu.name, seen=seen)
 
     def _silent(self, about: About) -> list[Skipped]:
         """What was lost with the link."""
