@@ -77,7 +77,6 @@ ALLOWED = {
     "store/code.py": "which code a node got last: only makes the next transfer smaller",
     "store/database.py": SHOWN,
     "store/notes.py": SHOWN,
-    "store/python_envs.py": SHOWN,
     "telemetry/collector.py": "the time of points that have none",
     "telemetry/metricstore.py": "the name of a file",
     "train/metrics.py": SHOWN,

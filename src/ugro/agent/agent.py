@@ -244,27 +244,31 @@ class Agent:
         self._result_service = ResultService(
             self.home.jobs, self.store, watch, collector, self.monitoring.measured, self.monitoring.energy.of
         )
-        self._retention = Retention(
-            self.home.jobs,
-            self.store,
-            self.monitoring.metrics,
-            self._result_service,
-            lambda: self.cluster.config.retention,
-            watch_clock.may_remove,
-        )
         self.backups.may_remove = watch_clock.may_remove
-        self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch, self.monitoring.energy)
         engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, collector)
+        self._make_retention(engine, self._result_service)
         self._reconciler = Reconciler(jobs, watch, engine.safe_mode)
         self._reconciler.on_decided = scheduler_input.reports.look_at_all_again
-        self._retention.is_paused = lambda: engine.safe_mode.is_on
         planner.measured = self.measured.latest_of
         self._make_hardware(engine, scheduler_input)
         self._make_services(engine, scheduler_input, logs, planner, ResultCache(jobs, environments, envs))
         self._inform_health(engine, watch)
         placed.live = engine.live.get
         return engine, scheduler_input
+
+    def _make_retention(self, engine: Engine, results: ResultService) -> None:
+        self._retention = Retention(
+            self.home.jobs,
+            self.store,
+            self.monitoring.metrics,
+            results,
+            lambda: self.cluster.config.retention,
+            self.clock_watch.may_remove,
+        )
+        self._retention.kept_environments = self.kept_environments.names
+        self._retention.on_removed = self.monitoring.forget_jobs
+        self._retention.is_paused = lambda: engine.safe_mode.is_on
 
     def _make_hardware(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
         self._hardware = HardwareService(

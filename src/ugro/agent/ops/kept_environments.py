@@ -46,6 +46,11 @@ class KeptEnvironments:
     async def find(self, word: str) -> KeptEnvironment:
         return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
 
+    async def names(self) -> set[str]:
+        """On the nodes that can be asked now."""
+        listing = await self.listing([node for node in self._cluster.inventory if node.link is not None])
+        return {one.name for one in listing.environments}
+
     async def seen(self, node: Node) -> tuple[KeptEnvironment, ...] | None:
         """For a page: asked some seconds ago, or now. None if the node does not answer at once."""
         asked_at, known = self._seen.get(node, (float("-inf"), None))
