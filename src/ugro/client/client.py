@@ -23,6 +23,7 @@ from ugro.client.commands import OutputPiece as OutputPiece
 from ugro.client.commands import execute
 from ugro.client.http import AgentGone, Connection, NoAgent, lines
 from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
+from ugro.client.parts import Parts
 from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed, Unallowed, Unreachable
@@ -31,15 +32,6 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
-    from ugro.client.backups import Backups
-    from ugro.client.cluster_files import ClusterFiles
-    from ugro.client.discovery import DiscoveryCalls
-    from ugro.client.environments import Environments
-    from ugro.client.hardware import HardwareCalls
-    from ugro.client.jobs import Jobs
-    from ugro.client.planning import Planning
-    from ugro.client.ray_clusters import RayClusterCalls
-    from ugro.client.safe_mode import SafeModeCalls
     from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -57,7 +49,7 @@ _MOST_STOPPED = 3  # agents that are stopped by others before they answer
 _Answer = TypeVar("_Answer")
 
 
-class Client:
+class Client(Parts):
     def __init__(
         self,
         *,
@@ -288,61 +280,7 @@ class Client:
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
 
-    # --- jobs --------------------------------------------------------------------------------------------------
-
-    @property
-    def jobs(self) -> Jobs:
-        from ugro.client.jobs import Jobs
-
-        return Jobs(self._ask, self._stream)
-
-    @property
-    def planning(self) -> Planning:
-        from ugro.client.planning import Planning
-
-        return Planning(self._stream)
-
-    @property
-    def backups(self) -> Backups:
-        from ugro.client.backups import Backups
-
-        return Backups(self.home, self._on_wait)
-
-    @property
-    def safe_mode(self) -> SafeModeCalls:
-        from ugro.client.safe_mode import SafeModeCalls
-
-        return SafeModeCalls(self._ask)
-
-    @property
-    def hardware(self) -> HardwareCalls:
-        from ugro.client.hardware import HardwareCalls
-
-        return HardwareCalls(self._ask, self._stream)
-
-    @property
-    def cluster_files(self) -> ClusterFiles:
-        from ugro.client.cluster_files import ClusterFiles
-
-        return ClusterFiles(self._ask)
-
-    @property
-    def environments(self) -> Environments:
-        from ugro.client.environments import Environments
-
-        return Environments(self._ask, self._stream)
-
-    @property
-    def ray_clusters(self) -> RayClusterCalls:
-        from ugro.client.ray_clusters import RayClusterCalls
-
-        return RayClusterCalls(self._ask, self._stream)
-
-    @property
-    def discovery(self) -> DiscoveryCalls:
-        from ugro.client.discovery import DiscoveryCalls
-
-        return DiscoveryCalls(self._ask, self._stream)
+    # --- many items --------------------------------------------------------------------------------------------
 
     def pool(
         self,
