@@ -17,7 +17,8 @@ from ugro.core.estimate import Place, Sample
 
 _SAMPLE_S = 3.0  # for the items of one place
 _MOST_ITEMS = 5000
-_EMPTY_ITEMS = 20_000  # that measure what a pool costs
+_EMPTY_ITEMS = 100_000  # that measure what a pool costs
+_LEAST_ITEM_S = 2e-7
 _LARGE_BYTES = 1 << 20
 _LARGE_ITEMS = 32
 
@@ -63,9 +64,12 @@ def place(
         slots = pool.start()
         list(pool.map(returned, range(slots)))
         start_s = time.perf_counter() - began
-        empty_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS))) / _EMPTY_ITEMS
-        large = [bytes(_LARGE_BYTES)] * _LARGE_ITEMS
-        bytes_per_s = 2 * _LARGE_BYTES * _LARGE_ITEMS / _seconds_of(pool.map(returned, large))
+        few_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS // 10)))
+        many_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS)))
+        empty_s = max(_LEAST_ITEM_S, (many_s - few_s) / (_EMPTY_ITEMS * 0.9))  # without what every map costs once
+        large = [bytes(_LARGE_BYTES) for _ in range(_LARGE_ITEMS)]
+        large_s = max(1e-3, _seconds_of(pool.map(returned, large)) - few_s)
+        bytes_per_s = 2 * _LARGE_BYTES * _LARGE_ITEMS / large_s
         together = [cost for cost, _ in _timed(pool, function, items, shared)]
     same = alone.costs_s[: len(together)]
     speed = (sum(same) / len(same)) / (sum(together) / len(together)) if sum(together) > 0 else 1.0

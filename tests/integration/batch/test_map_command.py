@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.rig.terminal import written
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 
@@ -128,6 +130,22 @@ def test_a_map_that_was_interrupted_goes_on(folder: Path, run: Run, name: str) -
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["map"]["resumed"] == before
     assert sorted((one["index"], one["result"]) for one in results(folder)) == [(n, n) for n in range(150)]
+
+
+def test_a_terminal_shows_how_far_it_is(folder: Path) -> None:
+    class Command:
+        def argv(self, *args: str) -> list[str]:
+            return [*UGRO, *args]
+
+        def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+            return {**os.environ, "UGRO_HOME": str(folder / "home"), **(extra or {})}
+
+    write(folder, *range(100))
+    files = ["--input", str(folder / "items.jsonl"), "--output", str(folder / "out.jsonl")]
+    code, content = written(Command(), "map", f"{folder / 'score.py'}:slow", *files, kind="xterm")
+    assert code == 0
+    assert re.search(rb"\d+ of 100 items, [\d.]+/s, .* left", content), content
+    assert b"100 items in" in content
 
 
 def test_results_of_another_input_are_not_mixed(folder: Path, run: Run) -> None:
