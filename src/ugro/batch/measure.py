@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ugro.batch.errors import ItemFailed
+from ugro.batch.local import LocalEngine
 from ugro.batch.pool import Pool
 from ugro.batch.results import Results
 from ugro.batch.script import Timed, returned
@@ -35,13 +36,17 @@ def spread(items: Sequence[Any], most: int = _MOST_ITEMS) -> list[Any]:
     return [items[chosen[place * step % len(chosen)]] for place in range(len(chosen))]
 
 
+def here(workers: int | None = None) -> Pool:
+    return Pool(engine=LocalEngine(workers, sys.stderr))
+
+
 def sampled(
     function: Callable[..., Any], items: Sequence[Any], total: int, shared: Mapping[str, Any] | None = None
 ) -> Sample:
-    """On one slot of this machine."""
+    """On one slot of this machine. What the function prints goes to stderr."""
     if not items:
         raise UsageError("the input has no items", hint="an estimate needs some to time")
-    with Pool(backend="local", workers=1) as pool:
+    with here(1) as pool:
         list(pool.map(returned, [0]))
         found = _timed(pool, function, items, shared)
     item_bytes = sum(sys.getsizeof(item, 64) for item in items[: len(found)]) / len(found)

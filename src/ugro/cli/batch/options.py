@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,14 @@ def shared_of(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def open_pool(engine: str, workers: int | None) -> Pool:
+    """What functions print goes to stderr, or on Ray nowhere: stdout is for the result."""
     from ugro.batch.pool import Pool
 
     if engine == "ray":
-        return Pool(backend="ray", address=os.environ.get("RAY_ADDRESS") or "auto", workers=workers)
-    return Pool(backend=engine, workers=workers)
+        from ugro.batch.ray_engine import RayEngine
+
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+        return Pool(engine=RayEngine(address, workers, shows_output=False))
+    from ugro.batch.local import LocalEngine
+
+    return Pool(engine=LocalEngine(workers, sys.stderr))
