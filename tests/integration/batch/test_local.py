@@ -277,9 +277,14 @@ def test_wrong_pools_are_clear_errors() -> None:
 def test_after_ctrl_c_the_pool_can_be_used_again(pool: ugro.Pool) -> None:
     other = pool.map(double, range(1000))
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
+
+    def seconds() -> Iterator[int]:
+        yield from [1000, 1000]
+        interrupt.start()  # only now: nothing but the map may be interrupted
+        yield 1000
+
     with pytest.raises(KeyboardInterrupt):
-        list(pool.map(time.sleep, [1000, 1000, 1000]))
+        list(pool.map(time.sleep, seconds()))
     interrupt.join()
     assert list(other) == [2 * number for number in range(1000)]
     assert list(pool.map(double, range(10))) == [2 * number for number in range(10)]
