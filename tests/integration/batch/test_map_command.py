@@ -19,8 +19,6 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.terminal import written
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
-from ugro import Client
-from ugro.core.errors import Unsatisfiable
 
 pytest.importorskip("cloudpickle", reason="of the extra batch")
 Completed = subprocess.CompletedProcess[str]
@@ -223,11 +221,3 @@ def test_an_estimate_counts_the_nodes_of_the_cluster(folder: Path, cluster: Sshd
     assert places[:2] == ["one core", "this machine"]
     assert len(places) == 3
     assert places[2].endswith("node") or places[2].endswith("nodes")
-
-
-def test_a_pool_on_nodes_without_a_ray_cluster_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with Client() as client, pytest.raises(Unsatisfiable, match="no Ray cluster for a pool on 3 nodes"):
-        client.pool(nodes=3)
-    with Client() as client, client.pool(backend="local", workers=1) as pool:
-        assert list(pool.map(str, [1])) == ["1"]
