@@ -84,9 +84,14 @@ class RayClusters:
         async with self._preparing:
             used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
             request = Request(wish, user, environment, frozenset(used))
-            made = await self._store.add(await self._starting.prepare(request, said.append))
-            self._note(made)
-            return made
+            prepared = await self._starting.prepare(request, said.append)
+            # To its end, also if the client leaves now: what is recorded must be known.
+            return await asyncio.shield(self._add(prepared))
+
+    async def _add(self, cluster: RayCluster) -> RayCluster:
+        made = await self._store.add(cluster)
+        self._note(made)
+        return made
 
     def _expect_new(self, name: str) -> None:
         if any(one.name == name for one in self._open.values()):
@@ -184,7 +189,7 @@ class RayClusters:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        self._open = {one.id: one for one in await self._store.open()}
+        self._open = {one.id: one for one in await self._store.open()} | self._open
         while True:
             seen = {self._changed: self._changed.count, self._jobs.changed: self._jobs.changed.count}
             for cluster in list(self._open.values()):

@@ -84,7 +84,7 @@ class Starting:
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(list(links.values()), pythons, (), head)
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
-        _raise(objection(looks, pythons) or lack)
+        _raise(objection(looks, {} if cluster.environment else pythons) or lack)
         return pythons
 
     async def usable(self, wish: ClusterWish) -> list[str]:
@@ -152,7 +152,7 @@ class Starting:
         ray, key = self._cluster.config.ray, secrets.token_hex(4)
         ports = [*candidates(ray.redis_port), *candidates(ray.dashboard_port)]
         looks = await look_at(list(links.values()), pythons, ports)
-        _raise(objection(looks, pythons) or lack_of_memory(request.wish, looks))
+        _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
         taken = [*looks[node].taken_ports, *request.used_ports]
         dashboard = free_port(
             ray.dashboard_port, "dashboard_port" in ray.given_keys, taken, "ray.dashboard_port", node

@@ -30,6 +30,12 @@ def test_a_node_without_ray_is_named_with_the_command_that_installs_it() -> None
     assert hint.startswith('ugro exec n3 -- /opt/py -m pip install "ray[default]==2.60.0"')
 
 
+def test_an_environment_of_ours_without_ray_is_to_name_it() -> None:
+    error = objection({"n1": replace(GOOD, ray=None)}, {})
+    assert error is not None
+    assert error.hint == 'name it with --package "ray[default]", or below environment: packages: ["ray[default]", …]'
+
+
 @pytest.mark.parametrize(
     ("look", "words"),
     [
