@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.conftest import Ugro
@@ -29,5 +31,6 @@ def test_a_cluster_runs_tasks_for_its_token_and_leaves_nothing(ugro: Ugro, nodes
 
     stopped = document(ugro("cluster", "stop", "--json", timeout=LIMIT_S))["cluster"]
     assert stopped["state"] == "stopped"
+    assert not Path(env["RAY_AUTH_TOKEN_PATH"]).exists()
     assert leftovers(key) == []
     assert set(SHARED.iterdir()) <= before

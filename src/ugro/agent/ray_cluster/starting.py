@@ -120,7 +120,7 @@ class Starting:
             max_nodes=wish.nodes or max(1, most),
             gpus_per_node=workers * size.gpus,
             cpus=workers * size.cpus if size.cpus is not None else None,
-            memory_bytes=workers * (size.memory_bytes or 0),
+            memory_bytes=workers * size.reserved_bytes,
             labels=wish.labels,
             only=wish.only,
         )

@@ -59,6 +59,13 @@ def note(looks: Mapping[str, Look]) -> str | None:
 def lack_of_memory(wish: ClusterWish, looks: Mapping[str, Look]) -> UgroError | None:
     """The object stores of all workers of a node share its /dev/shm."""
     for node, look in looks.items():
+        part = look.available_bytes * 2 // 10 // wish.workers_per_node  # for objects, roughly
+        if wish.size.memory_bytes is None and part < LEAST_STORE_BYTES:
+            return Unsatisfiable(
+                f"too little memory: {format_size(look.available_bytes)} are free",
+                hint="use fewer workers, or leave the node out: --only NODE",
+                subject=node,
+            )
         each = wish.size.object_store_bytes or LEAST_STORE_BYTES
         needed = each * wish.workers_per_node
         if needed > look.shared_bytes:
