@@ -23,6 +23,7 @@ from ugro.policy.batching.slices import takes_another
 _LOAD = 0  # the number of the batch without items that loads a function
 _POLL_S = 0.005  # between two looks at the engine while results are read
 _PATIENCE_S = 0.5  # with a slot that runs a batch nobody wants any more
+_CANCELLED, _TIMED_OUT = "cancelled", "timed out"  # why a slot was ended
 _MOST_BARREN = 4  # slots that end one after the other without having done anything
 
 
@@ -58,6 +59,7 @@ class Dispatcher:
         self._expected = engine.start()  # slots that are alive or being started
         self._barren = 0
         self._is_closed = False
+        self._left_at = time.monotonic()
 
     @property
     def nodes(self) -> list[str]:
@@ -73,7 +75,10 @@ class Dispatcher:
         self.pump(is_waiting=False)
 
     def drop(self, run: Run, *, is_hurried: bool = False) -> None:
-        """Nobody reads its results any more. ``is_hurried``: what runs for it is ended at once."""
+        """Nobody reads its results any more. ``is_hurried``: after Ctrl-C, all that runs is ended at once.
+
+        Also what runs for other maps: Ctrl-C may have come between the arrival of an answer and its booking.
+        """
         if run.is_over:
             return
         run.is_over = True
@@ -81,8 +86,8 @@ class Dispatcher:
         if run in self._runs:
             self._runs.remove(run)
         for slot in self._slots.values():
-            if is_hurried and slot.sent and slot.sent[0].run is run:
-                self._end(slot, "cancelled")
+            if is_hurried and slot.sent:
+                self._end(slot, _CANCELLED)
 
     def close(self) -> None:
         self._is_closed = True
@@ -102,6 +107,7 @@ class Dispatcher:
         """Books what happened and sends what it can. ``is_waiting``: not before something has happened."""
         if self._is_closed:
             return
+        self._excuse()
         self._fill()
         timeout_s = self._timeout_s(at_most_s) if is_waiting else 0.0
         if is_waiting and not self._expected:
@@ -111,6 +117,7 @@ class Dispatcher:
         self._end_late()
         self._fill()
         self.next_poll = time.perf_counter() + _POLL_S
+        self._left_at = time.monotonic()
 
     # --- what happened -----------------------------------------------------------------------------------------
 
@@ -123,6 +130,8 @@ class Dispatcher:
             self._book_loss(event)
 
     def _book_answer(self, slot: _Slot, event: Answered) -> None:
+        if slot.ended_for == _CANCELLED:
+            return
         sent = slot.sent.popleft()
         slot.since = time.monotonic()
         self._barren = 0
@@ -156,7 +165,9 @@ class Dispatcher:
     def _book_lost_batches(self, slot: _Slot, run: Run, event: SlotLost) -> None:
         oldest = slot.sent[0]
         batches = [one.batch for one in slot.sent if one.run is run and one.batch != _LOAD]
-        is_innocent = event.is_innocent or oldest.run is not run or oldest.batch == _LOAD
+        is_innocent = (
+            event.is_innocent or oldest.run is not run or oldest.batch == _LOAD or slot.ended_for == _CANCELLED
+        )
         at = None if is_innocent else event.at
         run.fail(run.ledger.lost(batches, at, _death(slot, run, event), is_innocent=is_innocent))
 
@@ -176,9 +187,16 @@ class Dispatcher:
             oldest = slot.sent[0]
             limit_s = oldest.run.settings.timeout_s
             if oldest.run.is_over:
-                yield slot.since + oldest.budget_s + _PATIENCE_S, slot, "cancelled"
+                yield slot.since + oldest.budget_s + _PATIENCE_S, slot, _CANCELLED
             elif limit_s is not None and oldest.batch != _LOAD:
-                yield slot.since + oldest.budget_s + limit_s, slot, "timed out"
+                yield slot.since + oldest.budget_s + limit_s, slot, _TIMED_OUT
+
+    def _excuse(self) -> None:
+        """While the reader was busy, nobody looked at the slots: that time is not theirs."""
+        now = time.monotonic()
+        away_s, self._left_at = now - self._left_at, now
+        for slot in self._slots.values():
+            slot.since += away_s
 
     def _timeout_s(self, at_most_s: float | None) -> float | None:
         now = time.monotonic()
@@ -263,7 +281,7 @@ def _unusable(problem: dict[str, Any], node: str) -> FunctionUnusable:
 
 
 def _death(slot: _Slot, run: Run, event: SlotLost) -> Death:
-    if slot.ended_for == "timed out":
+    if slot.ended_for == _TIMED_OUT:
         limit = format_duration(run.settings.timeout_s or 0.0)
         return Death("TimedOut", f"not done within {limit}", slot.node)
     hint = ", perhaps for want of memory" if event.reason.endswith("SIGKILL") and not slot.ended_for else ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ugro.batch.jsonl import Items
 from ugro.batch.mapping import script_function, shared_files
-from ugro.batch.measure import place, sampled, spread
+from ugro.batch.measure import here, place, sampled, spread
 from ugro.batch.pool import Pool
 from ugro.core.errors import UsageError
 from ugro.core.estimate import Estimate, Place
@@ -34,7 +33,6 @@ def run_estimate(
     alone = sampled(function, chosen, total, values)
     places = [Place("one core", 1)]
     on_progress("timing items on this machine")
-    here = partial(Pool, backend="local")
     places.append(place("this machine", here, function, chosen, alone, shared=values))
     if cluster is not None:
         on_progress("timing items on the cluster")

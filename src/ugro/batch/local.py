@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
 from ugro.batch.errors import FunctionUnusable
@@ -40,8 +40,10 @@ def cores() -> int:
 class LocalEngine:
     name = "local"
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, stdout: IO[Any] | None = None) -> None:
+        """``stdout``: of the slots; None: that of the driver."""
         self._workers = workers or cores()
+        self._stdout = stdout
         self._node = socket.gethostname()
         self._slots: dict[int, _Slot] = {}
         self._published: dict[str, int] = {}
@@ -60,7 +62,7 @@ class LocalEngine:
 
     def replace(self) -> None:
         self._started += 1
-        self._slots[self._started] = _started(self._started)
+        self._slots[self._started] = _started(self._started, self._stdout)
 
     def publish(self, parts: Parts) -> str:
         descriptor = os.memfd_create("ugro-batch", os.MFD_CLOEXEC)
@@ -169,7 +171,7 @@ class _Slot:
         return lost
 
 
-def _started(number: int) -> _Slot:
+def _started(number: int, stdout: IO[Any] | None) -> _Slot:
     ours, theirs = socket.socketpair()
     life, their_life = socket.socketpair()
     note_fd = os.memfd_create("ugro-note", os.MFD_CLOEXEC)
@@ -180,6 +182,7 @@ def _started(number: int) -> _Slot:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
             pass_fds=descriptors,
             env=_environment(),
             start_new_session=True,

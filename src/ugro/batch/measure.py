@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ugro.batch.errors import ItemFailed
+from ugro.batch.local import LocalEngine
 from ugro.batch.pool import Pool
 from ugro.batch.results import Results
 from ugro.batch.script import Timed, returned
@@ -17,7 +18,8 @@ from ugro.core.estimate import Place, Sample
 
 _SAMPLE_S = 3.0  # for the items of one place
 _MOST_ITEMS = 5000
-_EMPTY_ITEMS = 20_000  # that measure what a pool costs
+_EMPTY_ITEMS = 100_000  # that measure what a pool costs
+_LEAST_ITEM_S = 2e-7
 _LARGE_BYTES = 1 << 20
 _LARGE_ITEMS = 32
 
@@ -34,13 +36,17 @@ def spread(items: Sequence[Any], most: int = _MOST_ITEMS) -> list[Any]:
     return [items[chosen[place * step % len(chosen)]] for place in range(len(chosen))]
 
 
+def here(workers: int | None = None) -> Pool:
+    return Pool(engine=LocalEngine(workers, sys.stderr))
+
+
 def sampled(
     function: Callable[..., Any], items: Sequence[Any], total: int, shared: Mapping[str, Any] | None = None
 ) -> Sample:
-    """On one slot of this machine."""
+    """On one slot of this machine. What the function prints goes to stderr."""
     if not items:
         raise UsageError("the input has no items", hint="an estimate needs some to time")
-    with Pool(backend="local", workers=1) as pool:
+    with here(1) as pool:
         list(pool.map(returned, [0]))
         found = _timed(pool, function, items, shared)
     item_bytes = sum(sys.getsizeof(item, 64) for item in items[: len(found)]) / len(found)
@@ -63,9 +69,12 @@ def place(
         slots = pool.start()
         list(pool.map(returned, range(slots)))
         start_s = time.perf_counter() - began
-        empty_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS))) / _EMPTY_ITEMS
-        large = [bytes(_LARGE_BYTES)] * _LARGE_ITEMS
-        bytes_per_s = 2 * _LARGE_BYTES * _LARGE_ITEMS / _seconds_of(pool.map(returned, large))
+        few_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS // 10)))
+        many_s = _seconds_of(pool.map(returned, range(_EMPTY_ITEMS)))
+        empty_s = max(_LEAST_ITEM_S, (many_s - few_s) / (_EMPTY_ITEMS * 0.9))  # without what every map costs once
+        large = [bytes(_LARGE_BYTES) for _ in range(_LARGE_ITEMS)]
+        large_s = max(1e-3, _seconds_of(pool.map(returned, large)) - few_s)
+        bytes_per_s = 2 * _LARGE_BYTES * _LARGE_ITEMS / large_s
         together = [cost for cost, _ in _timed(pool, function, items, shared)]
     same = alone.costs_s[: len(together)]
     speed = (sum(same) / len(same)) / (sum(together) / len(together)) if sum(together) > 0 else 1.0

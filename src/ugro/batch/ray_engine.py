@@ -6,6 +6,7 @@ too, and arrays inside are read there without a copy. Ray is imported when the e
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import deque
@@ -20,16 +21,19 @@ from ugro.core.errors import Unreachable, Unsatisfiable
 
 _NOTE_S = 10.0  # to read the note of an actor that ended
 _KNOCK_S = 5.0
+_LONELY_S = 10.0  # without any slot, until the user is told why
+log = logging.getLogger(__name__)
 
 
 class RayEngine:
     name = "ray"
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, address: str | None = None, workers: int | None = None, *, shows_output: bool = True) -> None:
+        """``shows_output``: what the function prints, on the driver's stdout."""
         self._ray = _imported()
         self._owns_connection = not self._ray.is_initialized()
         if self._owns_connection:
-            _connect(self._ray, address)
+            _connect(self._ray, address, shows_output)
         self._workers = workers or int(self._ray.cluster_resources().get("CPU", 0))
         if not self._workers:
             raise Unsatisfiable("the Ray cluster has no CPUs", hint="give it some: ray start --num-cpus")
@@ -40,6 +44,7 @@ class RayEngine:
         self._published: dict[str, Any] = {}
         self._names = 0
         self._started = 0
+        self._has_warned = False
 
     def dumps(self, value: Any, buffer_callback: Callable[[Any], Any] | None) -> bytes:
         """By Ray's own copy of cloudpickle, which every node has."""
@@ -85,7 +90,12 @@ class RayEngine:
         oldest = {slot.answers[0]: slot for slot in self._slots.values() if slot.answers}
         if not oldest:
             return []
-        ready, _ = self._ray.wait(list(oldest), num_returns=1, timeout=timeout_s, fetch_local=False)
+        is_lonely = not self._has_warned and not any(slot.is_ready for slot in self._slots.values())
+        limit_s = timeout_s if not is_lonely else _LONELY_S if timeout_s is None else min(timeout_s, _LONELY_S)
+        ready, _ = self._ray.wait(list(oldest), num_returns=1, timeout=limit_s, fetch_local=False)
+        if is_lonely and not ready and limit_s == _LONELY_S:
+            self._has_warned = True
+            log.warning("waiting for a free CPU of the Ray cluster; another pool or job may hold them all")
         if ready and len(oldest) > 1:
             ready, _ = self._ray.wait(list(oldest), num_returns=len(oldest), timeout=0, fetch_local=False)
         return [self._outcome(oldest[reference], reference) for reference in ready]
@@ -151,11 +161,12 @@ def _imported() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def _connect(ray: Any, address: str | None, shows_output: bool) -> None:
     where = address or os.environ.get("RAY_ADDRESS") or None
     try:
         _knock(where or "")  # Ray itself would try for minutes
-        ray.init(address=where, logging_level="warning", include_dashboard=False if where is None else None)
+        settings: dict[str, Any] = {"include_dashboard": False} if where is None else {}
+        ray.init(address=where, logging_level="warning", log_to_driver=shows_output, **settings)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "start one: ugro cluster start; or use backend='local'"
         raise Unreachable(f"no Ray cluster at {where or 'this machine'}: {error}", hint=hint) from error

@@ -57,5 +57,5 @@ def test_a_model_is_loaded_once_per_process() -> None:
 
 @pytest.mark.proof
 def test_tuning_finds_a_rate_that_converges() -> None:
-    pytest.importorskip("ray.tune", reason="needs ray[tune]")
+    pytest.importorskip("ray.tune", reason="needs ray[tune]", exc_type=ImportError)
     assert "best: loss" in run("tune.py", "--samples", "4")

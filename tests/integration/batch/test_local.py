@@ -274,6 +274,29 @@ def test_wrong_pools_are_clear_errors() -> None:
         pool.map(double, [1])
 
 
+def test_after_ctrl_c_the_pool_can_be_used_again(pool: ugro.Pool) -> None:
+    other = pool.map(double, range(1000))
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+
+    def seconds() -> Iterator[int]:
+        yield from [1000, 1000]
+        interrupt.start()  # only now: nothing but the map may be interrupted
+        yield 1000
+
+    with pytest.raises(KeyboardInterrupt):
+        list(pool.map(time.sleep, seconds()))
+    interrupt.join()
+    assert list(other) == [2 * number for number in range(1000)]
+    assert list(pool.map(double, range(10))) == [2 * number for number in range(10)]
+
+
+def test_a_reader_that_pauses_costs_no_item_its_time(pool: ugro.Pool) -> None:
+    results = pool.map(len, [bytes(1 << 20)] * 200, timeout_s=0.2, retries=0)
+    assert next(results) == 1 << 20
+    time.sleep(1.0)  # longer than any item may take, while large batches wait to be sent
+    assert set(results) == {1 << 20}
+
+
 def test_large_results_wait_where_they_are_made_until_they_are_read(pool: ugro.Pool) -> None:
     def large(number: int) -> bytes:
         return bytes(8 << 20)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Ugro
+from tests.rig.sshd import SshdFarm
+from tests.rig.terminal import written
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
+from ugro import Client
+from ugro.core.errors import Unsatisfiable
 
 pytest.importorskip("cloudpickle", reason="of the extra batch")
 Completed = subprocess.CompletedProcess[str]
@@ -39,6 +45,8 @@ def score(item, table=None):
     return {"score": model() * len(item) + (table or {}).get(item, 0)}
 
 def slow(item):
+    if item == 1:
+        print("a line of the function")
     time.sleep(0.01)
     return item
 
@@ -130,6 +138,22 @@ def test_a_map_that_was_interrupted_goes_on(folder: Path, run: Run, name: str) -
     assert sorted((one["index"], one["result"]) for one in results(folder)) == [(n, n) for n in range(150)]
 
 
+def test_a_terminal_shows_how_far_it_is(folder: Path) -> None:
+    class Command:
+        def argv(self, *args: str) -> list[str]:
+            return [*UGRO, *args]
+
+        def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+            return {**os.environ, "UGRO_HOME": str(folder / "home"), **(extra or {})}
+
+    write(folder, *range(100))
+    files = ["--input", str(folder / "items.jsonl"), "--output", str(folder / "out.jsonl")]
+    code, content = written(Command(), "map", f"{folder / 'score.py'}:slow", *files, kind="xterm")
+    assert code == 0
+    assert re.search(rb"\d+ of 100 items, [\d.]+/s, .* left", content), content
+    assert b"100 items in" in content
+
+
 def test_results_of_another_input_are_not_mixed(folder: Path, run: Run) -> None:
     write(folder, 1, 2)
     assert run(*map_arguments("slow")).returncode == 0
@@ -176,7 +200,7 @@ def test_an_estimate_says_where_to_run_it(folder: Path, run: Run) -> None:
     write(folder, *range(30), "bad")
     done = run("estimate", "score.py:slow", "--input", "items.jsonl", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["estimate"]
+    found = json.loads(done.stdout)["estimate"]  # without what the function prints
     assert [one["place"] for one in found["places"]] == ["one core", "this machine"]
     assert found["places"][0]["seconds"] >= 0.3
     assert found["recommended"] == "one core"
@@ -188,3 +212,22 @@ def test_an_estimate_of_nothing_is_one_clear_error(folder: Path, run: Run) -> No
     assert "has no items" in run("estimate", "score.py:slow", "--input", "items.jsonl").stderr
     write(folder, "bad")
     assert "ValueError: a bad item" in run("estimate", "score.py:score", "--input", "items.jsonl").stderr
+
+
+@pytest.mark.proof
+def test_an_estimate_counts_the_nodes_of_the_cluster(folder: Path, cluster: SshdFarm, ugro: Ugro) -> None:
+    write(folder, *range(30))
+    assert ugro("health").returncode == 0
+    done = ugro("estimate", "score.py:slow", "--input", "items.jsonl", "--json", cwd=folder)
+    places = [one["place"] for one in json.loads(done.stdout)["estimate"]["places"]]
+    assert places[:2] == ["one core", "this machine"]
+    assert len(places) == 3
+    assert places[2].endswith("node") or places[2].endswith("nodes")
+
+
+def test_a_pool_on_nodes_without_a_ray_cluster_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with Client() as client, pytest.raises(Unsatisfiable, match="no Ray cluster for a pool on 3 nodes"):
+        client.pool(nodes=3)
+    with Client() as client, client.pool(backend="local", workers=1) as pool:
+        assert list(pool.map(str, [1])) == ["1"]

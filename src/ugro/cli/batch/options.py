@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,10 @@ def job_options_of(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def open_pool(session: Session, engine: str, **wanted: Any) -> Pool:
-    """``wanted``: ``workers``, and for jobs ``nodes`` and ``options``."""
+    """``wanted``: ``workers``, and for jobs ``nodes`` and ``options``.
+
+    What functions print goes to stderr, on Ray nowhere, on jobs to their logs: stdout is for the result.
+    """
     from ugro.batch.pool import Pool
 
     if engine == "jobs":
@@ -59,5 +63,11 @@ def open_pool(session: Session, engine: str, **wanted: Any) -> Pool:
         return open_pool(session.client(uses_nodes=True), PoolWish(engine, **wanted))
     if given := [name for name in ("nodes", "options") if wanted.get(name)]:
         raise UsageError(f"--{_FLAGS[given[0]]} is for --engine jobs, and this is {engine}", hint="leave it out")
-    address = (os.environ.get("RAY_ADDRESS") or "auto") if engine == "ray" else None
-    return Pool(backend=engine, address=address, workers=wanted.get("workers"))
+    workers = wanted.get("workers")
+    if engine == "ray":
+        from ugro.batch.ray_engine import RayEngine
+
+        return Pool(engine=RayEngine(os.environ.get("RAY_ADDRESS") or "auto", workers, shows_output=False))
+    from ugro.batch.local import LocalEngine
+
+    return Pool(engine=LocalEngine(workers, sys.stderr))
