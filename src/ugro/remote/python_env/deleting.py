@@ -13,6 +13,8 @@ from ugro.remote.process.execute import close_all_but
 from ugro.remote.python_env.place import delete
 from ugro.remote.state.rundir import point
 
+POINTS = ("env.aside",)  # where tests kill or stop the process that deletes
+
 
 def delete_all(paths: List[str], wait_s: float) -> bool:
     """Whether it is over when this returns, which is after ``wait_s`` at the latest; else it goes on."""
