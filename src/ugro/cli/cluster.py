@@ -181,8 +181,10 @@ def status(session: Session, name: str | None, everything: bool) -> int:
 @pass_session
 def stop(session: Session, name: str | None, detach: bool) -> int:
     """Stop a Ray cluster and everything that it has started."""
-    calls, output = session.client().ray_clusters, session.output
+    client, output = session.client(), session.output
+    calls = client.ray_clusters
     found = calls.stop(name)
+    _token_path(client, found.name).unlink(missing_ok=True)
     if not detach:
         found = calls.wait_stopped(found.name, on_progress=output.progress)
     if output.is_json:
@@ -272,9 +274,13 @@ def dashboard(session: Session, name: str | None, port: int | None) -> int:
 
 def _token_file(client: Client, access: Access) -> Path:
     """Only its user can read it."""
-    file = client.home.path / "ray" / f"{access.name}.token"
+    file = _token_path(client, access.name)
     _write_private(file, access.token)
     return file
+
+
+def _token_path(client: Client, name: str) -> Path:
+    return client.home.path / "ray" / f"{name}.token"
 
 
 @cluster.command()

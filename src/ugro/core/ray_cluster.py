@@ -11,6 +11,8 @@ from enum import StrEnum
 from ugro.core.job import JobState
 from ugro.core.python_env import EnvRequest
 
+OWN_BYTES = 400_000_000  # what Ray's own processes of a worker take, beside tasks and objects
+
 
 class ClusterState(StrEnum):
     ACTIVE = "active"
@@ -36,6 +38,11 @@ class WorkerSize:
     memory_bytes: int | None = None
     object_store_bytes: int | None = None
     gpus: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """0: nothing was asked for."""
+        return self.memory_bytes + OWN_BYTES if self.memory_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)

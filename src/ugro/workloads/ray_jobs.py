@@ -80,7 +80,7 @@ def worker_job(cluster: RayCluster, worker: Worker, ray: RaySettings) -> JobSpec
     }
     spec = _job(cluster, f"{cluster.name}-worker-{worker.number}", worker.python, settings)
     wanted = Resources(
-        cpus=worker.cpus, memory_bytes=size.memory_bytes or 0, gpus_per_node=size.gpus, only=(worker.node,)
+        cpus=worker.cpus, memory_bytes=size.reserved_bytes, gpus_per_node=size.gpus, only=(worker.node,)
     )
     return replace(spec, resources=wanted)
 

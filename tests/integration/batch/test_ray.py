@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +31,9 @@ pytestmark = [
 def pool() -> Iterator[ugro.Pool]:
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(num_cpus=3, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
-        with ugro.Pool(address="auto") as pool:
+        with ugro.Pool(address="auto", workers=2) as pool:
             yield pool
     finally:
         ray.shutdown()
@@ -102,6 +104,21 @@ def test_what_cannot_be_pickled_is_one_clear_error(pool: ugro.Pool) -> None:
     lock = threading.Lock()
     with pytest.raises(FunctionUnusable, match="cannot be pickled"):
         pool.map(lambda number: lock.locked(), range(3))
+
+
+def test_the_command_uses_the_cluster_of_its_environment(pool: ugro.Pool, tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "score.py").write_text("def score(item):\n    print('noise')\n    return 2 * item\n")
+    (tmp_path / "items.jsonl").write_text("".join(f"{number}\n" for number in range(100)))
+    files = ["--input", "items.jsonl", "--output", "out.jsonl", "--engine", "ray", "--workers", "1", "--json"]
+    command = [str(Path(sys.executable).with_name("ugro")), "map", "score.py:score", *files]
+    env = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "UGRO_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["map"]["items"] == 100
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == [{"index": number, "result": 2 * number} for number in range(100)]
 
 
 def test_a_cluster_that_is_not_there_is_one_clear_error() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.conftest import Ugro
@@ -27,7 +29,9 @@ def test_a_cluster_runs_tasks_for_its_token_and_leaves_nothing(ugro: Ugro, nodes
     assert "AuthenticationError" in refused.stderr
     assert env["RAY_AUTH_TOKEN_PATH"] not in ugro("status", "--json").stdout
 
+    assert leftovers(key)  # it would see them
     stopped = document(ugro("cluster", "stop", "--json", timeout=LIMIT_S))["cluster"]
     assert stopped["state"] == "stopped"
+    assert not Path(env["RAY_AUTH_TOKEN_PATH"]).exists()
     assert leftovers(key) == []
     assert set(SHARED.iterdir()) <= before

@@ -17,7 +17,7 @@ from tests.integration.conftest import Ugro
 from tests.integration.ray.conftest import SMALL, Clusters, Nodes
 from tests.rig.agent import end_agent
 from tests.rig.ray import LIMIT_S, document, leftovers, process_of, run_driver
-from tests.rig.waiting import is_alive, wait_until
+from tests.rig.waiting import is_alive, processes_with, wait_until
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
@@ -37,6 +37,19 @@ class Counter:
 print(ray.get(Counter.remote().add.remote(), timeout=90))
 """
 
+LEAVES = """
+import subprocess, sys, ray
+ray.init(logging_level="error", log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Parent:
+    def leave(self, mark):
+        subprocess.Popen(["setsid", "sleep", mark], start_new_session=True)
+
+ray.get(Parent.options(lifetime="detached", name="parent").remote().leave.remote(sys.argv[1]))
+print("left")
+"""
+
 
 def shown(ugro: Ugro, name: str = "ray") -> dict[str, Any]:
     found: dict[str, Any] = document(ugro("cluster", "status", name, "--json"))["cluster"]
@@ -49,7 +62,7 @@ def is_back(ugro: Ugro, part: str, index: int | None = None) -> bool:
     return bool(one["restarts"] and one["is_ready"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
 def test_a_raylet_that_dies_is_started_again(
     ugro: Ugro, nodes: Nodes, clusters: Clusters, number: signal.Signals
 ) -> None:
@@ -134,6 +147,16 @@ def foreign_ray(folder: Path) -> Iterator[int]:
 def _raylets(folder: Path) -> list[int]:
     found = subprocess.run(["pgrep", "-f", f"raylet/raylet .*{folder}/"], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
+
+
+def test_what_a_task_left_behind_ends_with_the_cluster(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> None:
+    nodes(1)
+    clusters.start()
+    mark = f"{os.getpid()}.{os.getpid()}"
+    assert run_driver(clusters.env(), LEAVES, mark).stdout.endswith("left\n")
+    assert processes_with(f"sleep\0{mark}".encode())
+    assert ugro("cluster", "stop", timeout=LIMIT_S).returncode == 0
+    assert processes_with(f"sleep\0{mark}".encode()) == []
 
 
 def test_it_grows_and_shrinks(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> None:

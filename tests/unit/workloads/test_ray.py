@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.policy.ray.clusters import cluster
-from ugro.core.ray_cluster import ClusterWish, WorkerSize
+from ugro.core.ray_cluster import OWN_BYTES, ClusterWish, WorkerSize
 from ugro.core.support.secret import masked
 from ugro.workloads.ray_jobs import RaySettings, head_job, rank_argv, rank_env, worker_job
 from ugro.workloads.ray_node.machine import Ports, is_free
@@ -47,7 +47,7 @@ def test_a_worker_says_how_fast_its_node_is() -> None:
 def test_memory_that_was_asked_for_is_reserved_and_limits_ray() -> None:
     made = replace(cluster(1), wish=ClusterWish(size=WorkerSize(memory_bytes=GIB, gpus=2)))
     spec = worker_job(made, made.workers[0], RAY)
-    assert (spec.resources.memory_bytes, spec.resources.gpus_per_node) == (GIB, 2)
+    assert (spec.resources.memory_bytes, spec.resources.gpus_per_node) == (GIB + OWN_BYTES, 2)
     assert json.loads(dict(spec.env)["UGRO_RAY"])["memory"] == GIB
 
 

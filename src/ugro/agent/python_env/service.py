@@ -25,7 +25,7 @@ from ugro.core.python_env import EnvHost, EnvProgress, EnvRequest, Made
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.python_envs import PythonEnvs
 from ugro.nodes.runs import Identity
-from ugro.policy.python_env.naming import common_python, label_of, minor_of, pythons_of, with_override
+from ugro.policy.python_env.naming import label_of, minor_of, with_override
 from ugro.store.database import Store
 from ugro.store.python_envs import Resolution
 
@@ -149,11 +149,9 @@ class PythonEnvService:
         return self._wanted_on(request, dict(zip(nodes, hosts, strict=True)))
 
     def _wanted_on(self, request: EnvRequest, hosts: Mapping[str, EnvHost]) -> list[Wanted]:
-        python = request.python or common_python(hosts)
+        python = request.python
         if python is None and request.existing is None:
-            text = f"the nodes have no version of Python in common: {pythons_of(hosts)}"
-            hint = 'name one in the job file: environment: {python: "3.11"}'
-            raise EnvFailed(text, hint=hint, cause="python-missing")
+            python = self.hosts.common_python(hosts)
         return [self._wanted(request, node, host, python or "") for node, host in hosts.items()]
 
     def _wanted(self, request: EnvRequest, node: str, host: EnvHost, python: str) -> Wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,6 +57,7 @@ class RayClusters:
         self._starting = starting
         self._open: dict[int, RayCluster] = {}
         self._changed = ChangeSignal()  # a row was written
+        self._problems: dict[int, str] = {}  # what keeps clusters from going on
         self._writing = asyncio.Lock()
         self._preparing = asyncio.Lock()
 
@@ -84,9 +86,14 @@ class RayClusters:
         async with self._preparing:
             used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
             request = Request(wish, user, environment, frozenset(used))
-            made = await self._store.add(await self._starting.prepare(request, said.append))
-            self._note(made)
-            return made
+            prepared = await self._starting.prepare(request, said.append)
+            # To its end, also if the client leaves now: what is recorded must be known.
+            return await asyncio.shield(self._add(prepared))
+
+    async def _add(self, cluster: RayCluster) -> RayCluster:
+        made = await self._store.add(cluster)
+        self._note(made)
+        return made
 
     def _expect_new(self, name: str) -> None:
         if any(one.name == name for one in self._open.values()):
@@ -156,7 +163,9 @@ class RayClusters:
             return Said()
         try:
             with rank_log(self._folder / str(job.id), job.attempt, 0).open("rb") as file:
-                return said_in(file.read(_LOG_BYTES).decode("utf-8", "replace"))
+                begin = file.read(_LOG_BYTES)
+                file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _LOG_BYTES))
+                return said_in((begin + file.read(_LOG_BYTES)).decode("utf-8", "replace"))
         except OSError:
             return Said()
 
@@ -184,19 +193,26 @@ class RayClusters:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        self._open = {one.id: one for one in await self._store.open()}
+        self._open = {one.id: one for one in await self._store.open()} | self._open
         while True:
             seen = {self._changed: self._changed.count, self._jobs.changed: self._jobs.changed.count}
             for cluster in list(self._open.values()):
                 try:
                     await self._look(cluster.id)
+                    self._problems.pop(cluster.id, None)
                 except UgroError as error:
-                    log.warning("the Ray cluster %s cannot go on now: %s", cluster.name, error)
+                    self._complain(cluster, error)
             if self._open:
                 await asyncio.sleep(_GATHER_S)
                 await wait_for_any(seen, _LOOK_S)
             else:
                 await self._changed.wait(seen[self._changed], _IDLE_S)
+
+    def _complain(self, cluster: RayCluster, error: UgroError) -> None:
+        """Once, as long as it is the same: it is tried again every second."""
+        if self._problems.get(cluster.id) != str(error):
+            self._problems[cluster.id] = str(error)
+            log.warning("the Ray cluster %s cannot go on now: %s", cluster.name, error)
 
     async def _look(self, number: int) -> None:
         cluster = self._open[number]

@@ -84,7 +84,7 @@ class Starting:
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(list(links.values()), pythons, (), head)
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
-        _raise(objection(looks, pythons) or lack)
+        _raise(objection(looks, {} if cluster.environment else pythons) or lack)
         return pythons
 
     async def usable(self, wish: ClusterWish) -> list[str]:
@@ -120,7 +120,7 @@ class Starting:
             max_nodes=wish.nodes or max(1, most),
             gpus_per_node=workers * size.gpus,
             cpus=workers * size.cpus if size.cpus is not None else None,
-            memory_bytes=workers * (size.memory_bytes or 0),
+            memory_bytes=workers * size.reserved_bytes,
             labels=wish.labels,
             only=wish.only,
         )
@@ -152,7 +152,7 @@ class Starting:
         ray, key = self._cluster.config.ray, secrets.token_hex(4)
         ports = [*candidates(ray.redis_port), *candidates(ray.dashboard_port)]
         looks = await look_at(list(links.values()), pythons, ports)
-        _raise(objection(looks, pythons) or lack_of_memory(request.wish, looks))
+        _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
         taken = [*looks[node].taken_ports, *request.used_ports]
         dashboard = free_port(
             ray.dashboard_port, "dashboard_port" in ray.given_keys, taken, "ray.dashboard_port", node

@@ -29,7 +29,10 @@ class Look:
 
 
 def objection(looks: Mapping[str, Look], pythons: Mapping[str, str]) -> UgroError | None:
-    """What keeps Ray from running on these nodes together. ``pythons``: the program that each would use."""
+    """What keeps Ray from running on these nodes together.
+
+    ``pythons``: the program that each would use; none if UGRO makes an environment for them.
+    """
     checks = (_lack, _too_old, _differing_ray, _differing_python)
     return next((found for check in checks if (found := check(looks, pythons)) is not None), None)
 
@@ -56,6 +59,13 @@ def note(looks: Mapping[str, Look]) -> str | None:
 def lack_of_memory(wish: ClusterWish, looks: Mapping[str, Look]) -> UgroError | None:
     """The object stores of all workers of a node share its /dev/shm."""
     for node, look in looks.items():
+        part = look.available_bytes * 2 // 10 // wish.workers_per_node  # for objects, roughly
+        if wish.size.memory_bytes is None and part < LEAST_STORE_BYTES:
+            return Unsatisfiable(
+                f"too little memory: {format_size(look.available_bytes)} are free",
+                hint="use fewer workers, or leave the node out: --only NODE",
+                subject=node,
+            )
         each = wish.size.object_store_bytes or LEAST_STORE_BYTES
         needed = each * wish.workers_per_node
         if needed > look.shared_bytes:
@@ -152,9 +162,11 @@ def _in_words(groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _install(nodes: Sequence[str], pythons: Mapping[str, str], wanted: str) -> str:
+    what = _WANTED.format(wanted)
+    if not pythons:
+        return f"name it with --package {what}, or below environment: packages: [{what}, …]"
     paths = {pythons[node] for node in nodes}
     python = paths.pop() if len(paths) == 1 else "python3"
-    what = _WANTED.format(wanted)
     return (
         f"ugro exec {' '.join(nodes)} -- {python} -m pip install {what}; "
         f"or let UGRO install it: ugro cluster start --package {what}"

@@ -3,7 +3,7 @@
 A process counts when it was seen twice: one of ours that is about to end has lost its mark already. Of a process that
 this machine's /proc does not have, as from inside a container, nothing is known.
 
-Processes in containers count, by anybody, with one exception: the daemon that starts a container for a job
+Processes in containers count, too, with one exception: the daemon that starts a container for a job
 (`docker run`) leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes is
 such a client.
 """

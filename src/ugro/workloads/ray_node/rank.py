@@ -209,7 +209,7 @@ class Nodes:
     """Ray's own view of its nodes, asked of the dashboard on this node, and said when it changes."""
 
     def __init__(self, settings: Settings, token: str) -> None:
-        self._url = f"http://127.0.0.1:{settings.get('dashboard_port')}/nodes?view=summary"
+        self._url = f"http://127.0.0.1:{settings.get('dashboard_port')}/api/v0/nodes?limit=10000"
         self._token = token
         self._said = ""
         self._at = 0.0
@@ -222,11 +222,8 @@ class Nodes:
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=2) as answer:
                 found = json.loads(answer.read(4 << 20))
-            alive = sorted(
-                str(node["raylet"]["nodeName"])
-                for node in found["data"]["summary"]
-                if node["raylet"].get("state") == "ALIVE"
-            )
+            rows = found["data"]["result"]["result"]
+            alive = sorted(str(node["node_name"]) for node in rows if node["state"] == "ALIVE")
         except (OSError, ValueError, KeyError, TypeError):
             return  # it has not started yet, or is busy
         if (text := json.dumps({"alive": alive})) != self._said:

@@ -30,6 +30,12 @@ def test_a_node_without_ray_is_named_with_the_command_that_installs_it() -> None
     assert hint.startswith('ugro exec n3 -- /opt/py -m pip install "ray[default]==2.60.0"')
 
 
+def test_an_environment_of_ours_without_ray_is_to_name_it() -> None:
+    error = objection({"n1": replace(GOOD, ray=None)}, {})
+    assert error is not None
+    assert error.hint == 'name it with --package "ray[default]", or below environment: packages: ["ray[default]", …]'
+
+
 @pytest.mark.parametrize(
     ("look", "words"),
     [
@@ -57,6 +63,8 @@ def test_object_stores_must_fit_into_shared_memory() -> None:
     assert str(error) == "n1: too little shared memory: 1.0 GiB are free in /dev/shm, and 1.2 GiB are needed"
     assert lack_of_memory(replace(wish, workers_per_node=2), {"n1": GOOD}) is None
     assert lack_of_memory(ClusterWish(), {"n1": replace(GOOD, shared_bytes=64 << 20)}) is not None
+    error = lack_of_memory(ClusterWish(), {"n1": replace(GOOD, available_bytes=256 << 20)})
+    assert str(error) == "n1: too little memory: 256.0 MiB are free"
 
 
 def test_a_port_that_was_asked_for_must_be_free_and_another_is_found_for_a_default() -> None:
