@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -366,6 +367,21 @@ def test_large_results_wait_where_they_are_made_until_they_are_read(pool: ugro.P
 def test_numbers_are_carried_in_both_directions_whatever_their_size(pool: ugro.Pool) -> None:
     items = [bytes(size) for size in (0, 1, 1 << 10, 1 << 20, 20 << 20)]
     assert [len(one) for one in pool.map(lambda item: item + item, items)] == [2 * len(item) for item in items]
+
+
+def test_more_processes_than_can_be_started_are_one_clear_error() -> None:
+    code = """
+import os, resource, ugro
+from ugro.core.errors import Unsatisfiable
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+before = len(os.listdir("/proc/self/fd"))
+try:
+    ugro.Pool(backend="local", workers=100)
+except Unsatisfiable as error:
+    print(error, len(os.listdir("/proc/self/fd")) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert re.fullmatch(r"process \d+ of the pool cannot be started: too many open files 0\n", done.stdout), done
 
 
 _DRIVER = """
