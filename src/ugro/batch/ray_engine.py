@@ -21,6 +21,7 @@ from ugro.core.errors import Unreachable, Unsatisfiable
 
 _NOTE_S = 10.0  # to read the note of an actor that ended
 _KNOCK_S = 5.0
+_GOODBYE_S = 1.0  # for idle actors to remove their files
 _LONELY_S = 10.0  # without any slot, until the user is told why
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,9 @@ class RayEngine:
         return SlotLost(slot.number, reason, at)
 
     def close(self) -> None:
+        idle = [slot.actor.remove_note.remote() for slot in self._slots.values() if slot.is_ready and not slot.answers]
+        if idle:
+            self._ray.wait(idle, num_returns=len(idle), timeout=_GOODBYE_S)
         for slot in self._slots.values():
             self._ray.kill(slot.actor, no_restart=True)
         self._slots.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -35,13 +36,19 @@ class RayWorker:
     def work(self, parts: Any, references: dict[str, Any]) -> Any:
         """``references``: of what was published since the last call."""
         self._references.update(references)
-        return wrapped(self._worker.answer(unwrapped(parts)))
+        answer = wrapped(self._worker.answer(unwrapped(parts)))
+        # The values lie in the object store and stay there as long as they are used, without the reference.
+        self._references = {name: one for name, one in self._references.items() if not self._worker.has(name)}
+        return answer
+
+    def remove_note(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
 
     def _fetch(self, name: str) -> Any:
         import ray
 
-        # The values lie in the object store and stay there as long as they are used, without the reference.
-        (reference,) = self._references.pop(name)
+        (reference,) = self._references[name]
         return unwrapped(ray.get(reference))
 
 

@@ -46,6 +46,10 @@ class Worker:
         busy_s = time.perf_counter() - began
         return self._packed(number, start, done, busy_s, failures, results)
 
+    def has(self, name: str) -> bool:
+        """Whether it is loaded, so that it is not fetched again."""
+        return name in self._functions or name in self._shared
+
     def _run(self, function: Any, start: int, items: Any, limits: Any) -> Any:
         """Per item: the note, the call, the clock; this is what a small item costs on top.
 

@@ -121,6 +121,20 @@ def test_the_command_uses_the_cluster_of_its_environment(pool: ugro.Pool, tmp_pa
     assert lines == [{"index": number, "result": 2 * number} for number in range(100)]
 
 
+def test_a_function_that_cannot_be_loaded_says_why_as_often_as_it_is_used(pool: ugro.Pool) -> None:
+    class Loads:
+        def __reduce__(self) -> Any:
+            return __import__, ("no_such_module",)
+
+        def __call__(self, number: int) -> int:
+            return number
+
+    function = Loads()
+    for _ in range(3):
+        with pytest.raises(FunctionUnusable, match=r"cannot be loaded on .*No module named 'no_such_module'"):
+            list(pool.map(function, range(3)))
+
+
 def test_a_cluster_that_is_not_there_is_one_clear_error() -> None:
     code = "from ugro.batch.ray_engine import RayEngine; RayEngine('127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
