@@ -15,6 +15,7 @@ from ugro.batch.engine import Answered, Engine, Event, SlotLost, SlotReady
 from ugro.batch.errors import FunctionUnusable, PoolBroken, PoolClosed
 from ugro.batch.frames import attempt, dumped, loaded, size_of
 from ugro.batch.run import Death, Run
+from ugro.batch.worker import UNREADABLE
 from ugro.core.errors import UgroError
 from ugro.core.support.quantity import format_duration
 from ugro.policy.batching.ledger import Failed, Piece
@@ -132,6 +133,8 @@ class Dispatcher:
     def _book_answer(self, slot: _Slot, event: Answered) -> None:
         if slot.ended_for == _CANCELLED:
             return
+        if slot.ended_for == _TIMED_OUT:  # it was done while we ended it: what it does since then has the time it needs
+            slot.ended_for = _CANCELLED
         sent = slot.sent.popleft()
         slot.since = time.monotonic()
         self._barren = 0
@@ -139,7 +142,10 @@ class Dispatcher:
             return
         head = loaded(event.parts[:1])
         problem = head[4]
-        if problem is not None:
+        if problem is not None and problem["kind"] == UNREADABLE:
+            cause = {**problem, "node": slot.node}
+            sent.run.fail(sent.run.ledger.lost([sent.batch], None, cause))  # which item it is, halves will show
+        elif problem is not None:
             sent.run.error = _unusable(problem, slot.node)
         elif sent.batch != _LOAD:
             try:
@@ -257,7 +263,7 @@ class Dispatcher:
         error, parts = attempt(dumped, request, self.engine.dumps)
         if error is not None and batch is not None:
             slot.forget = forget
-            run.fail(run.ledger.unsendable(batch, list(self._unpicklable(piece))))
+            self._fail_unpicklable(run, batch, piece, error)
             return
         if not slot.sent:
             slot.since = time.monotonic()
@@ -266,12 +272,20 @@ class Dispatcher:
             run.note_sent(len(piece.items), size_of(parts))
         self.engine.send(slot.number, parts)
 
-    def _unpicklable(self, piece: Piece) -> Iterator[Failed]:
+    def _fail_unpicklable(self, run: Run, batch: int, piece: Piece, error: BaseException) -> None:
+        found = []
         for index, item in enumerate(piece.items, piece.start):
-            error, _ = attempt(self.engine.dumps, item, None)
-            if error is not None:
-                text = f"the item cannot be pickled: {type(error).__name__}: {error}"
-                yield Failed(index, item, Death("Unpicklable", text, ""))
+            problem, _ = attempt(self.engine.dumps, item, None)
+            if problem is not None:
+                found.append(Failed(index, item, _not_picklable(problem)))
+        if found:
+            run.fail(run.ledger.unsendable(batch, found))
+        else:  # each can be pickled, and all together cannot, as when there is no memory for them
+            run.fail(run.ledger.lost([batch], None, _not_picklable(error)))
+
+
+def _not_picklable(error: BaseException) -> Death:
+    return Death("Unpicklable", f"the item cannot be pickled: {type(error).__name__}: {error}", "")
 
 
 def _unusable(problem: dict[str, Any], node: str) -> FunctionUnusable:

@@ -27,7 +27,7 @@ def run_estimate(
     """``cluster`` opens a pool on a running cluster, which is measured. ``others``: places whose figures are known."""
     function, values = script_function(target), shared_files(shared)
     on_progress("reading the input")
-    lines, total = _some_lines(Items(input_, bytearray()))
+    lines, total = _some_lines(Items(input_))
     chosen = spread(lines)
     on_progress("timing items on one core")
     alone = sampled(function, chosen, total, values)

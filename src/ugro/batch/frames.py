@@ -51,5 +51,7 @@ def attempt(call: Any, *arguments: Any) -> tuple[BaseException | None, Any]:
     """The error, or None and what the call returned: for what the user's objects do when they are pickled or loaded."""
     try:
         return None, call(*arguments)
+    except KeyboardInterrupt:  # the user's, and not the object's
+        raise
     except BaseException as error:  # noqa: BLE001  # what it is, only the user's object knows
         return error, None

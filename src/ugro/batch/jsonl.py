@@ -4,9 +4,12 @@ interrupted can go on. A line is one item; lines without anything are none.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +18,27 @@ from typing import IO, Any
 from ugro.batch.errors import ItemFailed
 from ugro.core.errors import NotFound, UgroError, UsageError
 
-_HEAD_BYTES = 1 << 20
+_READ = 1 << 20
 _STDIN = "-"
+_BEGINNING = b'{"index": '
 
 
 class Items:
     """The lines of a file, without those that are done; remembers which number each had."""
 
-    def __init__(self, path: str, done: bytearray) -> None:
-        self.path, self._done = path, done
+    def __init__(self, path: str) -> None:
+        self.path, self._done = path, bytearray()
         self._numbers: dict[int, int] = {}  # of items under way: by their place in the map
         if path != _STDIN and not Path(path).is_file():
             raise NotFound(f"there is no file {path}")
+
+    @property
+    def is_stream(self) -> bool:
+        return self.path == _STDIN
+
+    def skip(self, done: bytearray) -> None:
+        """``done``: a byte for each item, 1 if it is not to be given."""
+        self._done = done
 
     def __iter__(self) -> Iterator[str]:
         given = number = 0
@@ -51,12 +63,16 @@ class Items:
         with _opened(self.path) as file:
             return sum(1 for line in file if line.strip())
 
-    def head(self, size: int | None = None) -> tuple[int, str]:
-        """The size of the file and the hash of its beginning, as it was when it had that size."""
-        whole = os.path.getsize(self.path)
+    def hashes(self, size: int | None) -> tuple[int, str, str | None]:
+        """The size and the hash of the file, and the hash that it had when it had that size; None: it is shorter."""
+        whole, length, part = hashlib.sha256(), 0, hashlib.sha256().hexdigest() if size == 0 else None
         with open(self.path, "rb") as file:
-            content = file.read(min(_HEAD_BYTES, whole if size is None else size))
-        return whole, hashlib.sha256(content).hexdigest()
+            while piece := file.read(min(_READ, size - length) if size is not None and length < size else _READ):
+                whole.update(piece)
+                length += len(piece)
+                if length == size:
+                    part = whole.hexdigest()
+        return length, whole.hexdigest(), part
 
 
 class Counted:
@@ -73,89 +89,153 @@ class Counted:
 
 
 class ResultFile:
-    """Lines such as ``{"index": 3, "result": …}`` or ``{"index": 4, "error": {…}}``."""
+    """Lines such as ``{"index": 3, "result": …}`` or ``{"index": 4, "error": {…}}``. One map writes it at a time."""
 
     def __init__(self, path: str, *, resumes: bool) -> None:
         self.path = Path(path)
         self.done = bytearray()  # a byte for each item: 1 if it has a result
+        self.written = 0  # results by this map
         if not self.path.parent.is_dir():
             raise NotFound(f"there is no folder {self.path.parent}")
-        if resumes and self.path.exists():
-            self._keep_results()
-        elif self.path.exists() and self.path.stat().st_size:
+        try:
+            self._file = _locked(self.path)
+            with contextlib.ExitStack() as unless_begun:
+                unless_begun.callback(lambda: self._file.close())
+                self._begin(resumes=resumes)
+                unless_begun.pop_all()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _begin(self, *, resumes: bool) -> None:
+        if self.path.stat().st_size and not resumes:
             hint = "continue it with --resume, or choose another file"
-            raise UsageError(f"{path} has results already", hint=hint)
-        self._file: IO[str] | None = None
+            raise UsageError(f"{self.path} has results already", hint=hint)
+        if resumes and self.path.is_file():
+            self._keep_results()
 
     @property
     def _origin(self) -> Path:
         return self.path.with_name(f".{self.path.name}.input")
 
-    def belongs_to(self, items: Items) -> None:
-        """Remembers the input, or refuses another than before. One that has grown is the same."""
-        if items.path == _STDIN:
-            return
-        if any(self.done) and self._origin.exists():
-            before = json.loads(self._origin.read_text(encoding="utf-8"))
-            whole, now = items.head(before["size"])
-            if whole < before["size"] or now != before["sha256"]:
+    def belongs_to(self, items: Items, function: str, source: str) -> bool:
+        """Remembers what the results are of, or refuses another input or function than before.
+
+        An input that has grown is the same. A script that was changed may be the one that was mended: returns whether
+        there are results of another version of it.
+        """
+        before = _read_origin(self._origin) if any(self.done) else {}
+        script = hashlib.sha256(source.encode()).hexdigest()
+        origin: dict[str, Any] = {"function": function, "script": script}
+        if before.get("function", function) != function:
+            hint = "resume with the same function, or choose another output"
+            raise UsageError(f"{self.path} has results of the function {before['function']}", hint=hint)
+        if not items.is_stream:
+            size, whole, part = items.hashes(before.get("size"))
+            if part != before.get("sha256"):
                 hint = "resume with the same input, or choose another output"
                 raise UsageError(f"{self.path} has results of another input than {items.path}", hint=hint)
-        size, sha256 = items.head()
-        self._origin.write_text(json.dumps({"size": size, "sha256": sha256}), encoding="utf-8")
+            origin |= {"size": size, "sha256": whole}
+        try:
+            _write_origin(self._origin, origin)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return bool(before.get("script", script) != script)
 
     def __enter__(self) -> ResultFile:
-        try:
-            self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UgroError(f"{self.path} cannot be written: {(error.strerror or str(error)).lower()}") from error
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
             self._file.close()
+        except OSError as error:
+            if kind is None:  # else that is what the user is told
+                raise self._unwritable(error) from error
 
     def add(self, number: int, outcome: str | ItemFailed) -> None:
-        assert self._file is not None, "opened by the with statement"
         try:
             self._file.write(_line(number, outcome))
         except OSError as error:
-            what = f"{self.path} cannot be written: {(error.strerror or str(error)).lower()}"
-            raise UgroError(what, hint="what is written is kept; continue with --resume") from error
+            raise self._unwritable(error) from error
+        self.written += not isinstance(outcome, ItemFailed)
 
     def flush(self) -> None:
-        if self._file is not None:
+        try:
             self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def finish(self) -> None:
         """The map is complete: nothing is left to be resumed but failures."""
         self.flush()
-        if self._file is not None:
+        if self.path.is_file():
             os.fsync(self._file.fileno())
+
+    def _unwritable(self, error: OSError) -> UgroError:
+        what = f"{self.path} cannot be written: {(error.strerror or str(error)).lower()}"
+        return UgroError(what, hint="what is written is kept; continue with --resume" if self.written else None)
 
     def _keep_results(self) -> None:
         """What failed is tried again, so its lines go, and so does a line that was cut when its writer was killed."""
         kept = self.path.with_name(f".{self.path.name}.kept")
-        is_same = True
-        with self.path.open("rb") as old, kept.open("wb") as new:
-            for line in old:
-                number = _number_of(line)
-                if number is None:
-                    is_same = False
-                    continue
-                self._note(number)
-                new.write(line)
-            new.flush()
-            os.fsync(new.fileno())
-        if is_same:
-            kept.unlink()
-        else:
-            kept.replace(self.path)
+        try:
+            with self.path.open("rb") as old, kept.open("wb") as new:
+                is_same = True
+                for place, line in enumerate(old, start=1):
+                    is_same = self._is_kept(line, place, new) and is_same
+                new.flush()
+                os.fsync(new.fileno())
+            if not is_same:
+                mended = _locked(kept)
+                kept.replace(self.path)
+                self._file.close()
+                self._file = mended
+        finally:
+            kept.unlink(missing_ok=True)
 
-    def _note(self, number: int) -> None:
+    def _is_kept(self, line: bytes, place: int, new: IO[bytes]) -> bool:
+        number = _number_of(line)
+        if number is None and not _is_ours(line):
+            hint = "choose another output; nothing was changed"
+            raise UsageError(f"line {place} of {self.path} is not a result of ugro map", hint=hint)
+        if number is None or (number < len(self.done) and self.done[number]):
+            return False
         if number >= len(self.done):
             self.done.extend(bytes(number + 1 - len(self.done) + len(self.done) // 4))
         self.done[number] = 1
+        new.write(line)
+        return True
+
+
+def _locked(path: Path) -> IO[str]:
+    """Opened for appending; nobody else has it as long as it is open."""
+    while True:
+        file = path.open("a", encoding="utf-8")
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # such as /dev/null
+                return file
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            hint = "wait until it has ended, or choose another output"
+            raise UsageError(f"another map is writing {path}", hint=hint) from error
+        file.close()  # somebody has replaced it meanwhile
+
+
+def _read_origin(path: Path) -> dict[str, Any]:
+    """Empty if it is not there, or was cut when its writer was killed."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_origin(path: Path, content: dict[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(content), encoding="utf-8")
+    draft.replace(path)
 
 
 def _opened(path: str) -> IO[str]:
@@ -174,6 +254,13 @@ def _number_of(line: bytes) -> int | None:
         return None
     number = found.get("index") if isinstance(found, dict) and "result" in found else None
     return number if isinstance(number, int) and 0 <= number < 1 << 40 else None
+
+
+def _is_ours(line: bytes) -> bool:
+    """A failure, or a line that was cut: by the end of its writer, or by that of the machine, which leaves zeros."""
+    text = line.strip(b"\0\r\n ")
+    is_cut = (b"\0" in line or not line.endswith(b"\n")) and _BEGINNING.startswith(text)
+    return not text or is_cut or text.replace(b" ", b"").startswith(_BEGINNING.replace(b" ", b""))
 
 
 def _line(number: int, outcome: str | ItemFailed) -> str:

@@ -22,6 +22,7 @@ from typing import IO, Any
 from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
 from ugro.batch.errors import FunctionUnusable
 from ugro.batch.pipes import FrameReader, Outbox, write_file
+from ugro.core.errors import Unsatisfiable
 
 _PATH_VARIABLE = "UGRO_BATCH_PATH"
 _BOOT = (
@@ -62,7 +63,11 @@ class LocalEngine:
 
     def replace(self) -> None:
         self._started += 1
-        self._slots[self._started] = _started(self._started, self._stdout)
+        try:
+            self._slots[self._started] = _started(self._started, self._stdout)
+        except OSError as error:
+            what = f"process {len(self._slots) + 1} of the pool cannot be started: {(error.strerror or '').lower()}"
+            raise Unsatisfiable(what, hint="use fewer workers; see: ulimit -n and ulimit -u") from error
 
     def publish(self, parts: Parts) -> str:
         descriptor = os.memfd_create("ugro-batch", os.MFD_CLOEXEC)
@@ -172,13 +177,14 @@ class _Slot:
 
 
 def _started(number: int, stdout: IO[Any] | None) -> _Slot:
-    ours, theirs = socket.socketpair()
-    life, their_life = socket.socketpair()
-    note_fd = os.memfd_create("ugro-note", os.MFD_CLOEXEC)
-    try:
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as unless_started:
+        ours, their_connection = _pair(unless_started, theirs)
+        life, their_life = _pair(unless_started, theirs)
+        note_fd = os.memfd_create("ugro-note", os.MFD_CLOEXEC)
+        theirs.callback(os.close, note_fd)
         os.write(note_fd, _IDLE.to_bytes(_NOTE_BYTES, sys.byteorder, signed=True))
-        note = mmap.mmap(note_fd, _NOTE_BYTES)
-        descriptors = (theirs.fileno(), their_life.fileno(), note_fd)
+        note = unless_started.enter_context(mmap.mmap(note_fd, _NOTE_BYTES))
+        descriptors = (their_connection.fileno(), their_life.fileno(), note_fd)
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
@@ -187,12 +193,17 @@ def _started(number: int, stdout: IO[Any] | None) -> _Slot:
             env=_environment(),
             start_new_session=True,
         )
-    finally:
-        theirs.close()
-        their_life.close()
-        os.close(note_fd)
-    ours.setblocking(False)
-    return _Slot(number, process, ours, life, note, os.pidfd_open(process.pid))
+        unless_started.callback(process.wait)
+        unless_started.callback(process.kill)
+        ours.setblocking(False)
+        slot = _Slot(number, process, ours, life, note, os.pidfd_open(process.pid))
+        unless_started.pop_all()
+    return slot
+
+
+def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    return ours.enter_context(one), theirs.enter_context(other)
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class MapReport:
     seconds: float
     nodes: Mapping[str, int]
     first_failure: str | None = None
+    is_script_changed: bool = False  # the results before are of another version of it
 
     @property
     def items_per_s(self) -> float:
@@ -46,35 +48,41 @@ class MapReport:
 
 
 def run_map(wish: MapWish, open_pool: Callable[[], Pool], on_progress: Callable[[Progress], None]) -> MapReport:
-    function, shared = script_function(wish.target), shared_files(wish.shared)
-    results = ResultFile(wish.output, resumes=wish.resumes)
-    items = Items(wish.input, results.done)
-    results.belongs_to(items)
-    total, before = items.count(), sum(results.done)
-    source: Any = items if total is None else Counted(items, max(0, total - before))
-    with results, open_pool() as pool:
-        begin = pool.map if wish.is_ordered else pool.imap_unordered
-        found = begin(function, source, shared=shared, retries=wish.retries, timeout_s=wish.timeout_s, errors="return")
-        try:
+    function, shared, items = script_function(wish.target), shared_files(wish.shared), Items(wish.input)
+    _expect_another_file(wish)
+    with ResultFile(wish.output, resumes=wish.resumes) as results:
+        items.skip(results.done)
+        is_changed = results.belongs_to(items, function.name, function.source)
+        total, before = items.count(), sum(results.done)
+        source: Any = items if total is None else Counted(items, max(0, total - before))
+        with open_pool() as pool:
+            begin = pool.map if wish.is_ordered else pool.imap_unordered
+            options = {"shared": shared, "retries": wish.retries, "timeout_s": wish.timeout_s, "errors": "return"}
+            found = begin(function, source, **options)
             first = _written(found, items, results, on_progress)
-        except KeyboardInterrupt:
-            results.flush()
-            done = before + found.progress.done - found.progress.failed
-            hint = "continue with the same command and --resume"
-            raise Interrupted(f"interrupted; {done:,} results are in {wish.output}", hint=hint) from None
-        except PoolBroken as error:
-            results.flush()
-            hint = "when that is mended, continue with the same command and --resume"
-            raise PoolBroken(f"{error.message}; the results until then are in {wish.output}", hint=hint) from error
-        results.finish()
+            results.finish()
     end = found.progress
-    return MapReport(wish.output, end.done, end.failed, before, end.elapsed_s, end.nodes, first)
+    return MapReport(wish.output, end.done, end.failed, before, end.elapsed_s, end.nodes, first, is_changed)
 
 
 def _written(found: Any, items: Items, results: ResultFile, on_progress: Callable[[Progress], None]) -> str | None:
-    """The first failure, in words."""
+    """The first failure, in words. However it ends, the results until then are in the file."""
+    try:
+        return _write(found, items, results, on_progress)
+    except KeyboardInterrupt:
+        results.flush()
+        hint = "continue with the same command and --resume"
+        done = sum(results.done) + results.written
+        raise Interrupted(f"interrupted; {done:,} results are in {results.path}", hint=hint) from None
+    except PoolBroken as error:
+        results.flush()
+        hint = "when that is mended, continue with the same command and --resume"
+        raise PoolBroken(f"{error.message}; the results until then are in {results.path}", hint=hint) from error
+
+
+def _write(found: Any, items: Items, results: ResultFile, on_progress: Callable[[Progress], None]) -> str | None:
     first, shown = None, time.monotonic()
-    for place, outcome in found.with_indices():
+    for place, outcome in found.with_indices(on_wait=results.flush):
         number = items.number(place)
         results.add(number, outcome)
         if first is None and isinstance(outcome, ItemFailed):
@@ -84,6 +92,12 @@ def _written(found: Any, items: Items, results: ResultFile, on_progress: Callabl
             on_progress(found.progress)
             shown = now
     return first
+
+
+def _expect_another_file(wish: MapWish) -> None:
+    """With --resume, what is not a result would be taken out of it."""
+    if os.path.exists(wish.input) and os.path.exists(wish.output) and os.path.samefile(wish.input, wish.output):
+        raise UsageError(f"{wish.output} is both the input and the output", hint="choose another output")
 
 
 def script_function(target: str) -> ScriptFunction:

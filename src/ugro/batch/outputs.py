@@ -15,6 +15,8 @@ from ugro.batch.engine import Parts
 from ugro.batch.errors import ItemFailed, ResultsUnreadable
 from ugro.batch.frames import attempt, loaded
 
+_FAILURE_BYTES = 2048  # of the exception and its item, without its traceback
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -83,7 +85,7 @@ class Ordered:
     def __init__(self) -> None:
         self._next = 0
         self._answers: dict[int, Answer] = {}  # by their first item
-        self._single: dict[int, Any] = {}  # results and failures beside an item that is retried
+        self._single: dict[int, tuple[Any, int]] = {}  # results and failures beside an item that is retried, and bytes
         self._single_bytes = 0
         self._answer_bytes = 0
 
@@ -104,11 +106,12 @@ class Ordered:
             self._answers[answer.start] = answer
             self._answer_bytes += answer.size_bytes
         elif answer.done > len(answer.failed):
-            self._single.update(zip(answer.indices, answer.results(), strict=True))
-            self._single_bytes += answer.size_bytes
+            size_bytes = answer.size_bytes // (answer.done - len(answer.failed))
+            for index, value in zip(answer.indices, answer.results(), strict=True):
+                self._keep(index, value, size_bytes)
 
     def fail(self, failure: ItemFailed) -> None:
-        self._single[failure.index] = failure
+        self._keep(failure.index, failure, _FAILURE_BYTES + len(failure.traceback))
 
     def next_chunk(self) -> Chunk | None:
         if (answer := self._answers.pop(self._next, None)) is not None:
@@ -117,11 +120,15 @@ class Ordered:
             return Chunk(answer.indices, answer.results())
         return self._singles()
 
+    def _keep(self, index: int, value: Any, size_bytes: int) -> None:
+        self._single[index] = value, size_bytes
+        self._single_bytes += size_bytes
+
     def _singles(self) -> Chunk | None:
         first, values = self._next, []
         while self._next in self._single:
-            values.append(self._single.pop(self._next))
+            value, size_bytes = self._single.pop(self._next)
+            values.append(value)
+            self._single_bytes -= size_bytes
             self._next += 1
-        if not self._single:
-            self._single_bytes = 0
         return Chunk(range(first, self._next), values) if values else None

@@ -49,7 +49,7 @@ class Pool:
         if workers is not None and workers < 1:
             raise UsageError(f"a pool needs at least one worker, not {workers}")
         self._aims = aims or Aims()
-        self._dispatcher: Dispatcher | None = Dispatcher(engine or _engine(backend, address, workers))
+        self._dispatcher: Dispatcher | None = _begun(engine or _engine(backend, address, workers))
         self._functions: dict[bytes, str] = {}  # published, by their pickle
 
     @property
@@ -137,6 +137,14 @@ class Pool:
         if self._dispatcher is None:
             raise PoolClosed("the pool is closed", hint="create another one")
         return self._dispatcher
+
+
+def _begun(engine: Engine) -> Dispatcher:
+    try:
+        return Dispatcher(engine)
+    except BaseException:  # Ctrl-C, too: what was started is ended
+        engine.close()
+        raise
 
 
 def _forget(dispatcher: Dispatcher, names: list[str]) -> None:

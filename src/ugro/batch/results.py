@@ -10,7 +10,7 @@ from ugro.batch.dispatch import Dispatcher
 from ugro.batch.errors import ItemFailed
 from ugro.batch.outputs import Chunk
 from ugro.batch.run import Progress, Run
-from ugro.core.errors import TimedOut
+from ugro.core.errors import TimedOut, UgroError
 
 R = TypeVar("R")
 
@@ -26,7 +26,7 @@ class Results(Generic[R]):
         self._run = run
         self._raises = raises
         self._on_end = on_end
-        self._values = _values(dispatcher, run)  # knows nothing of us: who drops us, cancels
+        self._values = _values(dispatcher, run, _nothing)  # knows nothing of us: who drops us, cancels
 
     def __iter__(self) -> Results[R]:
         return self
@@ -51,9 +51,12 @@ class Results(Generic[R]):
     def progress(self) -> Progress:
         return self._run.progress
 
-    def with_indices(self) -> Iterator[tuple[int, R | ItemFailed]]:
-        """Each result with the number of its item, and failures in place of results."""
-        self._values = _values(self._dispatcher, self._run, with_indices=True)
+    def with_indices(self, on_wait: Callable[[], None] | None = None) -> Iterator[tuple[int, R | ItemFailed]]:
+        """Each result with the number of its item, and failures in place of results.
+
+        ``on_wait`` is called before the next result is waited for, which may take long.
+        """
+        self._values = _values(self._dispatcher, self._run, on_wait or _nothing, with_indices=True)
         return cast(Iterator[tuple[int, R | ItemFailed]], self)
 
     def close(self) -> None:
@@ -68,17 +71,19 @@ class Results(Generic[R]):
         on_end()
 
 
-def _values(dispatcher: Dispatcher, run: Run, *, with_indices: bool = False) -> Iterator[Any]:
+def _values(
+    dispatcher: Dispatcher, run: Run, on_wait: Callable[[], None], *, with_indices: bool = False
+) -> Iterator[Any]:
     """Looks at the engine now and then: a slow reader must not leave the slots without work."""
     clock = time.perf_counter
-    for chunk in _chunks(dispatcher, run):
+    for chunk in _chunks(dispatcher, run, on_wait):
         for value in zip(chunk.indices, chunk.values, strict=True) if with_indices else chunk.values:
             yield value
             if clock() > dispatcher.next_poll:
                 dispatcher.pump(is_waiting=False)
 
 
-def _chunks(dispatcher: Dispatcher, run: Run) -> Iterator[Chunk]:
+def _chunks(dispatcher: Dispatcher, run: Run, on_wait: Callable[[], None]) -> Iterator[Chunk]:
     while True:
         chunk = run.outputs.next_chunk()
         if chunk is not None:
@@ -90,6 +95,7 @@ def _chunks(dispatcher: Dispatcher, run: Run) -> Iterator[Chunk]:
                 raise run.input_errors[0]
             return
         else:
+            on_wait()
             dispatcher.pump(is_waiting=True)
 
 
@@ -115,7 +121,7 @@ class Task(Generic[R]):
         if self._outcome is None:
             try:
                 self._outcome = (next(self._results), None)
-            except ItemFailed as error:
+            except UgroError as error:
                 self._outcome = (None, error)
         value, failure = self._outcome
         if failure is not None:

@@ -12,12 +12,14 @@ from typing import Any
 from ugro.batch.errors import ItemFailed
 from ugro.batch.frames import attempt, loaded, size_of
 from ugro.batch.outputs import Answer, Ordered, Unordered
+from ugro.batch.worker import UNREADABLE
 from ugro.core.errors import UgroError
 from ugro.policy.batching.aims import Aims
 from ugro.policy.batching.ledger import Failed, Ledger, Piece
 from ugro.policy.batching.slices import Cost, Sizes, SlotView, share_of, slice_size
 
 _PULL_S = 0.02  # a slow input: what has arrived by then is sent
+_RESULT_BYTES = 64  # that the smallest result takes here, beside its encoded ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Run:
         self.overall.note(done, busy_s)
         self._results.note(done, size)
         self._tally.note(node, done - len(failed))
-        self.outputs.add(Answer(start, done, failed, parts, size))
+        self.outputs.add(Answer(start, done, failed, parts, size + done * _RESULT_BYTES))
         self.fail(final)
 
     def fail(self, failures: Iterable[Failed]) -> None:
@@ -191,7 +193,7 @@ def _failure(failed: Failed) -> ItemFailed:
     if isinstance(cause, Death):
         return ItemFailed(failed.index, failed.item, cause.message, cause_kind=cause.kind, node=cause.node)
     kind, text = cause["kind"], cause["message"]
-    message = text if kind == "Unpicklable" else f"{kind}: {text}" if text else kind
+    message = text if kind in ("Unpicklable", UNREADABLE) else f"{kind}: {text}" if text else kind
     error = ItemFailed(
         failed.index, failed.item, message, cause_kind=kind, traceback=cause["traceback"], node=cause["node"]
     )

@@ -2,7 +2,8 @@
 
 A batch is ``(number, function, start, (budget_s, most_bytes), forget, items)``. Its answer is the head
 ``(number, done, busy_s, failures, problem)`` and, after it, the results of the items that did not fail. ``done`` items
-were run, the others are given back. A ``problem`` concerns the function itself, which cannot be loaded here.
+were run, the others are given back. A ``problem`` concerns the function itself, which cannot be loaded here, or the
+batch, of which some item cannot.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from ugro.batch.frames import attempt, dumped, loaded
 
 IDLE = -1  # noted while no item runs
+UNREADABLE = "Unreadable"  # the kind of a problem with the items of a batch, and not with its function
 
 
 class Worker:
@@ -29,7 +31,10 @@ class Worker:
         note[0] = IDLE
 
     def answer(self, parts: Any) -> list[Any]:
-        number, name, start, limits, forget, items = loaded(parts)
+        error, request = attempt(loaded, parts)
+        if error is not None:
+            return self._encoded((0, 0, 0.0, [], self._unreadable(error)), [])
+        number, name, start, limits, forget, items = request
         for old in forget:
             self._functions.pop(old, None)
             self._shared.pop(old, None)
@@ -104,6 +109,10 @@ class Worker:
             "traceback": "".join(lines),
             "pickle": self._pickled(error),
         }
+
+    def _unreadable(self, error: BaseException) -> dict[str, Any]:
+        text = f"the item cannot be loaded there: {type(error).__name__}: {_text(error)}"
+        return {**self._report(error), "kind": UNREADABLE, "message": text, "pickle": None}
 
     def _pickled(self, error: BaseException) -> bytes | None:
         """The exception itself, if it can be pickled and loaded again."""

@@ -69,7 +69,7 @@ class PoolJobs:
         try:
             for number, seat in enumerate(seats, start=1):
                 jobs.append(self._client.jobs.submit(fields=self._fields(seat, number)).id)
-        except UgroError:
+        except (UgroError, KeyboardInterrupt):
             self.end(jobs, 0.0)
             raise
         return jobs
@@ -92,9 +92,10 @@ class PoolJobs:
             for job in jobs:
                 with contextlib.suppress(UgroError):  # it has ended
                     client.jobs.cancel(job)
+            deadline = time.monotonic() + _END_S
             for job in jobs:
                 try:
-                    client.jobs.wait(job, timeout_s=_END_S)
+                    client.jobs.wait(job, timeout_s=max(0.0, deadline - time.monotonic()))
                 except TimedOut:
                     log.warning("job %d is cancelled and has not ended yet: its node is away", job)
 

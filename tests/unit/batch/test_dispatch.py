@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import ugro
 from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
 from ugro.batch.errors import ItemFailed, PoolBroken
+from ugro.batch.frames import loaded
 from ugro.batch.local import LocalEngine
 from ugro.batch.worker import Worker
 from ugro.policy.batching.aims import Aims
@@ -135,6 +137,93 @@ def test_unordered_results_are_complete(seed: int, bad: set[int]) -> None:
 def test_a_process_that_is_killed_now_and_then_costs_nobody_a_result(seed: int) -> None:
     with ugro.Pool(engine=RandomEngine(Random(seed), deaths=0.05), aims=SMALL) as pool:
         assert list(pool.map(Square(set()), range(100), retries=20)) == [number * number for number in range(100)]
+
+
+class LateEngine(RandomEngine):
+    """Answers only when it was looked at a few times: as a large answer does, which arrives in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(1))
+        self._looks = 0
+        self.ended = 0
+
+    def end(self, slot: int) -> None:
+        self.ended += 1
+        super().end(slot)
+
+    def wait(self, timeout_s: float | None) -> list[Event]:
+        self._looks += 1
+        return super().wait(None) if self._events or self._looks % 3 == 0 else []
+
+
+def test_a_reader_that_pauses_costs_no_item_its_time() -> None:
+    engine = LateEngine()
+    with ugro.Pool(engine=engine, aims=SMALL) as pool:
+        results = pool.map(Square(set()), range(100), timeout_s=0.3)
+        found = [next(results)]
+        time.sleep(0.5)  # longer than any item may take: this is what is tested
+        assert [*found, *results] == [number * number for number in range(100)]
+    assert engine.ended == 0
+
+
+def test_what_a_slot_does_after_an_item_that_was_just_in_time_is_not_late() -> None:
+    class Racing(LateEngine):
+        """A slot that is ended has just answered, and has begun its next batch."""
+
+        def end(self, slot: int) -> None:
+            parts = self._slots[slot].popleft()
+            at = loaded(self._slots[slot][0])[2] if self._slots[slot] else None
+            self._events += [Answered(slot, self._workers[slot].answer(parts)), self._lost(slot, at)]
+
+        def wait(self, timeout_s: float | None) -> list[Event]:
+            busy = any(len(batches) == 2 and loaded(batches[0])[0] for batches in self._slots.values())
+            if busy and not self._events:  # until its time is over
+                time.sleep(0 if timeout_s is None else timeout_s)
+                return []
+            return RandomEngine.wait(self, None)
+
+    with ugro.Pool(engine=Racing(), aims=SMALL) as pool:
+        found = list(pool.map(Square(set()), range(100), timeout_s=0.02, retries=0))
+    assert found == [number * number for number in range(100)]
+
+
+def test_items_that_cannot_be_pickled_together_are_sent_apart() -> None:
+    class Narrow(RandomEngine):
+        def dumps(self, value: Any, buffer_callback: Callable[[Any], Any] | None) -> bytes:
+            if isinstance(value, tuple) and len(value) == 6 and len(value[5]) > 1:
+                raise MemoryError
+            return super().dumps(value, buffer_callback)
+
+    with ugro.Pool(engine=Narrow(Random(1)), aims=SMALL) as pool:
+        assert list(pool.map(Square(set()), range(10))) == [number * number for number in range(10)]
+
+
+def test_a_reader_who_waits_for_the_first_item_is_not_given_all_failures_meanwhile() -> None:
+    class Stuck(RandomEngine):
+        """The first item is done when nothing else is left to do."""
+
+        def wait(self, timeout_s: float | None) -> list[Event]:
+            if self._events:
+                return [self._events.popleft()]
+            first = [one for one, batches in self._slots.items() if batches and loaded(batches[0])[2:6:3] == (0, [0])]
+            busy = [one for one, batches in self._slots.items() if batches and one not in first]
+            if slot := [*busy, *first][:1]:
+                return [Answered(slot[0], self._workers[slot[0]].answer(self._slots[slot[0]].popleft()))]
+            return []
+
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(5000):
+            read.append(number)
+            yield number
+
+    aims = Aims(probe_items=1, batch_s=1e-9, least_s=1e-9, most_buffered_bytes=100_000)
+    with ugro.Pool(engine=Stuck(Random(1)), aims=aims) as pool:
+        results = pool.map(Square(set(range(1, 5000))), numbers(), errors="return", retries=0)
+        assert next(results) == 0
+        assert len(read) < 200
+        results.close()
 
 
 def test_a_pool_whose_slots_all_end_at_once_says_so() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
-import struct
 import sys
 import threading
 import time
@@ -34,7 +34,8 @@ _GIVE_UP_S = 300.0  # from then on it is not waited for; it ends by itself
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SOON_BYTES = 1 << 20  # an answer of that size is acknowledged at once: the host keeps it until then
-_QUIT_S = 5.0
+_QUIT_S = 20.0  # for hosts that were asked to end; most take a moment, on a busy machine some
+_JOIN_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +44,12 @@ class _Host:
     job: int
     owed: int  # slots that the pool waits for, and that were not begun
     session: Session = field(default_factory=Session)
-    instance: str = ""  # which process it is; empty before the first, and after its slots were given up
+    session_name: str = ""  # empty before the first, and after its slots were given up
     connection: HostConnection | None = None
     slots: set[int] = field(default_factory=set)  # ready, or being started there
     is_dead: bool = False  # it does not come back
     problem: str = ""
+    heard_at: float = field(default_factory=time.monotonic)
 
     @property
     def vacancies(self) -> int:
@@ -140,22 +142,25 @@ class JobsEngine:
             if (connection := host.connection) is not None:
                 connection.abort()
         for thread in self._threads:
-            thread.join(_QUIT_S)
+            thread.join(_JOIN_S)
 
     # --- a host's thread ---------------------------------------------------------------------------------------
 
     def _tend(self, host: _Host) -> None:
         """Keeps it connected until it is over."""
-        cut_at, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        pause_s = _FIRST_PAUSE_S
         while not self._is_closed.is_set() and not host.is_dead:
+            heard_at = host.heard_at
             try:
-                if self._visit(host):
-                    cut_at, pause_s = time.monotonic(), _FIRST_PAUSE_S
+                self._visit(host)
             except UgroError as error:
                 host.problem = str(error)
-            except (ValueError, LookupError, TypeError, struct.error) as error:
-                self._lose(host, f"invalid message from {host.seat.node}: {error!r:.100}")
-            cut_s = time.monotonic() - cut_at
+            except Exception as error:  # noqa: BLE001  # the top of a thread: the pool would wait for it for ever
+                host.problem = f"invalid message from {host.seat.node}: {error!r:.100}"
+                self._lose(host, host.problem)
+            if host.heard_at > heard_at:
+                pause_s = _FIRST_PAUSE_S
+            cut_s = time.monotonic() - host.heard_at
             if cut_s > _GRACE_S:
                 self._lose(host, f"{host.seat.node} was cut off: {host.problem}")
             if cut_s > _GIVE_UP_S and host.session.received:
@@ -163,38 +168,40 @@ class JobsEngine:
             self._is_closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    def _visit(self, host: _Host) -> bool:
-        """True after it was connected."""
+    def _visit(self, host: _Host) -> None:
+        """Connects to it, if it is there, and stays until the connection is cut."""
         job = self._cluster.look(host.job)
         if job.is_over:
             self._bury(host, f"its job {host.job} ended: {job.reason}")
-            return False
+            return
         if not job.is_running:
             self._lose(host, job.reason)
-            return False
+            return
         connection = HostConnection(self._cluster.dial(host.seat.node, host.job))
         try:
-            return self._talk(host, connection)
+            self._talk(host, connection)
         finally:
             with self._lock:
                 host.connection = None
             connection.close()
 
-    def _talk(self, host: _Host, connection: HostConnection) -> bool:
+    def _talk(self, host: _Host, connection: HostConnection) -> None:
         frame = connection.read()
         if frame is None:
-            return False
+            return
         hello = json.loads(bytes(frame[0]))
-        if not hello["has_code"]:
-            self._equip(host, connection, hello)
-            return True
-        self._greet(host, connection, hello)
-        while (frame := connection.read()) is not None:
-            with self._lock:
-                if (message := host.session.read(frame)) is not None:
-                    self._take(host, message)
-        host.problem = "the connection was lost"
-        return True
+        try:
+            if not hello["has_code"]:
+                self._equip(host, connection, hello)
+                return
+            self._greet(host, connection, hello)
+            while (frame := connection.read()) is not None:
+                with self._lock:
+                    if (message := host.session.read(frame)) is not None:
+                        self._take(host, message)
+            host.problem = "the connection was lost"
+        finally:
+            host.heard_at = time.monotonic()
 
     def _equip(self, host: _Host, connection: HostConnection, hello: dict[str, Any]) -> None:
         theirs, ours = tuple(hello["python"]), sys.version_info[:2]
@@ -206,12 +213,16 @@ class JobsEngine:
         connection.read()  # until it has all of it, and closes
 
     def _greet(self, host: _Host, connection: HostConnection, hello: dict[str, Any]) -> None:
+        """A host that has another session than ours begins a new one: it is another process, or was given up.
+
+        Or it has never heard of ours, as the connection was cut before.
+        """
         with self._lock:
-            is_fresh = hello["instance"] != host.instance
+            is_fresh = not host.session_name or hello["session"] != host.session_name
             if is_fresh:
                 self._lose(host, "its process was replaced")
-                host.session, host.instance = Session(), hello["instance"]
-            answer = {"is_fresh": is_fresh, "received": host.session.received}
+                host.session, host.session_name = Session(), os.urandom(8).hex()
+            answer = {"session": host.session_name, "received": host.session.received}
             connection.send([json.dumps(answer).encode()])
             for frame in [] if is_fresh else host.session.again(int(hello["received"])):
                 connection.send(frame)
@@ -239,7 +250,7 @@ class JobsEngine:
     def _lose(self, host: _Host, reason: str) -> None:
         """Its slots are given up; what it says of them later is not heard."""
         with self._lock:
-            host.instance = ""
+            host.session_name = ""
             for slot in host.slots:
                 self._events.put(SlotLost(slot, reason, is_innocent=True))
             host.slots.clear()
@@ -268,7 +279,7 @@ class JobsEngine:
 
     def _say(self, host: _Host, kind: Kind, slot: int = 0, parts: Sequence[bytes] = ()) -> None:
         """Now, or when it is connected again; to a host whose slots were given up, nothing."""
-        if host.instance:
+        if host.session_name:
             frame = host.session.message(kind, slot, parts)
             if host.connection is not None:
                 host.connection.send(frame)

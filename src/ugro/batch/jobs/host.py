@@ -25,8 +25,8 @@ PATIENCE_S = float(os.environ.get("UGRO_POOL_PATIENCE_S", "300"))
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def main(listener: socket.socket, folder: str, instance: str) -> None:
-    host = Host(listener, folder, instance)
+def main(listener: socket.socket, folder: str) -> None:
+    host = Host(listener, folder)
     try:
         host.run()
     finally:
@@ -34,13 +34,12 @@ def main(listener: socket.socket, folder: str, instance: str) -> None:
 
 
 class Host:
-    def __init__(self, listener: socket.socket, folder: str, instance: str) -> None:
+    def __init__(self, listener: socket.socket, folder: str) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._instance = instance
         self._published = os.path.join(folder, "published")
         self._slots = Slots()
-        self._session = Session()
+        self._session, self._session_name = Session(), ""  # its name comes from the pool
         self._talk: _Talk | None = None
         self._names: dict[str, str] = {}  # what the pool calls it → what our engine does
         self._alone_since = time.monotonic()
@@ -79,7 +78,7 @@ class Host:
             self._talk.connection.close()
         connection.setblocking(False)
         self._talk = _Talk(connection)
-        hello = {"instance": self._instance, "received": self._session.received, "has_code": True}
+        hello = {"session": self._session_name, "received": self._session.received, "has_code": True}
         self._talk.send([json.dumps(hello).encode()])
 
     def _hear(self, talk: _Talk) -> None:
@@ -98,8 +97,9 @@ class Host:
             self._alone_since = time.monotonic()
 
     def _resume(self, talk: _Talk, answer: dict[str, Any]) -> None:
-        if answer["is_fresh"]:
+        if answer["session"] != self._session_name:
             self._reset()
+            self._session_name = answer["session"]
         talk.is_greeted = True
         for frame in self._session.again(int(answer["received"])):
             talk.send(frame)

@@ -25,15 +25,15 @@ os.makedirs(folder, 0o700)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("/proc/self/fd/%d/host" % os.open(folder, os.O_RDONLY))
 listener.listen(8)
-listener.settimeout(300)
-instance = os.urandom(8).hex()
-hello = json.dumps({"instance": instance, "python": sys.version_info[:2], "has_code": False, "received": 0}).encode()
+listener.settimeout(float(os.environ.get("UGRO_POOL_PATIENCE_S", "300")))
+hello = json.dumps({"python": sys.version_info[:2], "has_code": False}).encode()
 code, wanted = b"", -1
 while len(code) != wanted:
     try:
         connection, _ = listener.accept()
     except socket.timeout:
-        sys.exit("no pool has connected")
+        print("no pool has connected")
+        sys.exit()
     connection.settimeout(60)
     with connection, connection.makefile("rb") as stream:
         try:
@@ -46,7 +46,7 @@ with open(os.path.join(folder, "code.zip"), "wb") as file:
     file.write(code)
 sys.path.insert(0, file.name)
 from ugro.batch.jobs.host import main
-main(listener, folder, instance)
+main(listener, folder)
 """
 
 

@@ -111,6 +111,9 @@ def _show(output: Output, report: MapReport) -> None:
     rate = f"{report.items:,} item{'' if report.items == 1 else 's'} in {format_duration(report.seconds)}"
     before = f", {report.resumed:,} were done before" if report.resumed else ""
     output.text(f"{rate}{before}: {report.output}")
+    if report.is_script_changed:
+        what = f"the script has changed: {report.resumed:,} results are of the version before"
+        output.warn(what, "if they would differ now, run it again with another output")
     if report.failed:
         what = f"{report.failed:,} item{' has' if report.failed == 1 else 's have'} no result; {report.first_failure}"
         output.warn(what, f"the tracebacks are in {report.output}; try them again with --resume")

@@ -98,10 +98,13 @@ class Forward:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Until both sides have ended: also when this process is killed.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        problem = made.connect_ex(target.address)
-        if problem in (0, errno.EINPROGRESS):
-            self._writing = os.dup(made.fileno())
-            self._watch_writes(True)
+        try:
+            problem = made.connect_ex(target.address)
+            if problem in (0, errno.EINPROGRESS):
+                self._writing = os.dup(made.fileno())
+                self._watch_writes(True)
+        except OSError as error:  # a socket's name that is too long has no number; or no descriptor is left
+            return error.errno or errno.ENAMETOOLONG
         return problem
 
     def _refusal(self, problem: int) -> List[str]:
