@@ -30,6 +30,7 @@ THE_PRINTER = "src/ugro/cli/output.py"
 # The files with one handler that catches everything, and why nothing less would do.
 CATCHES_EVERYTHING = {
     "src/ugro/batch/frames.py": "what a user's object raises when it is pickled or loaded is the answer",
+    "src/ugro/batch/jobs/engine.py": "the top of a thread that keeps a host: a pool would wait for it for ever",
     "src/ugro/batch/run.py": "the error of the user's own input is raised to the user, after the results before it",
     "src/ugro/batch/worker.py": "an item may raise anything: it fails alone, and the others go on",
     "src/ugro/cli/completion.py": "a message would land in the line that the user types",

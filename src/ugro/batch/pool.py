@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -140,11 +141,11 @@ class Pool:
 
 
 def _begun(engine: Engine) -> Dispatcher:
-    try:
-        return Dispatcher(engine)
-    except BaseException:  # Ctrl-C, too: what was started is ended
-        engine.close()
-        raise
+    with contextlib.ExitStack() as unless_begun:
+        unless_begun.callback(engine.close)  # what was started is ended, also by Ctrl-C
+        dispatcher = Dispatcher(engine)
+        unless_begun.pop_all()
+    return dispatcher
 
 
 def _forget(dispatcher: Dispatcher, names: list[str]) -> None:
