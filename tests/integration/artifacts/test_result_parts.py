@@ -45,7 +45,7 @@ def left(results: OutputSync, run: Run) -> list[str]:
 
 
 async def fetched(results: OutputSync, run: Run) -> None:
-    assert await results.fetch_left(run, lambda name: True)
+    await results.fetch_left(run, lambda name: True)
     await until(lambda: run.key not in results._fetches, 10, "the files that were left to be fetched")
 
 
@@ -101,10 +101,24 @@ async def test_two_who_ask_at_once_for_what_was_left_get_it_once(rig: ResultRig)
     run = replace(OWN, rule=ResultRule("none"))
     async with rig.agent("n1") as results:
         await results.fetch_all(run)
-        begun = await asyncio.gather(*(results.fetch_left(run, lambda name: True) for _ in range(2)))
-        assert sorted(begun) == [False, True]
+        await asyncio.gather(*(results.fetch_left(run, lambda name: True) for _ in range(2)))
         await until(lambda: run.key not in results._fetches, 10, "the files that were left to be fetched")
+        assert left(results, run) == []
     assert here(rig) == {"step_1": "1"}
+
+
+@in_loop
+async def test_who_asks_for_other_files_while_some_are_fetched_gets_them_too(rig: ResultRig) -> None:
+    write(rig.output("n1"), step_1="1", step_2="2", step_3="3")
+    run = replace(OWN, rule=ResultRule("none"))
+    async with rig.agent("n1") as results:
+        await results.fetch_all(run)
+        for name in (b"checkpoints/step_1", b"nothing", b"checkpoints/step_2"):  # each while the one before is at it
+            await results.fetch_left(run, name.__eq__)
+        assert results.fetching(run) is not None
+        await until(lambda: run.key not in results._fetches, 10, "the files that were left to be fetched")
+        assert left(results, run) == ["checkpoints/step_3"]
+    assert here(rig) == {"step_1": "1", "step_2": "2"}
 
 
 @in_loop

@@ -268,38 +268,47 @@ class OutputSync:
 
     # --- what was left ------------------------------------------------------------------------------------------
 
-    async def fetch_left(self, run: Run, is_wanted: IsWanted) -> bool:
-        """Starts to fetch what was left on the node, in the background; False if it is at it. Raises if it cannot."""
+    async def fetch_left(self, run: Run, is_wanted: IsWanted) -> None:
+        """Starts to fetch what was left on the node, in the background; after what is fetched now. May raise."""
         store = self._store(run)
         transfer = FileTransfer(self._files(run.node), run.kept, store, partial(self._note, run))
         listing = await transfer.list_files()
         wanted = await asyncio.to_thread(_asked_for, store, listing, is_wanted)
-        if run.key in self._fetches:
-            return False
-        self._note(run, listing.files, [Wanted(file) for file in wanted])
+        before = self._fetches.get(run.key)
+        if before is None or wanted:
+            self._note(run, listing.files, [Wanted(file) for file in wanted])
         name = f"what job {run.job} left on {run.node}"
-        task = asyncio.create_task(self._fetch_left(run, transfer, is_wanted), name=name)
+        task = asyncio.create_task(self._fetch_left(run, transfer, is_wanted, before), name=name)
         self._fetches[run.key] = task
         task.add_done_callback(report_end)
-        return True
 
     def fetching(self, run: Run) -> Progress | None:
         """How far fetching what was left is, or why the last try failed."""
         return self._progress.get(run.key)
 
-    async def _fetch_left(self, run: Run, transfer: FileTransfer, is_wanted: IsWanted) -> None:
+    async def _fetch_left(
+        self, run: Run, transfer: FileTransfer, is_wanted: IsWanted, before: asyncio.Task[None] | None
+    ) -> None:
         store = transfer.store
         assert isinstance(store, OutputStore)
 
         try:
+            if before is not None:
+                await asyncio.wait([before])
             async with self._polling.lock(run.key):
                 await transfer.fetch_all(lambda listing: _asked_for(store, listing, is_wanted))
                 await self._settle_left(run, transfer, store)
-            self._progress.pop(run.key, None)
+            if self._is_last(run):
+                self._progress.pop(run.key, None)
         except (UgroError, OSError) as error:
             self._report(run, str(error))
         finally:
-            del self._fetches[run.key]
+            if self._is_last(run):
+                del self._fetches[run.key]
+
+    def _is_last(self, run: Run) -> bool:
+        """Nobody has asked for more since: then what it says of its progress is theirs."""
+        return self._fetches.get(run.key) is asyncio.current_task()
 
     async def _settle_left(self, run: Run, transfer: FileTransfer, store: OutputStore) -> None:
         """What is here, and on the disk, is deleted on the node."""
