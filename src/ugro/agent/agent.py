@@ -45,6 +45,7 @@ from ugro.agent.safe_mode.control import SafeModeControl, begin, is_known_old
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
 from ugro.agent.support.aio import keep_running
+from ugro.agent.sweep.service import SweepService
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.agent.tracking.cluster import Cluster, Guard
 from ugro.agent.tracking.health import HealthCheck
@@ -97,6 +98,7 @@ class Agent:
         self._profiling: Profiling | None = None
         self._hardware: HardwareService | None = None
         self._planning: PlanService | None = None
+        self._sweeps: SweepService | None = None
         self._retention: Retention | None = None
         self._records: Records | None = None
         self._identity = Identity("", 0)
@@ -184,6 +186,11 @@ class Agent:
     def planning(self) -> PlanService:
         assert self._planning is not None, "the agent has not started"
         return self._planning
+
+    @property
+    def sweeps(self) -> SweepService:
+        assert self._sweeps is not None, "the agent has not started"
+        return self._sweeps
 
     @property
     def code(self) -> Code:
@@ -280,6 +287,7 @@ class Agent:
         self._planning = PlanService(
             service, forecasts, Trials(self.home.jobs, self.store.trials, service, self.results)
         )
+        self._sweeps = SweepService(self.store, service, engine.changed, self.monitoring, self.results)
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
@@ -383,6 +391,8 @@ class Agent:
             self._code.end()
         if self._job_service is not None:
             self._job_service.end_streams()
+        if self._sweeps is not None:
+            self._sweeps.end_streams()
         if self._hardware is not None:
             self._hardware.cancel()
         for execution in self._executions.values():

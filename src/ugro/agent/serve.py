@@ -67,6 +67,7 @@ async def _serve_until_stopped(
             group.create_task(keep_running(agent.backups.run), name="make backups"),
             group.create_task(agent.watch_clock(), name="watch the clock"),
             group.create_task(keep_running(agent.discovery.run), name="discover nodes"),
+            group.create_task(keep_running(agent.sweeps.run), name="run sweeps"),
         ]
         # Meanwhile links are being opened, which is mostly waiting for ssh.
         server, api = await asyncio.to_thread(_load, agent)

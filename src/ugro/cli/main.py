@@ -38,6 +38,7 @@ _GROUPS = {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
+        "sweep": ("ugro.cli.sweep.command:sweep", "Search for the best settings of a training."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
         "why": ("ugro.cli.jobs.why:why", "Explain why a job waits, where it runs, or how it ended."),
         "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ugro.client.jobs import Jobs
     from ugro.client.planning import Planning
     from ugro.client.safe_mode import SafeModeCalls
+    from ugro.client.sweeps import Sweeps
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
     from ugro.core.audit import AuditEntry
@@ -299,6 +300,12 @@ class Client:
         from ugro.client.planning import Planning
 
         return Planning(self._stream)
+
+    @property
+    def sweeps(self) -> Sweeps:
+        from ugro.client.sweeps import Sweeps
+
+        return Sweeps(self._ask, self._stream)
 
     @property
     def backups(self) -> Backups:

@@ -26,6 +26,7 @@ from ugro.store.listing import ListingStore
 from ugro.store.notes import NoteStore
 from ugro.store.python_envs import PythonEnvStore
 from ugro.store.retention import RetentionStore
+from ugro.store.sweeps import SweepStore
 from ugro.store.trials import TrialStore
 
 
@@ -46,6 +47,7 @@ class Store:
         self.audit = AuditStore(self._database)
         self.retention = RetentionStore(self._database)
         self.trials = TrialStore(self._database)
+        self.sweeps = SweepStore(self._database)
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)
