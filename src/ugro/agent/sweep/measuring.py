@@ -20,8 +20,14 @@ from ugro.telemetry.curves import Wanted
 from ugro.telemetry.metricstore import job_owner
 
 _OUT_OF_MEMORY = frozenset({Cause.CUDA_OOM, Cause.OOM})
-_NOT_HERE = frozenset({ResultState.COMING, ResultState.LIVE, ResultState.WAITING})
-_LONGEST_S = 60.0  # that the files of an ended trial are waited for
+# How long the files of an ended trial are waited for; its node may be away, and an agent that has just begun has not
+# reached it yet.
+_PATIENCE_S = {
+    ResultState.COMING: 60.0,
+    ResultState.LIVE: 60.0,
+    ResultState.WAITING: 900.0,
+    ResultState.UNKNOWN: 900.0,
+}
 _MOST_NAMED = 5
 
 
@@ -32,6 +38,11 @@ class Measuring:
         self._results = results
         self._ended: dict[int, float] = {}  # by job, when its end was first seen
         self._read: dict[int, int] = {}  # by job, how much had grown when its values were read
+
+    @property
+    def is_waiting(self) -> bool:
+        """For the files of a trial: no signal says that they are here."""
+        return bool(self._ended)
 
     async def look(self, trial: Trial, job: Job, metric: Metric | None) -> Trial:
         """Of a trial that has not ended."""
@@ -47,7 +58,7 @@ class Measuring:
         """What has become of it; None: its files are not all here yet."""
         since = self._ended.setdefault(job.id, time.monotonic())
         state = (await self._results.brief(job)).state if job.attempt or job.cached_from else None
-        if state in _NOT_HERE and time.monotonic() - since < _LONGEST_S:
+        if state is not None and time.monotonic() - since < _PATIENCE_S.get(state, 0.0):
             return None
         del self._ended[job.id]
         self._read.pop(job.id, None)

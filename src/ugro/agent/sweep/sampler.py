@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _TRIES = 20  # for a point that is new
 _MOST_LISTED = 100_000  # points of a small space, among which a new one is searched
 _NEEDED = {"bayes": ("optuna",), "tpe": ("optuna",), "gp": ("optuna", "torch", "scipy")}
+_MEMORY = "memory"  # a constraint: above 0 it does not fit
 _LEAST_EXPLAINED = 4  # complete trials
 _importing = threading.Lock()
 
@@ -137,14 +138,18 @@ def _frozen(spec: SweepSpec, trial: Trial, worst: float) -> optuna.trial.FrozenT
     kinds = _distributions(spec.parameters)
     place = {name: known[name] if _is_number(spec, name) else int(known[name]) for name in kinds}
     state = optuna.trial.TrialState
-    given: dict[str, Any] = {"params": place, "distributions": kinds, "system_attrs": {"constraints": (0.0,)}}
+    given: dict[str, Any] = {"params": place, "distributions": kinds}
     steps = {point.step: point.value for point in trial.history}
     if trial.state is TrialState.COMPLETE and trial.best is not None:
-        return optuna.trial.create_trial(value=trial.best, intermediate_values=steps, **given)
+        made = optuna.trial.create_trial(value=trial.best, intermediate_values=steps, **given)
+        made.set_constraint(_MEMORY, 0.0)
+        return made
     if trial.state is TrialState.PRUNED and steps:
         return optuna.trial.create_trial(state=state.PRUNED, intermediate_values=steps, **given)
     if trial.state is TrialState.INFEASIBLE:
-        return optuna.trial.create_trial(value=worst, **{**given, "system_attrs": {"constraints": (1.0,)}})
+        made = optuna.trial.create_trial(value=worst, **given)
+        made.set_constraint(_MEMORY, 1.0)
+        return made
     if trial.is_open:
         return optuna.trial.create_trial(state=state.RUNNING, **given)
     return None
@@ -176,12 +181,8 @@ def _distribution(one: Parameter) -> Any:
 def _sampler(method: str, seed: int) -> Any:
     samplers = _optuna().samplers
     if method == "gp":
-        return samplers.GPSampler(seed=seed, constraints_func=_constraints)
-    return samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, constraints_func=_constraints)
-
-
-def _constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
-    return tuple(trial.system_attrs.get("constraints", (0.0,)))
+        return samplers.GPSampler(seed=seed)
+    return samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
 
 def _optuna() -> Any:

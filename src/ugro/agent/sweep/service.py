@@ -143,7 +143,7 @@ class SweepService:
             since = time.monotonic()
             if self._runners:
                 await asyncio.sleep(_LEAST_S)
-                await wait_for_any(seen, _LOOK_S)
+                await wait_for_any(seen, _SHOW_S if self.measuring.is_waiting else _LOOK_S)
             else:
                 await wait_for_any(asked, _IDLE_S)
                 since = time.monotonic()
