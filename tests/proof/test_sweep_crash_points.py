@@ -23,7 +23,7 @@ import json, os, sys, time
 x = int(sys.argv[1].partition("=")[2])
 with open("begun", "a") as file:
     file.write(f"{x}\\n")
-for step in range(1, 4 if x == 0 else 6000):
+for step in range(1, 11 if x == 0 else 6000):
     with open(os.environ["UGRO_OUTPUT"] + "/metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": step, "loss": x + 1 / step}) + "\\n")
     time.sleep(0.1)
@@ -57,7 +57,7 @@ def test_a_sweep_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(poi
 
 def begin(place: Place, code: Path) -> None:
     fields = {"script": "train.py", "args": ["--x", "0,1,2,3"], "cwd": str(code)}
-    wish = SweepWish(fields, metric="loss", prune="hyperband", budget=Budget(parallel=2))
+    wish = SweepWish(fields, metric="loss", prune="asha", budget=Budget(parallel=2))
     place.ask(lambda client: client.sweeps.start(wish=wish, env={}, key="one"))
 
 

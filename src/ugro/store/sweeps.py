@@ -62,6 +62,12 @@ class SweepStore:
         )
         return [_sweep(row) for row in await self._database.run(lambda db: db.execute(query).fetchall())]
 
+    async def snapshots(self) -> list[str]:
+        """The code of sweeps that may still make trials."""
+        query = "SELECT DISTINCT json_extract(spec, '$.snapshot') AS snapshot FROM sweeps WHERE state != 'done'"
+        rows = await self._database.run(lambda db: db.execute(query).fetchall())
+        return [str(row["snapshot"]) for row in rows if row["snapshot"] is not None]
+
     async def trials(self, sweep: int) -> list[Trial]:
         query = "SELECT * FROM sweep_trials WHERE sweep = ? ORDER BY number"
         return [_trial(row) for row in await self._database.run(lambda db: db.execute(query, (sweep,)).fetchall())]

@@ -118,7 +118,7 @@ def _with_options(tree: dict[str, Any], given: Mapping[str, Any], request: Sweep
     if metric:
         tree["metric"] = metric
     if request.prune is not None and request.prune != "none":
-        tree["early_terminate"] = {"type": request.prune} | ({"min_iter": 1} if request.prune == "hyperband" else {})
+        tree["early_terminate"] = {"type": request.prune} | ({"min_iter": 3} if request.prune == "hyperband" else {})
     elif request.prune == "none":
         tree.pop("early_terminate", None)
     if (method := request.method or tree.get("method") or _usual_method(tree, request)) is not None:

@@ -13,7 +13,7 @@ from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.cli.sweep.show import document, follow, importance_table, show, summary_row
-from ugro.core.errors import Interrupted, UsageError
+from ugro.core.errors import Interrupted, NotAllowed, UgroError, UsageError
 from ugro.core.support.quantity import parse_duration
 from ugro.core.sweep import Budget
 
@@ -123,6 +123,8 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, detach: bo
         return 0
     for note in found.notes:
         session.output.note(f"note: {note}")
+    if found.total is None and found.budget.time_s is None and found.budget.gpu_s is None:
+        session.output.note(f"note: it has no limit, such as --trials; end it with: ugro sweep stop {found.name}")
     if detach:
         session.output.note(f"sweep {found.name} runs; follow it: ugro sweep status {found.name} --follow")
         return 0
@@ -257,3 +259,30 @@ def importance(session: Session, name: str) -> None:
         session.output.document({"importance": found})
     else:
         importance_table(session.output, found)
+
+
+@sweep.command()
+@click.argument("name", default="last", shell_complete=candidates.sweeps)
+@click.option("-o", "--output", "path", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.html.")
+@pass_session
+def report(session: Session, name: str, path: Path | None) -> None:
+    """Write a sweep as one HTML file.
+
+    The file has the history, parallel coordinates, importances and the table of trials, also as CSV. It needs no
+    server and loads nothing.
+    """
+    from ugro.cli.sweep.html import page
+
+    client = session.client()
+    found = client.sweeps.get(name)
+    try:
+        importances = client.sweeps.importance(found.id)
+    except NotAllowed as error:
+        session.output.note(f"note: without importances: {error}")
+        importances = []
+    path = path or Path(f"{found.name}.html")
+    try:
+        path.write_text(page(found, importances), encoding="utf-8")
+    except OSError as error:
+        raise UgroError(f"{path}: {(error.strerror or str(error)).lower()}", hint="choose another: -o FILE") from None
+    session.output.text(str(path))

@@ -109,7 +109,9 @@ def _bands(tree: Mapping[str, Any], eta: float) -> tuple[int, ...]:
         return bands
     if least is None and tree.get("type") == "hyperband":
         raise ConfigError("early_terminate: min_iter or max_iter is missing", hint="min_iter: 3")
-    bands, band = (), float(least or 1)
+    if least is None:
+        return ()  # of asha: found from the first complete trial
+    bands, band = (), float(least)
     while len(bands) < _BANDS and band < 1 << 40:
         bands, band = (*bands, int(band)), band * eta
     return bands

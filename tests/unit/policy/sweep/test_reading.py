@@ -57,8 +57,8 @@ def test_bands_from_above_are_those_of_wandb() -> None:
     spec = read(yaml.safe_load(HYPERBAND))
     assert spec.pruning is not None
     assert spec.pruning.bands == (3, 9)
-    low, high = spec.parameters[0].low, spec.parameters[0].high
-    assert (low, high) == (pytest.approx(1e-4, rel=0.01), pytest.approx(0.1, rel=0.01)), "bounds are exponents of e"
+    bounds = [spec.parameters[0].low, spec.parameters[0].high]
+    assert bounds == pytest.approx([1e-4, 0.1], rel=0.01), "they are given as exponents of e"
 
 
 def changed(**more: Any) -> dict[str, Any]:
