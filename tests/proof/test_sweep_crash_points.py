@@ -16,7 +16,7 @@ from ugro.client.sweeps import SweepWish
 from ugro.core.sweep import Budget, SweepReport
 
 _REACHED_S = 60
-_OVER_S = 120
+_OVER_S = 90
 # The best point ends by itself; the others run until they are pruned.
 SCRIPT = """
 import json, os, sys, time
@@ -65,5 +65,8 @@ def ended(place: Place) -> SweepReport:
     def look(client: Client) -> SweepReport:
         return client.sweeps.get("train")
 
-    wait_until(lambda: place.ask(look).is_over, _OVER_S, "the sweep to be over")
+    try:
+        wait_until(lambda: place.ask(look).is_over, _OVER_S, "the sweep to be over")
+    except AssertionError as error:
+        raise AssertionError(place.seen(f"{error}: {place.ask(look)}")) from error
     return place.ask(look)

@@ -40,7 +40,7 @@ def _hyperband(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Tria
     reached = [one.history[band - 1].value for one in known if len(one.history) >= band]
     own = trial.history[band - 1].value if rule.is_strict else best_of(trial.history, metric.sign)
     assert own is not None
-    return _compared(own, reached, rule, metric, f"{band} values")
+    return _compared(own, reached, int(len(reached) / rule.eta), metric, f"{band} values")
 
 
 def _asha(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Trial]) -> str | None:
@@ -52,11 +52,13 @@ def _asha(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Trial]) -
     own = best_of(trial.history, metric.sign, band)
     if own is None:
         return None
-    return _compared(own, [value for value in reached if value is not None], rule, metric, f"step {band}")
+    values = [value for value in reached if value is not None]
+    return _compared(own, values, max(1, int(len(values) / rule.eta)) - 1, metric, f"step {band}")
 
 
-def _compared(own: float, reached: Sequence[float], rule: Pruning, metric: Metric, where: str) -> str | None:
-    threshold = sorted(reached, key=lambda value: metric.sign * value)[int(len(reached) / rule.eta)]
+def _compared(own: float, reached: Sequence[float], place: int, metric: Metric, where: str) -> str | None:
+    """``place``: of the worst value that goes on, from the best one."""
+    threshold = sorted(reached, key=lambda value: metric.sign * value)[place]
     if metric.sign * own <= metric.sign * threshold:
         return None
     return f"{metric.name} {own:.4g} at {where}: {threshold:.4g} or better goes on ({len(reached)} trials compared)"

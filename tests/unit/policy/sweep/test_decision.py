@@ -130,6 +130,10 @@ def test_asha_compares_at_equal_steps_so_a_slow_device_is_not_punished() -> None
     [found] = to_prune(rule, LOSS, [fast, slow, worse])
     assert found.number == 3
     assert "step 2" in found.reason
+    third = Pruning("asha", (2,), 3.0)
+    others = [trial(number, TrialState.RUNNING, number, number) for number in range(1, 7)]
+    assert [one.number for one in to_prune(third, LOSS, others)] == [3, 4, 5, 6], "a third of six goes on"
+    assert [one.number for one in to_prune(third, LOSS, others[:3])] == [2, 3]
 
 
 def test_asha_without_bands_waits_for_a_complete_trial() -> None:
