@@ -6,12 +6,15 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
+from tests.rig.terminal import Screen
 from tests.rig.waiting import wait_until
 
 _OVER_S = 60
@@ -176,3 +179,20 @@ def test_failures_and_a_missing_metric_stop_a_sweep_with_the_reason(ugro: Ugro) 
     started(ugro, "train.py", "--lr", "1,2,3,4,5", "--metric", "acc", name="unnamed")
     found = over(ugro, "unnamed")
     assert "without a finite value of acc; it logged: val/loss" in found["reason"]
+
+
+@pytest.mark.proof
+def test_ctrl_c_detaches_and_a_terminal_shows_the_sweep_live(ugro: Ugro, tmp_path: Path) -> None:
+    (ugro.home / "live").mkdir()
+    words = ["train.py", "--lr", "1,2", "--steps", "600", "--metric", "val/loss", "--name", "live", "--parallel", "1"]
+    own = ["--cwd", str(ugro.home / "code"), "--env", f"MARKS={ugro.home / 'live'}"]
+    with closing(Screen(ugro, tmp_path, 120, 30)) as screen:
+        screen.type(" ".join(["ugro", "sweep", *words, *own]))
+        screen.wait_for("best: trial 1, val/loss", _OVER_S)
+        screen.press("C-c")
+        screen.wait_for("detached: sweep live continues", _OVER_S)
+    assert shown(ugro, "live")["state"] == "running"
+    assert ugro("sweep", "stop", "live").returncode == 0
+    assert over(ugro, "live")["state"] == "stopped"
+    assert ugro("sweep", "report", "live", "-o", str(tmp_path / "live.html")).returncode == 0
+    assert "<h1>Sweep live</h1>" in (tmp_path / "live.html").read_text()

@@ -84,7 +84,7 @@ def test_what_does_not_fit_the_memory_is_avoided() -> None:
         )
         for number in range(1, 61)
     ]
-    layers = [ask(SPEC, trials, seed)["layers"] for seed in range(12)]
+    layers = [ask(SPEC, trials, seed)["layers"] for seed in range(8)]
     assert sum(one > 12 for one in layers) <= 3, layers
 
 
@@ -99,6 +99,7 @@ def test_a_small_space_is_used_up_without_a_point_twice() -> None:
         chooser.choose(trials, 13)
 
 
+@pytest.mark.proof
 def test_a_large_grid_is_each_point_exactly_once_also_after_a_restart() -> None:
     values = {name: {"values": list(range(size))} for name, size in (("a", 30), ("b", 30), ("c", 25))}
     spec = read({"parameters": values})

@@ -22,7 +22,7 @@ def parameter(**given: Any) -> Parameter:
     return read({"method": "random", "parameters": {"x": given}}).parameters[0]
 
 
-def drawn(one: Parameter, count: int = 2000) -> list[Any]:
+def drawn(one: Parameter, count: int = 500) -> list[Any]:
     chance = Random(1)
     return [one.value(random_place([one], chance)["x"]) for _ in range(count)]
 
