@@ -114,6 +114,7 @@ def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> N
         (["train.py", "--lr", "log:0..1"], 2, "begins above 0"),
         (["train.py", "--lr", "0.1..0.5", "--method", "grid"], 2, "a grid cannot try all values"),
         (["train.py", "--lr", "0.1..0.5", "--method", "bayes"], 2, "method bayes needs one"),
+        (["train.py", "--lr", "1,2", "--dry-run"], 2, "a sweep has no --dry-run"),
         (["other.py", "--lr", "1,2"], 2, "other.py: no such file"),
         (["-f", "none.yaml"], 2, "none.yaml: no such file"),
         (["--trials", "3"], 2, "a script or a sweep file is needed"),

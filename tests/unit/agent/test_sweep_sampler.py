@@ -73,19 +73,21 @@ def test_the_same_rows_give_the_same_point_and_a_running_trial_another_one() -> 
 
 
 def test_what_does_not_fit_the_memory_is_avoided() -> None:
-    """All with many layers were infeasible, though nothing else speaks against them."""
-    trials = [
-        Trial(
-            number,
-            (),
-            (("lr", 1e-3), ("layers", float(number % 20 + 1)), ("opt", 0.0)),
-            TrialState.INFEASIBLE if number % 20 + 1 > 10 else TrialState.COMPLETE,
-            best=None if number % 20 + 1 > 10 else 1.0 - (number % 20 + 1) / 100,
-        )
-        for number in range(1, 61)
-    ]
-    layers = [ask(SPEC, trials, seed)["layers"] for seed in range(8)]
-    assert sum(one > 12 for one in layers) <= 3, layers
+    """The more layers the better, but no more than ten fit."""
+
+    def tried(number: int, layers: int) -> Trial:
+        asked = (("lr", 1e-3), ("layers", float(layers)), ("opt", 0.0))
+        if layers > 10:
+            return Trial(number, (), asked, TrialState.INFEASIBLE)
+        return Trial(number, (), asked, TrialState.COMPLETE, best=1.0 / layers)
+
+    complete = [tried(number, number % 3 + 8) for number in range(1, 13)]
+    infeasible = [tried(number, number % 10 + 11) for number in range(13, 33)]
+
+    def too_many(trials: list[Trial]) -> int:
+        return sum(ask(SPEC, trials, seed)["layers"] > 10 for seed in range(25))
+
+    assert too_many([*complete, *infeasible]) < too_many(complete) / 2
 
 
 def test_a_small_space_is_used_up_without_a_point_twice() -> None:

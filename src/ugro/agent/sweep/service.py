@@ -33,8 +33,9 @@ from ugro.store.sweeps import SweepStore
 log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0  # without a signal
-_LEAST_S = 0.2  # between two looks: metrics arrive all the time
+_LEAST_S = 0.05  # between two looks: metrics arrive all the time
 _SHOW_S = 0.3  # between two reports of a stream
+_SHOW_TRIAL_S = 0.001  # more for each trial: a report has all of them
 _IDLE_S = 600.0
 _RECORD_S = 10.0  # of time that a crash may forget
 
@@ -121,7 +122,7 @@ class SweepService:
             yield [found]
             if found.is_over:
                 return
-            await asyncio.sleep(_SHOW_S)
+            await asyncio.sleep(min(_LOOK_S, max(_SHOW_S, len(found.trials) * _SHOW_TRIAL_S)))
             await self.changed.wait(seen, _LOOK_S)
         raise agent_stops()
 

@@ -109,6 +109,8 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, detach: bo
     script = ctx.meta["script"]
     if file is None and script is None:
         raise UsageError("a script or a sweep file is needed", hint='ugro sweep train.py --lr "0.1,0.01"')
+    if "--dry-run" in ctx.meta["args"]:
+        raise UsageError("a sweep has no --dry-run", hint="to see the plan of one trial: ugro launch SCRIPT --dry-run")
     wish = _wish({**fields, "script": script, "args": ctx.meta["args"]})
     client = session.client(uses_nodes=True)
     session.output.progress("reading the code")
