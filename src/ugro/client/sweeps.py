@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from urllib.parse import quote
 
 from ugro.client.http import AgentGone, lines
 from ugro.client.jobs import Ask, body_of, new_key, trying_again
-from ugro.core.errors import ConfigError
+from ugro.core.errors import ConfigError, NotAllowed
 from ugro.core.job import Job
 from ugro.core.support.codec import decode
 from ugro.core.sweep import Budget, Importance, SweepReport
@@ -38,7 +39,7 @@ class Sweeps:
     """Created by ``Client``."""
 
     def __init__(self, ask: Ask, stream: Ask) -> None:
-        self._ask = ask
+        self._ask_once = ask
         self._stream = stream
 
     def start(
@@ -86,6 +87,13 @@ class Sweeps:
             except AgentGone:
                 continue
 
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
+        for _ in trying_again():
+            with contextlib.suppress(AgentGone):
+                return self._ask_once(method, path, body)
+        return None
+
     def stop(self, sweep: str | int) -> SweepReport:
         """Ends its trials and starts no more."""
         return decode(SweepReport, self._ask("POST", f"{_path(sweep)}/stop", {})["sweep"])
@@ -98,12 +106,26 @@ class Sweeps:
         more_trials: int | None = None,
         parallel: int | None = None,
     ) -> SweepReport:
-        body = {"trials": trials, "more_trials": more_trials, "parallel": parallel}
+        """Continues it. ``trials``: the most in all; ``more_trials``: beyond those that were made or allowed."""
+        if more_trials is not None:  # as a sum, so that the request can be repeated
+            found = self.get(sweep)
+            sweep, trials = found.id, max(len(found.trials), found.budget.trials or 0) + more_trials
+        body = {"trials": trials, "parallel": parallel}
         return decode(SweepReport, self._ask("POST", f"{_path(sweep)}/resume", body)["sweep"])
 
     def importance(self, sweep: str | int) -> list[Importance]:
         """How much of the differences between trials each parameter explains, the most first."""
         return [decode(Importance, one) for one in self._ask("GET", f"{_path(sweep)}/importance")["importance"]]
+
+    def html(self, sweep: str | int) -> tuple[SweepReport, str]:
+        """The sweep, and as one HTML file that needs no server; without importances if they cannot be computed."""
+        from ugro.policy.sweep.page import page
+
+        found = self.get(sweep)
+        importances: list[Importance] = []
+        with contextlib.suppress(NotAllowed):  # too few trials, or no Optuna
+            importances = self.importance(found.id)
+        return found, page(found, importances)
 
     def launch_best(self, sweep: str | int, *, key: str | None = None) -> Job:
         """Submits the settings of the best trial as a job."""

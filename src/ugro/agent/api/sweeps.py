@@ -17,7 +17,6 @@ _MOST = 1_000_000
 
 class ExtendBody(Body):
     trials: int | None = Field(default=None, ge=1, le=_MOST)
-    more_trials: int | None = Field(default=None, ge=1, le=_MOST)
     parallel: int | None = Field(default=None, ge=1, le=_MOST)
 
 
@@ -67,8 +66,7 @@ def _add_changes(app: FastAPI, sweeps: SweepService) -> None:
 
     @app.post("/v1/sweeps/{word}/resume")
     async def resume(word: str, body: ExtendBody) -> Response:
-        how = Extension(body.trials, body.more_trials, body.parallel)
-        return json_response({"sweep": await sweeps.resume(word, how)})
+        return json_response({"sweep": await sweeps.resume(word, Extension(body.trials, body.parallel))})
 
     @app.post("/v1/sweeps/{word}/launch")
     async def launch(word: str, body: LaunchBody) -> Response:

@@ -45,7 +45,6 @@ class Extension:
     """How a sweep goes on. ``None``: as before."""
 
     trials: int | None = None
-    more_trials: int | None = None
     parallel: int | None = None
 
 
@@ -85,7 +84,6 @@ class SweepService:
 
     async def stop(self, word: str) -> SweepReport:
         sweep = await self.sweeps.find(word)
-        self.jobs.expect_removable()
         if sweep.state is SweepState.RUNNING:
             sweep = await self.sweeps.move(sweep.id, SweepState.STOPPED, "stopped by a person")
             point("sweep.stopped")
@@ -94,8 +92,7 @@ class SweepService:
 
     async def resume(self, word: str, how: Extension) -> SweepReport:
         sweep = await self.sweeps.find(word)
-        budget = _extended(sweep.budget, how, len(await self.sweeps.trials(sweep.id)))
-        sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", budget)
+        sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", _extended(sweep.budget, how))
         self._asked.notify()
         return await self._report(sweep)
 
@@ -211,9 +208,7 @@ class SweepService:
         )
 
 
-def _extended(budget: Budget, how: Extension, made: int) -> Budget:
+def _extended(budget: Budget, how: Extension) -> Budget:
     trials = budget.trials if how.trials is None else how.trials
-    if how.more_trials is not None:
-        trials = max(made, trials or 0) + how.more_trials
     parallel = budget.parallel if how.parallel is None else how.parallel
     return replace(budget, trials=trials, parallel=parallel)

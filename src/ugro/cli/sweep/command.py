@@ -13,7 +13,7 @@ from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.cli.sweep.show import document, follow, importance_table, show, summary_row
-from ugro.core.errors import Interrupted, NotAllowed, UgroError, UsageError
+from ugro.core.errors import Interrupted, UgroError, UsageError
 from ugro.core.support.quantity import parse_duration
 from ugro.core.sweep import Budget
 
@@ -273,18 +273,10 @@ def report(session: Session, name: str, path: Path | None) -> None:
     The file has the history, parallel coordinates, importances and the table of trials, also as CSV. It needs no
     server and loads nothing.
     """
-    from ugro.cli.sweep.html import page
-
-    client = session.client()
-    found = client.sweeps.get(name)
-    try:
-        importances = client.sweeps.importance(found.id)
-    except NotAllowed as error:
-        session.output.note(f"note: without importances: {error}")
-        importances = []
+    found, text = session.client().sweeps.html(name)
     path = path or Path(f"{found.name}.html")
     try:
-        path.write_text(page(found, importances), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UgroError(f"{path}: {(error.strerror or str(error)).lower()}", hint="choose another: -o FILE") from None
     session.output.text(str(path))

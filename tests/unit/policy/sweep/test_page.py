@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from ugro.cli.sweep.html import page
 from ugro.core.sweep import Budget, Importance, SweepReport, SweepState, Trial, TrialState
+from ugro.policy.sweep.page import page
 
 TRIALS = tuple(
     Trial(number, (("lr", str(10.0**-number)), ("opt", '"<b>"')), (), TrialState.COMPLETE, number, best=1 / number)

@@ -38,8 +38,8 @@ def page(found: SweepReport, importances: Sequence[Importance]) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in _facts(found)),
-        *_section("History", _history(found), "Each point is a trial; the line is the best value so far."),
-        *_section("Parallel coordinates", _coordinates(found), "Each line is a trial; the best one is red."),
+        *_section("History", history(found), "Each point is a trial; the line is the best value so far."),
+        *_section("Parallel coordinates", coordinates(found), "Each line is a trial; the best one is red."),
         *_section("Importance", _bars(importances), "The share of the differences that each parameter explains."),
         "<h2>Trials</h2>",
         f'<p><a download="{escape(found.name)}.csv" href="{_csv_link(found)}">Download as CSV</a></p>',
@@ -60,7 +60,8 @@ def _section(title: str, drawing: str, says: str) -> list[str]:
     return [f"<h2>{title}</h2>", f"<p>{says}</p>", drawing] if drawing else []
 
 
-def _history(found: SweepReport) -> str:
+def history(found: SweepReport) -> str:
+    """An SVG: each trial, and the best so far; empty if there is nothing to draw."""
     measured = [trial for trial in found.trials if trial.best is not None]
     if len(measured) < 2:
         return ""
@@ -82,7 +83,8 @@ def _history(found: SweepReport) -> str:
     return _svg(f'{ends}{dots}<polyline class="line" points="{line}"/>', f"{found.metric} of each trial")
 
 
-def _coordinates(found: SweepReport) -> str:
+def coordinates(found: SweepReport) -> str:
+    """An SVG: a line for each trial through its parameters and its metric; empty if there is nothing to draw."""
     names = [*found.parameters, *([found.metric] if found.metric else [])]
     sign = -1 if found.goal == "maximize" else 1
     shown = [trial for trial in found.trials if not found.metric or trial.best is not None]
@@ -148,13 +150,13 @@ def _bars(importances: Sequence[Importance]) -> str:
 
 
 def _table(found: SweepReport) -> str:
-    header, *rows = _rows(found)
+    header, *lines = rows(found)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _rows(found: SweepReport) -> Iterator[list[str]]:
+def rows(found: SweepReport) -> Iterator[list[str]]:
     metric = [f"{found.metric} best", f"{found.metric} last", "step"] if found.metric else []
     yield ["trial", "job", "state", *found.parameters, *metric, "seconds", "reason"]
     for trial in found.trials:
@@ -170,7 +172,7 @@ def _reason(trial: Trial) -> str:
 
 def _csv_link(found: SweepReport) -> str:
     text = io.StringIO()
-    csv.writer(text).writerows(_rows(found))
+    csv.writer(text).writerows(rows(found))
     return f"data:text/csv;base64,{base64.b64encode(text.getvalue().encode()).decode()}"
 
 
