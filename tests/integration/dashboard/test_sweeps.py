@@ -59,6 +59,9 @@ def test_a_sweep_has_its_best_its_drawings_and_its_trials(dashboard: Dashboard, 
     expect(rows.nth(2)).to_contain_text("pruned")
     expect(rows.nth(0)).to_contain_text("<i>adam</i>")
     assert accessibility_problems(page) == []
+    page.set_viewport_size({"width": 390, "height": 900})
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(wide) <= 0, "it fits a telephone"
     with page.expect_download() as saved:
         page.get_by_role("link", name="CSV").click()
     assert Path(saved.value.path()).read_text().splitlines()[0].startswith("trial,job,state,lr,opt,val/loss best")
