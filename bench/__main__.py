@@ -120,6 +120,18 @@ def _environments(arguments: argparse.Namespace) -> list[Bar]:
     return environments.measure(arguments.rounds)
 
 
+def _ray(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import ray_cluster
+
+    return ray_cluster.measure(arguments.rounds)
+
+
+def _batch(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import batch
+
+    return batch.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
@@ -133,6 +145,8 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "ssh": _ssh,
     "sync": _sync,
     "env": _environments,
+    "ray": _ray,
+    "batch": _batch,
 }
 
 

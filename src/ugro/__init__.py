@@ -1,6 +1,7 @@
 """UGRO turns a handful of unequal machines reached by SSH into one training cluster.
 
-``ugro.Client`` is the typed Python API; importing this package costs milliseconds and touches nothing.
+``ugro.Client`` is the typed Python API, ``ugro.Pool`` maps a function over many items. Importing this package costs
+milliseconds and touches nothing.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__"]
+__all__ = ["Client", "Pool", "__version__"]
 
 if TYPE_CHECKING:
+    from ugro.batch.pool import Pool
     from ugro.client.client import Client
 
 
@@ -19,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from ugro.client.client import Client
 
         return Client
+    if name == "Pool":
+        from ugro.batch.pool import Pool
+
+        return Pool
     raise AttributeError(f"module 'ugro' has no attribute {name!r}")

@@ -275,7 +275,9 @@ class ModelPlanner:
     def moved_at(self, job: Job) -> float:
         return 0.0
 
-    async def make(self, job: Job, environments: Mapping[str, Made]) -> tuple[Plan, tuple[str, ...]]:
+    async def make(
+        self, job: Job, environments: Mapping[str, Made], sdk: str | None = None
+    ) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
         return Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes)), ()
 

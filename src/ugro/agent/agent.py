@@ -38,9 +38,12 @@ from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.ops.hosts import Hosts
 from ugro.agent.ops.kept_environments import KeptEnvironments
+from ugro.agent.ops.tunnels import Tunnels
 from ugro.agent.planning.service import PlanService
 from ugro.agent.planning.trials import Trials
 from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.ray_cluster.service import RayClusters
+from ugro.agent.ray_cluster.starting import Starting
 from ugro.agent.safe_mode.control import SafeModeControl, begin, is_known_old
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
@@ -74,6 +77,9 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
+    _ray_clusters: RayClusters | None = None
+    _sweeps: SweepService | None = None
+
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
         self.store = Store(home.database)
@@ -98,13 +104,13 @@ class Agent:
         self._profiling: Profiling | None = None
         self._hardware: HardwareService | None = None
         self._planning: PlanService | None = None
-        self._sweeps: SweepService | None = None
         self._retention: Retention | None = None
         self._records: Records | None = None
         self._identity = Identity("", 0)
         self._reconciler: Reconciler | None = None
         self._clock_watch: ClockWatch | None = None
         self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
+        self.tunnels = Tunnels(self.cluster, self.audit, lambda: self._identity, lambda word: self.jobs.find(word))
 
     async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
         await self.store.open(Opening(on_progress, self.backups.before_use))
@@ -193,6 +199,11 @@ class Agent:
         return self._sweeps
 
     @property
+    def ray_clusters(self) -> RayClusters:
+        assert self._ray_clusters is not None, "the agent has not started"
+        return self._ray_clusters
+
+    @property
     def code(self) -> Code:
         assert self._code is not None, "the agent has not started"
         return self._code
@@ -240,27 +251,31 @@ class Agent:
         self._result_service = ResultService(
             self.home.jobs, self.store, watch, collector, self.monitoring.measured, self.monitoring.energy.of
         )
-        self._retention = Retention(
-            self.home.jobs,
-            self.store,
-            self.monitoring.metrics,
-            self._result_service,
-            lambda: self.cluster.config.retention,
-            watch_clock.may_remove,
-        )
         self.backups.may_remove = watch_clock.may_remove
-        self._retention.on_removed = self.monitoring.forget_jobs
         self._profiling = Profiling(self.home.jobs, jobs, watch, self.monitoring.energy)
         engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, collector)
+        self._make_retention(engine, self._result_service)
         self._reconciler = Reconciler(jobs, watch, engine.safe_mode)
         self._reconciler.on_decided = scheduler_input.reports.look_at_all_again
-        self._retention.is_paused = lambda: engine.safe_mode.is_on
         planner.measured = self.measured.latest_of
         self._make_hardware(engine, scheduler_input)
         self._make_services(engine, scheduler_input, logs, planner, ResultCache(jobs, environments, envs))
         self._inform_health(engine, watch)
         placed.live = engine.live.get
         return engine, scheduler_input
+
+    def _make_retention(self, engine: Engine, results: ResultService) -> None:
+        self._retention = Retention(
+            self.home.jobs,
+            self.store,
+            self.monitoring.metrics,
+            results,
+            lambda: self.cluster.config.retention,
+            self.clock_watch.may_remove,
+        )
+        self._retention.kept_environments = self.kept_environments.names
+        self._retention.on_removed = self.monitoring.forget_jobs
+        self._retention.is_paused = lambda: engine.safe_mode.is_on
 
     def _make_hardware(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
         self._hardware = HardwareService(
@@ -288,6 +303,8 @@ class Agent:
             service, forecasts, Trials(self.home.jobs, self.store.trials, service, self.results)
         )
         self._sweeps = SweepService(self.store, service, engine.changed, self.monitoring, self.results)
+        starting = Starting(self.cluster, service, self.python_envs, lambda: self.health.speeds(scheduler_input.gpus))
+        self._ray_clusters = RayClusters(self.home.jobs, self.store, self.cluster, service, starting)
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
@@ -304,7 +321,7 @@ class Agent:
             cluster_name=self.cluster.config.cluster.name,
             nodes=len(nodes),
             nodes_connected=sum(node.link is not None for node in nodes),
-            running_commands=len(self._executions) + (self._hardware.running if self._hardware else 0),
+            running_commands=self._running_commands,
             config_error=str(error) if error else None,
             config_hint=error.hint if error else None,
             state_error=str(damage) if damage else None,
@@ -314,6 +331,12 @@ class Agent:
             ignored_variables=() if settings is None else differing(os.environ, settings),
             safe_mode=self._engine.safe_mode.status() if self._engine else None,
         )
+
+    @property
+    def _running_commands(self) -> int:
+        """What would end with the agent."""
+        benches = self._hardware.running if self._hardware else 0
+        return len(self._executions) + benches + self.tunnels.count
 
     async def use_cluster(self, file: ServedFile) -> None:
         await self.cluster.switch(file.path, self._guard(file))
@@ -395,6 +418,7 @@ class Agent:
             self._sweeps.end_streams()
         if self._hardware is not None:
             self._hardware.cancel()
+        self.tunnels.close_all()
         for execution in self._executions.values():
             execution.cancel()
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.app import create_app
+from ugro.agent.api.audit_rules import TUNNEL_PATH
 from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol, local_user
 from ugro.agent.api.body_limit import BodyLimit
 
@@ -26,7 +27,8 @@ class Server(uvicorn.Server):
 
 def make_server(agent: Agent) -> tuple[Server, FastAPI]:
     api = create_app(agent)
-    bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint="submit fewer jobs at once, and put data into files")
+    hint = "submit fewer jobs at once, and put data into files"
+    bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint=hint, streams=TUNNEL_PATH)
     recorded = AuditTrail(bounded, agent.audit, local_user)
     config = uvicorn.Config(
         recorded, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S

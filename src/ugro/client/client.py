@@ -20,26 +20,19 @@ import ugro
 from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
 from ugro.client.commands import Ended as Ended
 from ugro.client.commands import OutputPiece as OutputPiece
-from ugro.client.commands import how_it_went
+from ugro.client.commands import execute
 from ugro.client.http import AgentGone, Connection, NoAgent, lines
 from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
+from ugro.client.parts import Parts
 from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, Unallowed, Unreachable, UsageError
+from ugro.core.errors import NotAllowed, Unallowed, Unreachable
 from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
-from ugro.remote import wire
 
 if TYPE_CHECKING:
-    from ugro.client.backups import Backups
-    from ugro.client.cluster_files import ClusterFiles
-    from ugro.client.discovery import DiscoveryCalls
-    from ugro.client.environments import Environments
-    from ugro.client.hardware import HardwareCalls
-    from ugro.client.jobs import Jobs
-    from ugro.client.planning import Planning
-    from ugro.client.safe_mode import SafeModeCalls
-    from ugro.client.sweeps import Sweeps
+    from ugro.batch.pool import Pool
+    from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
     from ugro.core.audit import AuditEntry
@@ -56,7 +49,7 @@ _MOST_STOPPED = 3  # agents that are stopped by others before they answer
 _Answer = TypeVar("_Answer")
 
 
-class Client:
+class Client(Parts):
     def __init__(
         self,
         *,
@@ -287,61 +280,37 @@ class Client:
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
 
-    # --- jobs --------------------------------------------------------------------------------------------------
+    # --- many items --------------------------------------------------------------------------------------------
 
-    @property
-    def jobs(self) -> Jobs:
-        from ugro.client.jobs import Jobs
+    def pool(
+        self,
+        *,
+        nodes: int | Sequence[str] | None = None,
+        engine: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+        **options: Any,
+    ) -> Pool:
+        """Processes for ``map``: of a Ray cluster, by its address or RAY_ADDRESS; of jobs on nodes; or of this machine.
 
-        return Jobs(self._ask, self._stream)
+        ``nodes``: how many, which, or all. ``options``: of the jobs, as those of ``ugro run``.
+        """
+        from ugro.client.batch import PoolWish, open_pool
 
-    @property
-    def planning(self) -> Planning:
-        from ugro.client.planning import Planning
+        return open_pool(self, PoolWish(engine, nodes, workers, address, options))
 
-        return Planning(self._stream)
+    # --- connections to nodes ----------------------------------------------------------------------------------
 
-    @property
-    def sweeps(self) -> Sweeps:
-        from ugro.client.sweeps import Sweeps
+    def tunnel(self, node: str, port: int, *, local_port: int = 0) -> Tunnel:
+        """``with client.tunnel("gpu1", 8265) as local_port:`` forwards a port of this machine, as ``ssh -L`` does."""
+        from ugro.client.tunnel import Dialer, Tunnel
 
-        return Sweeps(self._ask, self._stream)
+        return Tunnel(Dialer(self, node, port), local_port=local_port)
 
-    @property
-    def backups(self) -> Backups:
-        from ugro.client.backups import Backups
-
-        return Backups(self.home, self._on_wait)
-
-    @property
-    def safe_mode(self) -> SafeModeCalls:
-        from ugro.client.safe_mode import SafeModeCalls
-
-        return SafeModeCalls(self._ask)
-
-    @property
-    def hardware(self) -> HardwareCalls:
-        from ugro.client.hardware import HardwareCalls
-
-        return HardwareCalls(self._ask, self._stream)
-
-    @property
-    def cluster_files(self) -> ClusterFiles:
-        from ugro.client.cluster_files import ClusterFiles
-
-        return ClusterFiles(self._ask)
-
-    @property
-    def environments(self) -> Environments:
-        from ugro.client.environments import Environments
-
-        return Environments(self._ask, self._stream)
-
-    @property
-    def discovery(self) -> DiscoveryCalls:
-        from ugro.client.discovery import DiscoveryCalls
-
-        return DiscoveryCalls(self._ask, self._stream)
+    def twin(self) -> Client:
+        """For another thread: a client is used by one at a time."""
+        home, cluster = self.home.path, self._cluster
+        return Client(home=home, cluster=cluster, any_cluster=self._any_cluster, log_level=self._log_level)
 
     # --- commands ----------------------------------------------------------------------------------------------
 
@@ -358,24 +327,7 @@ class Client:
 
         Closing the iterator, or the end of this process, stops the command on all nodes. ``cancel`` takes the ``key``.
         """
-        if isinstance(nodes, str) or isinstance(argv, str):
-            raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
-        body = {
-            "key": key or os.urandom(8).hex(),
-            "nodes": list(nodes),
-            "argv": list(argv),
-            "cwd": cwd,
-            "env": dict(env or {}),
-        }
-        decoder = wire.Decoder()
-        names: list[str] = []
-        # No time limit: a command may print nothing for hours.
-        for piece in self._stream("POST", "/v1/exec", body, timeout_s=None):
-            for kind, index, payload in decoder.feed(piece):
-                if kind == wire.CALL:
-                    names = list(wire.parse(payload)["nodes"])
-                else:
-                    yield how_it_went(names[index], kind, payload)
+        return execute(self._stream, nodes, argv, cwd=cwd, env=env, key=key)
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""

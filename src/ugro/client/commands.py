@@ -1,10 +1,13 @@
-"""What ``client.exec`` yields: output as it arrives, then how the command ended on each node."""
+"""``client.exec``: yields output as it arrives, then how the command ended on each node."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ugro.core.errors import UgroError, error_from_wire
+from ugro.core.errors import UgroError, UsageError, error_from_wire
 from ugro.remote import wire
 
 
@@ -34,7 +37,36 @@ class Ended:
         return 128 + self.signal if self.signal else (self.code or 0)
 
 
-def how_it_went(node: str, kind: int, payload: bytes) -> OutputPiece | Ended:
+def execute(
+    stream: Callable[..., Any],
+    nodes: Sequence[str],
+    argv: Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    key: str | None,
+) -> Generator[OutputPiece | Ended, None, None]:
+    if isinstance(nodes, str) or isinstance(argv, str):
+        raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
+    body = {
+        "key": key or os.urandom(8).hex(),
+        "nodes": list(nodes),
+        "argv": list(argv),
+        "cwd": cwd,
+        "env": dict(env or {}),
+    }
+    decoder = wire.Decoder()
+    names: list[str] = []
+    # No time limit: a command may print nothing for hours.
+    for piece in stream("POST", "/v1/exec", body, timeout_s=None):
+        for kind, index, payload in decoder.feed(piece):
+            if kind == wire.CALL:
+                names = list(wire.parse(payload)["nodes"])
+            else:
+                yield _how_it_went(names[index], kind, payload)
+
+
+def _how_it_went(node: str, kind: int, payload: bytes) -> OutputPiece | Ended:
     if kind in (wire.OUT, wire.ERR):
         return OutputPiece(node, kind == wire.ERR, payload)
     value = wire.parse(payload)

@@ -5,6 +5,7 @@ Strict, because both ends are ours: an unexpected answer means that the agent en
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -19,6 +20,7 @@ _READ = 256 * 1024
 _LONGEST_LINE = 64 * 1024
 _MOST_HEADERS = 100
 _LONGEST_NUMBER = 15
+PIECEWISE = {"Transfer-Encoding": "chunked"}  # the header of a request whose body is sent while its answer is read
 
 
 class AgentGone(Unreachable):
@@ -97,6 +99,21 @@ class Connection:
         self._socket.sendall(request)
         return _head(self._stream)
 
+    def send(self, piece: bytes) -> None:
+        """A part of the body of a request that was started with ``PIECEWISE``; an empty one is its end."""
+        assert self._socket is not None
+        self._socket.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def abort(self) -> None:
+        """Wakes the threads that wait for it; it still has to be closed."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        if self._socket is not None:
+            self._socket.settimeout(timeout_s)
+
     def close(self) -> None:
         for part in (self._stream, self._socket):
             if part is not None:
@@ -153,7 +170,8 @@ class _BrokenOffError(Exception):
 
 def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
-    fields = {"Host": "ugro", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
+    length = {} if PIECEWISE.keys() <= headers.keys() else {"Content-Length": str(len(content))}
+    fields = {"Host": "ugro", "Content-Type": "application/json", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("ascii") + content
 

@@ -115,12 +115,32 @@ class Sync(Section):
 
 @section
 class Ray(Section):
-    """Settings for Ray clusters. No command uses them yet."""
+    """Settings for Ray clusters (`ugro cluster start`)."""
 
-    dashboard_port: int = key(8265, _PORT, "The port of Ray's dashboard on the head node.")
-    redis_port: int = key(6379, _PORT, "The port on which the head node accepts the other nodes.")
-    head_bind_all: bool = key(True, _BOOL, "Whether the head node listens on all its addresses, or on loopback only.")
-    namespace: str = key("default", LINE, "The Ray namespace that jobs run in.")
+    dashboard_port: int = key(
+        8265,
+        _PORT,
+        "The port of Ray's dashboard on the head node. If you do not set it and it is taken, the next free one is "
+        "used.",
+    )
+    redis_port: int = key(
+        6379,
+        _PORT,
+        "The port at which the head node accepts the other nodes. If you do not set it and it is taken, the next free "
+        "one is used.",
+    )
+    head_bind_all: bool = key(
+        False,
+        _BOOL,
+        "Whether Ray's dashboard listens on all addresses of the head node, or on loopback only. It wants the "
+        "cluster's token in any case. Ray's other ports listen on all addresses.",
+    )
+    namespace: str = key(
+        "default",
+        LINE,
+        "The Ray namespace that `ugro cluster env` names in `RAY_NAMESPACE`. Ray uses it by itself for addresses that "
+        "begin with `ray://`; elsewhere: `ray.init(namespace=os.environ[\"RAY_NAMESPACE\"])`.",
+    )
     log_level: str = key(
         "info", Choice(("debug", "info", "warning", "error", "critical")), "How much Ray writes to its logs."
     )

@@ -131,6 +131,7 @@ class EnvRemoval:
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
     kept_bytes: int | None = None  # by all environments; None: not measured
+    is_deleting: bool = False  # more becomes free yet
     error: str | None = None
     hint: str | None = None
     is_unreachable: bool = False

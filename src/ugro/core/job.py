@@ -102,6 +102,7 @@ class Launcher(StrEnum):
     COMMAND = "command"  # one process, on one node
     DDP = "ddp"  # one process per device, with torchrun's environment
     TORCHRUN = "torchrun"  # PyTorch's own launcher on every node
+    RAY = "ray"  # a driver on the first node, with a Ray cluster of its own on all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,11 +98,12 @@ class GpuHolder:
     is_same_agent: bool = False  # started by this agent, under another name for this machine
 
     def __str__(self) -> str:
-        job = f"job {self.job} on {self.node}" if self.is_same_agent else f"job {self.job} of another agent"
+        what = f"job {self.job}" if self.job else "a measurement"
+        who = f"{what} on {self.node}" if self.is_same_agent else f"{what} of another agent"
         # The node says when: a time that no calendar has must not keep others from being told.
         since = datetime.fromtimestamp(self.since if 0 <= self.since < _LAST_S else 0, UTC).strftime("%H:%M UTC")
         left = "processes that are left of " if self.is_leftover else ""
-        return f"{left}{job} (user {self.user}, since {since})"
+        return f"{left}{who} (user {self.user}, since {since})"
 
 
 @dataclass(frozen=True, slots=True)

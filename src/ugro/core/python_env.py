@@ -163,15 +163,22 @@ class EnvRemoved:
     """What became of one that was to be removed; ``problem`` says why it stays: in-use, not-found or busy."""
 
     name: str
-    freed_bytes: int = 0
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvsRemoved:
+    removed: tuple[EnvRemoved, ...]
+    freed_bytes: int = 0  # so far
+    is_deleting: bool = False  # they are gone, and not all of their space is free yet
 
 
 @dataclass(frozen=True, slots=True)
 class EnvsTidied:
     removed: tuple[str, ...] = ()
-    freed_bytes: int = 0
+    freed_bytes: int = 0  # so far
     kept_bytes: int = 0  # of all environments, and of what is kept for the next one
+    is_deleting: bool = False  # as above
 
 
 @dataclass(frozen=True, slots=True)

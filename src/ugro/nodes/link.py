@@ -15,7 +15,7 @@ from ugro.core.errors import RemoteFailure, TimedOut, Unreachable, UsageError
 from ugro.core.node import LinkQuality, Machine, NodeSpec
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes import bootstrap, diagnosis
-from ugro.nodes.calls import Answer, Stream
+from ugro.nodes.calls import Answer, Duplex, Stream
 from ugro.nodes.keepalive import Keepalive
 from ugro.nodes.process import MAX_STDERR, LinkProcess
 from ugro.nodes.transport import SshOptions, link_command
@@ -46,6 +46,8 @@ class Link(asyncio.Protocol):
         self._decoder = wire.Decoder()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._keepalive = Keepalive(self._ping, self._fall_silent)
+        self._is_clear = asyncio.Event()
+        self._is_clear.set()
 
     @classmethod
     async def open(cls, spec: NodeSpec, options: SshOptions, *, timeout_s: float, env: dict[str, str]) -> Link:
@@ -84,6 +86,12 @@ class Link(asyncio.Protocol):
         stream = Stream(self, self._next_number(), self._loop.create_future())
         self._begin(stream, method, params)
         return stream
+
+    def duplex(self, method: str, params: dict[str, Any] | None = None) -> Duplex:
+        """Starts a call that is read and written piece by piece."""
+        duplex = Duplex(self, self._next_number(), self._loop.create_future())
+        self._begin(duplex, method, params)
+        return duplex
 
     def _next_number(self) -> int:
         self._last_number += 1
@@ -169,6 +177,7 @@ class Link(asyncio.Protocol):
             self._process.socket.close()
         if self._process is not None:
             self._process.end()
+        self._is_clear.set()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.fail(reason)
@@ -220,6 +229,9 @@ class Link(asyncio.Protocol):
         if kind in (wire.OUT, wire.ERR):
             call.feed(kind, payload)
             return
+        if kind == wire.CREDIT:
+            call.granted(payload)
+            return
         if kind not in (wire.RESULT, wire.ERROR):
             raise wire.ProtocolError(f"invalid frame kind {kind} from a node")
         value = wire.parse(payload)
@@ -239,6 +251,17 @@ class Link(asyncio.Protocol):
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         self._write(wire.frame(kind, number, payload))
+
+    async def clear(self) -> None:
+        """For those who send much: no more is put into a queue that other calls would wait behind."""
+        while not self._is_clear.is_set():  # others who waited may have filled it again
+            await self._is_clear.wait()
+
+    def pause_writing(self) -> None:
+        self._is_clear.clear()
+
+    def resume_writing(self) -> None:
+        self._is_clear.set()
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)

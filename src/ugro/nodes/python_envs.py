@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from ugro.core.errors import EnvFailed, RemoteFailure
-from ugro.core.python_env import PHASES, EnvHost, EnvOnNode, EnvProgress, EnvRemoved, EnvsTidied, Made, Recipe
+from ugro.core.python_env import PHASES, EnvHost, EnvOnNode, EnvProgress, EnvsRemoved, EnvsTidied, Made, Recipe
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.streaming import NodeCalls, in_time
 from ugro.remote import wire
@@ -102,13 +102,12 @@ class PythonEnvs(NodeCalls):
         except ValueError as error:
             raise self._invalid(str(error)) from error
 
-    async def remove(self, names: Sequence[str]) -> tuple[EnvRemoved, ...]:
+    async def remove(self, names: Sequence[str]) -> EnvsRemoved:
         """Never one that a live run uses: the answer says so."""
-        answer = await self._call("remove", _TIDY_S, names=list(names))
-        removed = self._decoded(_Removed, answer).removed
-        if [one.name for one in removed] != list(names):
+        found = self._decoded(EnvsRemoved, await self._call("remove", _TIDY_S, names=list(names)))
+        if [one.name for one in found.removed] != list(names):
             raise self._invalid("what it removed")
-        return removed
+        return found
 
     async def gc(self, limit_bytes: int, unused_s: float | None = None) -> EnvsTidied:
         """Removes what crashes left, downloads, and the least recently used environments, until the limit is kept.
@@ -156,11 +155,6 @@ class _Failed:
 @dataclass(frozen=True, slots=True)
 class _Listed:
     environments: tuple[EnvOnNode, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Removed:
-    removed: tuple[EnvRemoved, ...]
 
 
 def checked(made: Made, name: str | None) -> Made:

@@ -27,6 +27,7 @@ MODULES = {
     "contents": "ugro.remote.cas.contents",
     "presence": "ugro.remote.presence.api",
     "env": "ugro.remote.python_env.api",
+    "net": "ugro.remote.net.api",
 }
 
 

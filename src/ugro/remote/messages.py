@@ -54,6 +54,7 @@ METHODS = {
     "env.list": "lists the Python environments and how many runs use each",
     "env.remove": "deletes Python environments that no run uses",
     "env.gc": "deletes the Python environments that were used least recently",
+    "net.connect": "forwards a connection to a loopback port, or to a socket in a run directory",
 }
 
 # --- check: {"what": one of these, "timeout_s": …} and what the check needs --------------------------------------
@@ -82,6 +83,7 @@ class Packages:
     cuda_runtime: Optional[str] = None
     nccl: Optional[str] = None
     is_managed: bool = False  # the system's package manager owns this Python: pip refuses to install into it
+    ray: Optional[str] = None
 
     @property
     def torch_release(self) -> Optional[str]:

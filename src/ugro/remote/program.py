@@ -92,6 +92,7 @@ class Program:
         self._is_running = True
         self._decoder = wire.Decoder()
         self._pending = bytearray()
+        self._waiting: List[Callback] = []
         self._selector = selectors.DefaultSelector()
         self._timers: List[Tuple[float, int, Callback]] = []
         self._timer_numbers = itertools.count()
@@ -113,6 +114,10 @@ class Program:
     def watch(self, fd: int, callback: Callback) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
 
+    def watch_writable(self, fd: int, callback: Callback) -> None:
+        """A descriptor is watched for one thing; who reads and writes watches a duplicate, too."""
+        self._selector.register(fd, selectors.EVENT_WRITE, callback)
+
     def unwatch(self, fd: int) -> None:
         self._selector.unregister(fd)
 
@@ -132,10 +137,22 @@ class Program:
             self._pending += data[written:]
             self._selector.register(self._out_fd, selectors.EVENT_WRITE, self._flush)
 
+    @property
+    def is_clogged(self) -> bool:
+        """The link has not taken all that was sent: what is sent now waits behind it."""
+        return bool(self._pending)
+
+    def when_clear(self, callback: Callback) -> None:
+        """Once, when the link has taken everything."""
+        self._waiting.append(callback)
+
     def _flush(self) -> None:
         del self._pending[: self._write(self._pending)]
         if not self._pending:
             self._selector.unregister(self._out_fd)
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
 
     def _write(self, data: bytes | bytearray) -> int:
         try:

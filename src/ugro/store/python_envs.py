@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
+from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.python_env import Blob
+from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
 from ugro.store.engine import Database
+
+_DAY = len("2026-01-31")  # of a time as it is written
+_LIVE = ",".join(f"'{state}'" for state in sorted(frozenset(JobState) - FINAL_STATES))
+# ``at`` is exact to the day.
+_UNUSED = (
+    "SELECT request, name FROM resolutions WHERE at < ? "
+    f"AND at < COALESCE((SELECT substr(MIN(submitted_at), 1, {_DAY}) FROM jobs WHERE state IN ({_LIVE})), 'never') "
+    "AND name NOT IN (SELECT json_extract(content, '$.name') FROM environments "
+    "WHERE json_extract(content, '$.name') IS NOT NULL)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
     name: str  # of the environment
     requirements: str  # every package with its version and hashes
-    at: str = ""  # when it was resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +44,8 @@ class PythonEnvStore:
         self._database = database
 
     async def resolution(self, request: str) -> Resolution | None:
-        query = "SELECT name, requirements, at FROM resolutions WHERE request = ?"
-        row = await self._database.run(lambda db: db.execute(query, (request,)).fetchone())
-        return Resolution(row["name"], row["requirements"], row["at"]) if row is not None else None
+        """Notes that it was asked for."""
+        return await self._database.run(lambda db: _asked(db, request))
 
     async def keep_resolution(self, request: str, found: Resolution) -> None:
         await self._database.run(lambda db: _keep(db, request, found))
@@ -52,10 +62,39 @@ class PythonEnvStore:
         )
         await self._database.run(lambda db: db.execute(query, (name, files.tree, dumps(files))))
 
+    async def remove_unused(self, before: str, kept: Collection[str], limit: int) -> int:
+        """What nobody asked for since, and neither a job nor ``kept`` (environments on nodes) names.
+
+        Returns how many resolutions went; the records of their files go with them. What was asked for since the oldest
+        job that has not ended was submitted may be what that job asks for again.
+        """
+        return await self._database.run(lambda db: _remove_unused(db, before, kept, limit))
+
+    async def has_unused(self, before: str) -> bool:
+        query = f"SELECT EXISTS ({_UNUSED})"
+        return await self._database.run(lambda db: bool(db.execute(query, (before,)).fetchone()[0]))
+
+
+def _asked(db: sqlite3.Connection, request: str) -> Resolution | None:
+    query = "SELECT name, requirements, at FROM resolutions WHERE request = ?"
+    row = db.execute(query, (request,)).fetchone()
+    if row is None:
+        return None
+    if row["at"][:_DAY] != (now := clock.now().at)[:_DAY]:  # once a day is enough
+        db.execute("UPDATE resolutions SET at = ? WHERE request = ?", (now, request))
+    return Resolution(row["name"], row["requirements"])
+
 
 def _keep(db: sqlite3.Connection, request: str, found: Resolution) -> None:
     db.execute(
         "INSERT INTO resolutions (request, name, requirements, at) VALUES (?, ?, ?, ?) ON CONFLICT (request) DO UPDATE "
         "SET name = excluded.name, requirements = excluded.requirements, at = excluded.at",
-        (request, found.name, found.requirements, datetime.now(UTC).isoformat(timespec="seconds")),
+        (request, found.name, found.requirements, clock.now().at),
     )
+
+
+def _remove_unused(db: sqlite3.Connection, before: str, kept: Collection[str], limit: int) -> int:
+    found = [(row["request"],) for row in db.execute(_UNUSED, (before,)) if row["name"] not in kept][:limit]
+    db.executemany("DELETE FROM resolutions WHERE request = ?", found)
+    db.execute("DELETE FROM environment_files WHERE name NOT IN (SELECT name FROM resolutions)")
+    return len(found)

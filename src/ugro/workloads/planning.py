@@ -10,6 +10,7 @@ from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
 from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
 from ugro.core.python_env import Made
 from ugro.policy.balance.hardware_speed import Speeds
+from ugro.workloads.ray_jobs import RayRole, gang_settings, key_of, rank_argv, rank_env
 
 Env = dict[str, str]
 
@@ -27,6 +28,7 @@ class Surroundings:
     speeds: Speeds | None = None  # of the ranks, for a static balance
     # The Python environments that nodes have for this job; none: their own Python is used.
     environments: Mapping[str, Made] = field(default_factory=dict)
+    secret: str = ""  # that only the processes of this attempt know
     sdk: str | None = None  # the tree with UGRO's own package, if it goes with the job
 
     def python(self, node: str) -> str:
@@ -70,7 +72,7 @@ def ranks_on(spec: JobSpec, placement: Placement, node: str) -> range:
     group = next(group for group in _groups(placement) if group.node == node)
     if spec.launcher is Launcher.DDP:
         return range(group.first_rank, group.first_rank + group.size)
-    if spec.launcher is Launcher.TORCHRUN:  # one process on each node
+    if spec.launcher in (Launcher.TORCHRUN, Launcher.RAY):  # one process on each node
         return range(group.number, group.number + 1)
     return range(1 if group.number == 0 else 0)
 
@@ -128,6 +130,20 @@ def _torchrun(job: Job, placement: Placement, surroundings: Surroundings) -> tup
     return tuple(nodes)
 
 
+def _ray(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
+    """A head with the script as its driver on the first node, a worker on each of the others."""
+    rendezvous = _rendezvous(surroundings)
+    nodes = []
+    for group in _groups(placement):
+        role = RayRole(group.number, group.group_count, cpu_limit(job, group.share) or None)
+        settings = {**gang_settings(job, group.share, rendezvous, role), "id": key_of(surroundings.secret)}
+        argv = rank_argv(surroundings.python(group.node), str(settings["role"]), job.spec.name)
+        fixed = rank_env(settings, surroundings.secret)
+        env = _environment(job, group.share, surroundings, _threads(job, group.share, 1), fixed)
+        nodes.append(_node_plan(job, group.node, (RankPlan(group.number, 0, argv, env),), surroundings))
+    return tuple(nodes)
+
+
 def _node_plan(job: Job, node: str, ranks: tuple[RankPlan, ...], surroundings: Surroundings) -> NodePlan:
     made, sdk = surroundings.environments.get(node), surroundings.sdk
     if made is None:
@@ -141,6 +157,7 @@ _BUILDERS: dict[Launcher, Callable[[Job, Placement, Surroundings], tuple[NodePla
     Launcher.COMMAND: _command,
     Launcher.DDP: _ddp,
     Launcher.TORCHRUN: _torchrun,
+    Launcher.RAY: _ray,
 }
 
 

@@ -51,7 +51,7 @@ class Kept:
     def remove(self, name: str = "e1") -> EnvRemoved:
         async def work() -> EnvRemoved:
             async with python_envs(self.node.root) as envs:
-                return (await envs.remove([name]))[0]
+                return (await envs.remove([name])).removed[0]
 
         return self.node.wait(work())
 
@@ -111,6 +111,30 @@ def test_a_run_whose_supervisor_was_killed_still_uses_its_environment(
     assert kept.remove().problem == "in-use"
     node.call(link, "stop", job="17", attempt=1)
     assert kept.remove().problem is None
+
+
+@pytest.mark.proof
+@in_loop
+async def test_nobody_waits_until_a_large_one_is_deleted_and_what_is_left_of_it_goes_later(
+    tmp_path: Path, uv: Path, wheels: Wheels
+) -> None:
+    root = tmp_path / "root"
+    folder = root / ".ugro" / "environments"
+    wanted = recipe(root, uv, wheels)
+    async with python_envs(root, crash="env.aside:pause") as envs:
+        await envs.make(wanted, nothing)
+        found = await envs.remove(["e1", "e2"])
+        assert [one.problem for one in found.removed] == [None, "not-found"]
+        assert found.is_deleting
+        assert await envs.list() == ()
+        assert len((await envs.make(wanted, nothing)).packages) == 2, "it can be made again at once"
+    [left] = folder.glob("*.removing")
+    async with python_envs(root) as envs:  # whoever was to delete it was killed
+        tidied = await envs.gc(10**12)
+        assert (tidied.removed, tidied.is_deleting) == ((), False)
+        assert not left.exists()
+        again = await envs.remove(["e1"])
+        assert (again.is_deleting, list(folder.glob("e1*"))) == (False, [])
 
 
 @pytest.mark.proof
@@ -178,6 +202,23 @@ async def test_a_full_disk_is_the_reason_and_leaves_room_again(
         tiny = wheel(tmp_path / "tiny", "tiny")
         await envs.gc(0)  # what was downloaded
         assert dict((await envs.make(recipe(root, uv, (tiny,), name="e2"), nothing)).packages) == {"tiny": "1.0"}
+
+
+@pytest.mark.proof
+@in_loop
+async def test_the_space_of_one_that_is_being_deleted_counts_as_free(
+    small: disk.SmallDisk, uv: Path, wheels: Wheels
+) -> None:
+    root = small.folder / "root"
+    aside = root / ".ugro" / "environments" / "old.00.removing"
+    aside.mkdir(parents=True)
+    wanted = recipe(root, uv, wheels)
+    taken = small.fill()
+    (small.folder / "ballast").rename(aside / "large")
+    os.truncate(aside / "large", taken - (8 << 20))  # room for a link, and not for an environment
+    async with python_envs(root) as envs:
+        assert len((await envs.make(wanted, nothing)).packages) == 2
+    assert not aside.exists()
 
 
 @pytest.mark.proof

@@ -82,10 +82,10 @@ async def test_an_environment_is_made_once_and_runs_the_packages_that_were_sent(
         assert sorted(path.name for path in root.parent.iterdir()) == ["root"]
         [listed] = await envs.list()
         assert (listed.name, listed.in_use, listed.made.size) == ("e1", 0, made.size)
-        [removed] = await envs.remove(["e1"])
+        [removed] = (await envs.remove(["e1"])).removed
         assert removed.problem is None
         assert await envs.list() == ()
-        assert [one.problem for one in await envs.remove(["e1"])] == ["not-found"]
+        assert [one.problem for one in (await envs.remove(["e1"])).removed] == ["not-found"]
 
 
 @pytest.mark.proof

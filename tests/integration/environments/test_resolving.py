@@ -183,7 +183,7 @@ class _Taken:
     def __init__(self) -> None:
         self.names: list[list[str]] = []
 
-    async def take_files(self, folder: Path) -> str:
+    async def keep_files(self, folder: Path) -> str:
         self.names.append(sorted(path.name for path in folder.iterdir()))
         return "0" * 64
 

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ugro.agent.discovery.watch import SourceWatch
 from ugro.nodes.discovery.candidates import Rules
 from ugro.nodes.discovery.command import CommandSource
 from ugro.nodes.discovery.consul import ConsulSource
-from ugro.nodes.discovery.source import Source
+from ugro.nodes.discovery.source import Offer, Offers, Source
 from ugro.nodes.discovery.ssh_config import SshConfigSource
 from ugro.nodes.discovery.zookeeper import ZooKeeperSource
 
@@ -98,6 +98,44 @@ async def test_hosts_of_an_ssh_configuration_are_listed_by_pattern(tmp_path: Pat
         await lists(watch, "gpu1", "gpu2")
         config.write_text("Host gpu2\n")
         await lists(watch, "gpu2")
+
+
+class Fragile:
+    """Its library fails in a way that nobody expected, and works the next time."""
+
+    name = "zookeeper"
+    place = "zoo:2181/nodes"
+    is_polled = False
+    may_name_users = False
+
+    def __init__(self, *failures: BaseException) -> None:
+        self.failures = list(failures)
+
+    async def watch(self) -> AsyncGenerator[Offers]:
+        yield [Offer("gpu1")]
+        if self.failures:
+            raise self.failures.pop()
+        yield [Offer("gpu1"), Offer("gpu2")]
+        await asyncio.Event().wait()
+
+
+@in_loop
+async def test_a_source_is_read_again_after_an_error_that_nobody_expected() -> None:
+    said: list[str] = []
+    source = Fragile(ValueError("an odd answer"))
+    watch = SourceWatch(source, Rules(), lambda: said.append(str(watch.error)))
+    try:
+        await lists(watch, "gpu1", "gpu2")
+    finally:
+        await watch.close()
+    assert said == ["None", "failed: ValueError: an odd answer", "None", "None"], "doctor shows it meanwhile"
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_source_whose_library_cancels_itself_is_read_again() -> None:
+    async with watched(Fragile(asyncio.CancelledError())) as watch:
+        await lists(watch, "gpu1", "gpu2")
 
 
 # --- Consul --------------------------------------------------------------------------------------------------------

@@ -114,3 +114,18 @@ def test_a_machine_that_its_owner_uses_is_not_measured(
     assert refused.returncode == 6, refused.stderr
     assert "n1 is used by its owner" in refused.stderr
     assert ugro("node", "bench", "--quick", "--only", "memory", "--force").returncode == 0
+
+
+def test_a_measurement_ends_when_somebody_comes(ugro: Ugro, machine: Machine, game: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: owner(ugro)["is_known"], 30, "the first word of the node")
+    bench = ugro.start("node", "bench", "--force", "--json", "--only", "cpu", "--only", "memory")
+    own = b"ugro.remote.bench.main"
+    wait_until(lambda: set(processes_with(own)) & set(ugro.processes()), 30, "a process that measures")
+    machine.used_by(game.pid)
+    said, complaint = bench.communicate(timeout=60)
+    assert bench.returncode == 0, complaint
+    [node] = json.loads(said)["measurement"]["nodes"]
+    assert (node["cpu"], node["is_forced"]) == (None, True)
+    assert [one["what"] for one in node["skipped"]] == ["cpu", "memory"]
+    assert node["skipped"][0]["why"].startswith(f"its owner came (sleep (pid {game.pid}) uses GPU 0")
+    assert not set(processes_with(own)) & set(ugro.processes())

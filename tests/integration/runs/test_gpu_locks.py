@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
 from ugro.core.errors import RemoteFailure
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
 
 GPU = "GPU-11111111-aaaa"
@@ -237,3 +239,54 @@ def test_a_newer_attempt_waits_for_the_older_and_takes_its_gpu(node: LocalNode, 
     wait_until(lambda: ledger.lines("ready"), 20, "the first attempt")
     assert start(node, link, training(ledger), attempt=2)["run"]["status"] == "running"
     assert [pid for pid in ledger.alive_of(f"{AGENT}/train.1") if is_alive(pid.pid)] == []
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+
+def measure(node: LocalNode, link: Link, *, is_forced: bool = False) -> tuple[Stream, dict[str, Any]]:
+    """Something that is measured with the GPU, and the first that it says: it waits for a connection then."""
+    lock = {"gpus": [[0, GPU]], "agent": AGENT, "node": node.spec.name, "is_forced": is_forced}
+    params = {"part": "listen", "address": "127.0.0.1", "secret": "s", "limit_s": 60, "seconds": 1, "lock": lock}
+    stream = link.stream("bench", params)
+
+    async def first() -> dict[str, Any]:
+        said = b""
+        async with asyncio.timeout(20):
+            async for _, payload in stream:
+                said += payload
+                if b"\n" in said:
+                    break
+        found: dict[str, Any] = json.loads(said.partition(b"\n")[0])
+        return found
+
+    return stream, node.wait(first())
+
+
+async def ended(stream: Stream) -> None:
+    stream.ask_to_stop()
+    async with asyncio.timeout(20):
+        with suppress(RemoteFailure):
+            await stream.result()
+
+
+@pytest.mark.proof
+def test_a_gpu_that_is_measured_is_refused_to_a_run_until_that_has_ended(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    stream, said = measure(node, link)
+    assert "port" in said
+    text = refusal(start_as(node, link, "agent-2", training(ledger)))
+    assert text.startswith("GPU 0 is used by a measurement of another agent")
+    node.wait(ended(stream))
+    assert start(node, link, training(ledger))["run"]["status"] == "running"
+
+
+@pytest.mark.proof
+def test_a_gpu_that_a_run_has_is_not_measured_unless_forced(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    start(node, link, training(ledger))
+    _, said = measure(node, link)
+    assert said["skipped"]["why"].startswith("GPU 0 is used by job train on here")
+    forced, said = measure(node, link, is_forced=True)
+    assert "port" in said
+    node.wait(ended(forced))

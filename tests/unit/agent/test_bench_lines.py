@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ugro.agent.hardware.lines import Lines
-from ugro.core.figures import CpuFigures, StorageFigures
+from ugro.core.figures import CpuFigures, DeviceFigures, StorageFigures, Surroundings
 from ugro.core.support.codec import DecodeError
 
 
@@ -42,6 +42,8 @@ def test_figures_are_kept_as_they_come() -> None:
         b'{"memory_bytes_per_s": 1e300}',
         b'{"cpu": {"one_core_bytes_per_s": -1, "all_cores_bytes_per_s": 1, "cores": 1}}',
         b'{"device": {"index": 0, "fp32_tflops": NaN}}',
+        b'{"device": {"index": 0, "pcie_width": -1}}',
+        b'{"device": 3}',
         b'{"port": 0}',
         b'{"port": true}',
         b'{"port": 70000}',
@@ -71,3 +73,8 @@ def test_words_of_a_node_are_short_and_cannot_steer_a_terminal() -> None:
 
 def test_what_a_newer_node_program_says_besides_is_ignored() -> None:
     assert heard({"quantum": 1}).cpu is None
+
+
+def test_a_node_does_not_say_whose_a_device_is_or_what_was_seen_of_it() -> None:
+    said = {"index": 0, "pcie_width": 4, "uuid": "GPU-1", "name": "\x1b[2J", "seen": {"temperature_c": 99.0}}
+    assert heard({"device": said}).devices == [DeviceFigures("", "", 0, seen=Surroundings(pcie_width=4))]

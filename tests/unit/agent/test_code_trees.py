@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -338,3 +339,36 @@ def test_what_a_power_cut_may_have_taken_is_looked_at_again(rig: CodeRig) -> Non
     again.home.settle()
     assert list(packs.glob("*.fresh")) == []
     assert CodeRig(rig.folder).home.has(taken.id)
+
+
+def test_code_is_stored_while_gigabytes_of_our_own_are(rig: CodeRig, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "a.whl").write_bytes(os.urandom(CHUNK + 7))
+    os.mkfifo(wheels / "b.whl", 0o600)  # read as slowly as the test wants
+    (rig.source / "train.py").write_text("print(1)")
+    with ThreadPoolExecutor(2) as threads:
+        storing = threads.submit(rig.home.keep_files, wheels)
+        with (wheels / "b.whl").open("wb", buffering=0) as slow:  # it waits for more from now on
+            try:
+                taken = threads.submit(rig.take).result(20)
+                assert not storing.done()
+            finally:
+                slow.write(b"the rest")
+        root = storing.result(20)
+    assert out(rig, taken.id)[b"train.py"] == ("file", 0o644, b"print(1)")
+    (wheels / "b.whl").unlink()
+    (wheels / "b.whl").write_bytes(b"the rest")
+    (wheels / "b.whl").chmod(0o600)
+    assert out(rig, root) == seen(os.fsencode(wheels))
+    assert rig.home.keep_files(wheels) == root
+    assert rig.home.take(SnapshotRequest(str(wheels), Choices(), 1 << 40)).id == root, "as if it were code"
+
+
+def test_our_own_files_that_could_not_be_stored_leave_nothing(rig: CodeRig, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    (wheels / "a folder").mkdir(parents=True)
+    (wheels / "a.whl").write_bytes(b"x" * CHUNK)
+    with pytest.raises(UgroError, match="cannot be stored"):
+        rig.home.keep_files(wheels)
+    assert os.listdir(rig.home.store.packs) == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,11 +15,13 @@ from ugro.agent.artifacts.job_folder import delete_results
 from ugro.agent.jobs.retention import Retention
 from ugro.config.schema import Retention as Settings
 from ugro.core.audit import AuditEntry
+from ugro.core.environment import Environment
 from ugro.core.errors import NotFound
 from ugro.core.job import After, Job, JobSpec, JobState
 from ugro.core.support import clock
 from ugro.core.support.moment import Instant
 from ugro.store.database import Store
+from ugro.store.python_envs import EnvFiles, Resolution
 from ugro.telemetry.metricstore import MetricStore
 
 DAY_S = 86400.0
@@ -398,3 +402,59 @@ def test_a_job_that_ended_while_the_clock_was_years_behind_is_not_old_when_it_is
         assert len(await world.announced()) == 1
 
     run(tmp_path, work)
+
+
+def test_a_resolution_goes_when_no_job_no_node_and_no_request_needs_it(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        envs = world.store.python_envs
+        for name in ("nobody's", "a job's", "a node's"):
+            await envs.keep_resolution(f"request for {name}", Resolution(name, "tiny==1.2"))
+            await envs.keep_files(name, EnvFiles("00"))
+        job = await world.job(JobState.CANCELLED)
+        await world.store.environments.record(job.id, 1, {"gpu1": Environment("3.11.2", "/py", "x", name="a job's")})
+        await world.store.notes.change(job.id, lambda note: replace(note, text="the baseline"))
+
+        async def kept() -> list[str]:
+            return ["a node's"]
+
+        world.retention.kept_environments = kept
+        await world.after(89)
+        assert await _resolved(world) == ["nobody's", "a job's", "a node's"]
+        await world.after(91)
+        assert await _resolved(world) == ["a job's", "a node's"]
+        assert await envs.files("nobody's") is None
+        assert await envs.files("a job's") is not None
+
+    run(tmp_path, work)
+
+
+def test_a_resolution_that_was_asked_for_again_stays(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        envs = world.store.python_envs
+        await envs.keep_resolution("request for it", Resolution("it", "tiny==1.2"))
+        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+            db.execute("UPDATE resolutions SET at = '2020-01-01T00:00:00+00:00'")
+        assert await envs.has_unused(world.now.at)
+        assert await envs.resolution("request for it") is not None
+        await world.after(89)
+        assert await _resolved(world) == ["it"]
+
+    run(tmp_path, work)
+
+
+def test_while_a_job_waits_what_was_resolved_for_it_stays(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await world.store.python_envs.keep_resolution("request for it", Resolution("it", "tiny==1.2"))
+        job = await world.job(None)
+        await world.after(91)
+        assert await _resolved(world) == ["it"]
+        await world.store.jobs.move(job, JobState.CANCELLED, "test")
+        await world.after(91)
+        assert await _resolved(world) == []
+
+    run(tmp_path, work)
+
+
+async def _resolved(world: World) -> list[str]:
+    with closing(sqlite3.connect(world.folder.parent / "state.db")) as db:
+        return [name for (name,) in db.execute("SELECT name FROM resolutions ORDER BY rowid")]

@@ -27,7 +27,7 @@ class _Jobs:
         self._is_recorded = is_recorded
         self.has_begun = asyncio.Event()
 
-    async def submit_trial(self, spec: JobSpec, user: str, key: str) -> Job:
+    async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
         if self._is_recorded:
             await self._store.jobs.submit(spec, user, key)
         self.has_begun.set()

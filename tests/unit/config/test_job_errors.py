@@ -170,7 +170,7 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ("script: b.py\nlauncher: command\n", "job.yaml:2: launcher: a script is run by ddp", "python3 train.py"),
         (
             "script: b.py\nlauncher: mpi\n",
-            'job.yaml:2: launcher: expected command, ddp or torchrun, got "mpi"',
+            'job.yaml:2: launcher: expected command, ddp, torchrun or ray, got "mpi"',
             "for example: launcher: torchrun",
         ),
         (

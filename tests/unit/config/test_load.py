@@ -62,7 +62,7 @@ def test_every_default_is_the_promised_one() -> None:
         "ray": {
             "dashboard_port": 8265,
             "redis_port": 6379,
-            "head_bind_all": True,
+            "head_bind_all": False,
             "namespace": "default",
             "log_level": "info",
         },

@@ -244,6 +244,27 @@ def test_a_process_of_ours_that_emptied_its_environment_is_still_ours(marks: dic
             os.kill(pid, signal.SIGKILL)
 
 
+def in_proc(proc: Path, pid: int, comm: str, cgroup: str, environ: bytes = b"") -> None:
+    (proc / str(pid)).mkdir(parents=True)
+    (proc / str(pid) / "comm").write_text(f"{comm}\n")
+    (proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+    (proc / str(pid) / "environ").write_bytes(environ)
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["/system.slice/docker-3f9c.scope", "/docker/3f9c", "/user.slice/user-1000.slice/libpod-3f9c.scope/ctr"]
+)
+def test_a_container_is_somebody_elses_unless_a_job_runs_docker(tmp_path: Path, cgroup: str) -> None:
+    in_proc(tmp_path, 1, "systemd", "/init.scope")
+    in_proc(tmp_path, 700, "python", cgroup)
+    in_proc(tmp_path, 800, "docker", "/user.slice", b"HOME=/home/ann\0")
+    users = GpuUsers(lambda: gpu_answer((700, "python", False)), str(tmp_path))
+    assert [users.look(), users.look()] == [None, Sign(0.0, "python (pid 700) uses GPU 0")]
+    in_proc(tmp_path, 900, "docker", "/user.slice", b"HOME=/home/ann\0UGRO_RUN=agent/7.1\0")
+    assert [users.look(), users.look()] == [None, None]
+    assert users.blind() == ["a container on GPU 0 is taken for a job's"]
+
+
 def test_what_cannot_be_said_of_gpus_is_not_claimed(tmp_path: Path) -> None:
     elsewhere = gpu_answer((4194998, "unknown", False))
     (tmp_path / "1").mkdir()

@@ -235,8 +235,8 @@ def test_leftovers_of_this_machine_are_abandoned_once_the_lock_is_ours(tmp_path:
     for folder in (ours, theirs):
         folder.mkdir()
     assert machine_id() in ours.name
-    assert sorted(place.leftovers("e1")) == sorted([str(ours), str(theirs)])
-    assert place.leftovers("e") == []
+    assert sorted(place.half("e1")) == sorted([str(ours), str(theirs)])
+    assert place.half("e") == []
     assert place.is_abandoned(str(ours))
     assert not place.is_abandoned(str(theirs))  # a maker there may still live
 

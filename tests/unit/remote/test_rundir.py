@@ -23,7 +23,7 @@ from ugro.remote.durable import Numbers
 from ugro.remote.files import capped_log
 from ugro.remote.identity import user_name
 from ugro.remote.program import Refused
-from ugro.remote.python_env import making
+from ugro.remote.python_env import deleting, making
 from ugro.remote.runs import daemonize, ports, proc_title, stop
 from ugro.remote.runs import linger as survival
 from ugro.remote.state import rundir
@@ -419,7 +419,7 @@ def test_where_logind_would_kill_a_run_it_is_refused_with_the_command_that_allow
 
 def test_every_crash_point_is_in_one_place() -> None:
     text = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
-    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted([*POINTS, *making.POINTS])
+    assert sorted(re.findall(r'\bpoint\("([a-z.]+)"\)', text)) == sorted([*POINTS, *making.POINTS, *deleting.POINTS])
 
 
 def enter(fence: Fence, attempt: int) -> None:

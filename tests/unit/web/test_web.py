@@ -136,6 +136,7 @@ def test_what_pages_need_passes_to_the_api(method: str, path: str) -> None:
         ("POST", "/v1/jobs/batch"),
         ("POST", "/v1/jobs/plan"),
         ("POST", "/v1/exec"),
+        ("POST", "/v1/tunnel"),
         ("DELETE", "/v1/exec/1"),
         ("POST", "/v1/agent/stop"),
         ("POST", "/v1/dashboard"),

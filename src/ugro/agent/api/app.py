@@ -23,9 +23,11 @@ from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.planning import add_planning_routes
 from ugro.agent.api.profile import add_profile_routes
+from ugro.agent.api.ray_clusters import add_ray_cluster_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.sweeps import add_sweep_routes
+from ugro.agent.api.tunnels import add_tunnel_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
@@ -118,6 +120,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_hardware_routes(app, agent)
     add_code_routes(app, agent)
     add_environment_routes(app, agent)
+    add_ray_cluster_routes(app, agent)
     add_job_routes(app, agent.jobs)
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
@@ -128,6 +131,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_discovery_routes(app, agent.discovery)
+    add_tunnel_routes(app, agent.tunnels)
     return app
 
 

@@ -18,6 +18,7 @@ LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
 _QUIET = re.compile(r"/v1/(jobs/plan|cluster/reload|examine)")
+TUNNEL_PATH = "/v1/tunnel"  # records itself: one entry for all connections of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NODE = r"/v1/nodes/(.+)"
 _NUMBER = re.compile(rb'"id":([0-9]+),"spec"')
@@ -62,6 +63,9 @@ RULES = (
     Rule("POST", r"/v1/setup", "set up nodes", ("nodes", "file")),
     Rule("POST", r"/v1/environments/gc", "remove unused environments", ("nodes",)),
     Rule("DELETE", r"/v1/environments/(.+)", "remove environment"),
+    Rule("POST", r"/v1/ray-clusters", "start Ray cluster", ("wish",)),
+    Rule("POST", r"/v1/ray-clusters/([^/]+)/scale", "scale Ray cluster", ("workers",)),
+    Rule("DELETE", r"/v1/ray-clusters/([^/]+)", "stop Ray cluster"),
     Rule("PUT", r"/v1/cluster", "use cluster file", ("path",)),
     Rule("PUT", r"/v1/cluster/file", "write cluster file", ("path",)),
     Rule("POST", r"/v1/agent/stop", "stop agent"),
@@ -79,7 +83,7 @@ _PATTERNS = {
 
 def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
     """The rule, and what the path is about; None if the request changes nothing."""
-    if method in _READING or _QUIET.fullmatch(path):
+    if method in _READING or path == TUNNEL_PATH or _QUIET.fullmatch(path):
         return None
     for rule, pattern in _PATTERNS.get(method, ()):
         if found := pattern.fullmatch(path):

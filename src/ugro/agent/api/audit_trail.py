@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import pwd
@@ -52,7 +53,7 @@ class AuditTrail:
                 self._note(scope, exchange.rule.action, about, exchange.outcome)
 
     def _note(self, scope: Scope, action: str, about: str, outcome: str) -> None:
-        entry = AuditEntry(_now(), *self._who(scope), action, about, outcome)
+        entry = AuditEntry(now(), *self._who(scope), action, about, outcome)
         if outcome != DONE and self._is_stranger(scope):
             self._audit.note_stranger(entry, boot_clock_s())
         else:
@@ -102,6 +103,12 @@ class _Exchange:
         return found if is_done else found or self._named
 
 
+class Peer(tuple[str, int]):
+    """A user and process; ``lost`` is set when the connection is gone, also while nobody reads from it."""
+
+    lost: asyncio.Event
+
+
 class LocalProtocol(H11Protocol):
     """On the agent's socket, a client's address is its user and process, which the kernel knows."""
 
@@ -109,7 +116,13 @@ class LocalProtocol(H11Protocol):
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
         pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        self.client = (_user_name(uid), pid)
+        self.client = peer_of = Peer((_user_name(uid), pid))
+        peer_of.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if isinstance(self.client, Peer):
+            self.client.lost.set()
 
 
 def _has_token(scope: Scope) -> bool:
@@ -129,5 +142,5 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")

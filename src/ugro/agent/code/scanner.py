@@ -377,4 +377,6 @@ def exclude(path: bytes, folder: str) -> str:
         return "leave it out: .ugroignore; see docs/sync.md"
     pattern = re.sub(r"([*?\[\\])", r"\\\1", f"/{text}").replace("'", "'\\''")
     file = shlex.quote(os.path.join(folder, ".ugroignore"))
-    return f"leave it out: echo '{pattern}' >> {file}"
+    # Some shells' echo takes a backslash for the beginning of something else.
+    write = "printf '%s\\n'" if "\\" in pattern else "echo"
+    return f"leave it out: {write} '{pattern}' >> {file}"

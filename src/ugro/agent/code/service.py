@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
@@ -18,6 +19,7 @@ from ugro.agent.code.sdk import Sdk
 from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
+from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
 from ugro.core.errors import UgroError
@@ -63,9 +65,18 @@ class Code:
         """Stores a folder of our own, every file of it; the hash of its tree."""
         request = SnapshotRequest(str(folder), Choices(), 0, is_forced=True)
         taken = await asyncio.to_thread(self._take, request, False)
+        self._transfers.own.add(taken.id)
         if taken.new_bytes:
             self._make_room_soon()
         return taken.id
+
+    async def keep_files(self, folder: Path) -> str:
+        """The same for gigabytes, which are read but once: code is stored and sent meanwhile."""
+        async with self._transfers.lock.shared():  # nothing is deleted meanwhile
+            tree = await to_the_end(partial(self._snapshots.keep_files, folder))
+        self._transfers.own.add(tree)
+        self._make_room_soon()
+        return tree
 
     def _take(self, request: SnapshotRequest, is_lasting: bool) -> StoredSnapshot:
         taken = self._snapshots.take(request)

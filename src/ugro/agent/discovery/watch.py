@@ -22,6 +22,7 @@ from ugro.policy.lifecycle.backoff import delay_s
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 60.0
+_MOST_TEXT = 300
 
 
 class SourceWatch:
@@ -33,6 +34,7 @@ class SourceWatch:
         self._read_at: datetime | None = None
         self._on_change = on_change
         self._answered = asyncio.Event()  # by a list or by an error
+        self._failures = 0  # since it listed its machines
         self._task = self._start()
 
     @property
@@ -70,22 +72,39 @@ class SourceWatch:
         await asyncio.wait([self._task])
 
     def _start(self) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._keep_reading(), name=f"watch {self.source.name}")
-        task.add_done_callback(self._note_end)
-        return task
+        return asyncio.create_task(self._keep_reading(), name=f"watch {self.source.name}")
 
     async def _keep_reading(self) -> None:
-        failures = 0
         while True:
+            # A task of its own: whatever a registry makes a library raise, the source is read again.
+            reading = asyncio.create_task(self._read(), name=f"read {self.source.name}")
             try:
-                async with contextlib.aclosing(self.source.watch()) as lists:
-                    async for offers in lists:
-                        failures = 0
-                        self._take(check_offers(offers, self.source, self.rules))
-            except SourceDown as error:
-                failures += 1
-                self._fail(error)
-            await asyncio.sleep(delay_s(failures, random.random(), base_s=1.0, cap_s=_LONGEST_PAUSE_S))
+                await asyncio.wait([reading])
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+            self._note_end(reading)
+            await asyncio.sleep(delay_s(self._failures, random.random(), base_s=1.0, cap_s=_LONGEST_PAUSE_S))
+
+    async def _read(self) -> None:
+        async with contextlib.aclosing(self.source.watch()) as lists:
+            async for offers in lists:
+                self._failures = 0
+                self._take(check_offers(offers, self.source, self.rules))
+
+    def _note_end(self, reading: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if reading.cancelled() else reading.exception()
+        if error is None:
+            return
+        self._failures += 1
+        if isinstance(error, SourceDown):
+            self._fail(error)
+            return
+        # A bug, or a registry that makes a library fail in a new way.
+        found = SourceDown(f"failed: {type(error).__name__}: {error}"[:_MOST_TEXT], hint="see: ugro agent logs")
+        if self.error is None or self.error.message != found.message:
+            log.error("reading %s ended by an error; it is read again", self.source.name, exc_info=error)
+        self._fail(found)
 
     def _take(self, checked: Checked) -> None:
         has_changed = checked != self.checked or not self.is_current
@@ -101,9 +120,3 @@ class SourceWatch:
         self.error = error
         self._answered.set()
         self._on_change()
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        """After a bug, or a registry that makes a library fail in a new way: said, and read again when asked to."""
-        if not task.cancelled() and (bug := task.exception()) is not None:
-            log.error("watching %s ended by an error", self.source.name, exc_info=bug)
-            self._fail(SourceDown(f"failed: {type(bug).__name__}: {bug}", hint="see: ugro agent logs"))

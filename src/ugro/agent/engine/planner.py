@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -76,7 +77,8 @@ class Planner:
             extra = group.create_task(together(self._extra(job, node) for node in placement.nodes))
         extra_env = dict(zip(placement.nodes, extra.result(), strict=True))
         surroundings = self._surroundings(placement, rendezvous.result(), extra_env, self._speeds(job, placement))
-        surroundings = replace(surroundings, environments=environments, sdk=sdk)
+        secret = secrets.token_hex(32)
+        surroundings = replace(surroundings, environments=environments, sdk=sdk, secret=secret)
         return plan(job, job.attempt, placement, surroundings), notes.result()
 
     def preview(self, job: Job, placement: Placement) -> Plan:

@@ -54,7 +54,7 @@ async def measure(
     }
     heard = [Lines() for _ in ranks]
     await together(
-        run(rank.subject.link, "allreduce", _params(common, number, rank, interfaces), times.limit_s, lines)
+        run(rank.subject.link, "allreduce", _params(common, number, rank, interfaces, about), times.limit_s, lines)
         for number, (rank, lines) in enumerate(zip(ranks, heard, strict=True))
     )
     nodes = tuple(one.name for one in subjects)
@@ -79,9 +79,12 @@ def ranks_of(subjects: Sequence[Subject]) -> list[Rank]:
     return [Rank(one, None) for one in subjects]
 
 
-def _params(common: dict[str, Any], number: int, rank: Rank, interfaces: dict[str, str]) -> dict[str, Any]:
+def _params(
+    common: dict[str, Any], number: int, rank: Rank, interfaces: dict[str, str], about: About
+) -> dict[str, Any]:
     own = {"rank": number, "gpu": rank.gpu, "python": rank.subject.python}
-    return {**common, **own, "interface": interfaces.get(rank.subject.name)}
+    lock = rank.subject.lock(about, [] if rank.gpu is None else [rank.gpu])
+    return {**common, **own, "lock": lock, "interface": interfaces.get(rank.subject.name)}
 
 
 def _lacks_torch(subject: Subject) -> bool:

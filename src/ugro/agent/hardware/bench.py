@@ -15,7 +15,7 @@ from ugro.agent.hardware import allreduce
 from ugro.agent.hardware.lines import Lines
 from ugro.agent.hardware.network import Network
 from ugro.agent.hardware.process import run
-from ugro.agent.hardware.subject import About, Subject
+from ugro.agent.hardware.subject import About, Subject, Taken, unless_taken
 from ugro.agent.support.aio import together
 from ugro.agent.tracking import node_checks
 from ugro.core.errors import UgroError, Unreachable
@@ -66,7 +66,7 @@ class Bench:
                     limit_s = self._limit_s(phase, turn)
                     await self._on_nodes(phase, [one for one in self._subjects if one.name in wave], limit_s)
         if {"network", "allreduce"} & set(self._budget.phases):
-            await self._between_nodes([one for one in self._subjects if not one.is_lost])
+            await self._between_nodes([one for one in self._subjects if not one.is_out])
         return Measurement(
             self._about.measured_at,
             self._about.mode,
@@ -93,14 +93,16 @@ class Bench:
 
     async def _on_nodes(self, phase: str, subjects: Sequence[Subject], limit_s: float) -> None:
         measure = self._machine if phase == "machine" else self._devices
-        await together(self._unless_lost(one, measure(one, limit_s)) for one in subjects if not one.is_lost)
+        await together(self._unless_out(one, measure(one, limit_s)) for one in subjects if not one.is_out)
 
-    async def _unless_lost(self, subject: Subject, work: Coroutine[Any, Any, None]) -> None:
-        """A link that breaks ends this node's part; the process on the node ends with the link."""
+    async def _unless_out(self, subject: Subject, work: Coroutine[Any, Any, None]) -> None:
+        """A link that breaks ends this node's part, with the process on the node; so does its owner who comes."""
         try:
-            await work
+            await unless_taken([subject], work)
         except Unreachable:
             subject.is_lost = True
+        except Taken:
+            return  # the subject says so itself
 
     async def _machine(self, subject: Subject, limit_s: float) -> None:
         params = {
@@ -116,6 +118,7 @@ class Bench:
             "gpus": len(subject.facts.gpus),
             "seconds": self._budget.aim_s("devices"),
             "limit_s": limit_s,
+            "lock": subject.lock(self._about, [gpu.index for gpu in subject.facts.gpus]),
         }
         async with _watching(subject):
             await self._process(subject, "devices", params, limit_s)
@@ -129,7 +132,7 @@ class Bench:
 
     async def _between_nodes(self, subjects: Sequence[Subject]) -> None:
         if len(subjects) < 2:
-            self._skipped.append(Skipped("network", "fewer than two nodes could be reached"))
+            self._skipped.append(Skipped("network", "fewer than two nodes are left"))
             return
         self._say("looking where nodes reach each other")
         found = await _explored(subjects)
@@ -142,8 +145,9 @@ class Bench:
             self._say("all-reduce")
             times = allreduce.Times(self._budget.aim_s("allreduce"), self._limit_s("allreduce"))
             try:
-                done = await allreduce.measure(subjects, found.meeting, found.port, times, self._about)
-            except Unreachable as error:
+                work = allreduce.measure(subjects, found.meeting, found.port, times, self._about)
+                done = await unless_taken(subjects, work)
+            except (Unreachable, Taken) as error:
                 done = [], [Skipped(allreduce.WHAT, str(error))]
             self._allreduces = done[0]
             self._skipped += done[1]

@@ -16,29 +16,8 @@ _LONGEST_TEXT = 300
 _LARGEST = 1e18
 _MOST_SKIPPED = 40
 _MOST_DEVICES = 64
+_WIDTHS = ("pcie_width", "pcie_width_max")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLine:
-    """A device as PyTorch numbers it."""
-
-    index: int | None = None
-    fp32_tflops: float | None = None
-    tf32_tflops: float | None = None
-    bf16_tflops: float | None = None
-    fp16_tflops: float | None = None
-    int8_tops: float | None = None
-    memory_bytes_per_s: float | None = None
-    to_device_bytes_per_s: float | None = None
-    from_device_bytes_per_s: float | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-
-    def figures(self, uuid: str, name: str) -> DeviceFigures:
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        seen = Surroundings(pcie_width=own.pop("pcie_width"), pcie_width_max=own.pop("pcie_width_max"))
-        return DeviceFigures(uuid=uuid, name=name, seen=seen, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +45,7 @@ class Lines:
         self.memory_bytes_per_s: float | None = None
         self.storage: StorageFigures | None = None
         self.link: LinkLine | None = None
-        self.devices: list[DeviceLine] = []
+        self.devices: list[DeviceFigures] = []  # as PyTorch numbers them: whose they are, the node does not say
         self.allreduces: list[AllReduceLine] = []
         self.skipped: list[Skipped] = []
         self.on_port: Callable[[], None] = lambda: None
@@ -107,7 +86,12 @@ class Lines:
         self.skip(found.what, found.why)
 
     def _take_device(self, value: Any) -> None:
-        found = _decoded(DeviceLine, value)
+        if not isinstance(value, dict):
+            raise DecodeError("a device is not an object")
+        widths = {name: value[name] for name in _WIDTHS if name in value}
+        _decoded(Surroundings, widths)
+        rest = {name: figure for name, figure in value.items() if name not in widths}
+        found = _decoded(DeviceFigures, {**rest, "uuid": "", "name": "", "seen": widths})
         others = [one for one in self.devices if one.index != found.index]  # it has more figures now than before
         self.devices = [*others, found][:_MOST_DEVICES]
 

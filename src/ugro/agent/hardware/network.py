@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ugro.agent.hardware.lines import Lines, LinkLine
 from ugro.agent.hardware.process import run
-from ugro.agent.hardware.subject import About, Subject
+from ugro.agent.hardware.subject import About, Subject, Taken, unless_taken
 from ugro.agent.support.aio import together
 from ugro.core.errors import UgroError, Unreachable
 from ugro.core.figures import LinkFigures, Skipped
@@ -42,12 +42,18 @@ class Network:
                 fitting = fitting[:place]
                 break
             on_round(f"network, round {place + 1} of {len(fitting)}")
-            found += await together(self._pair(pair, each_s) for pair in pairs)
+            found += await together(self._unless_taken(pair, each_s) for pair in pairs)
         left = sum(len(pairs) for pairs in all_rounds[len(fitting) :])
         if left:
             whole = left + len(found)
             self.skipped.append(Skipped("network", f"{left} of {whole} pairs of nodes: the time was up"))
         return found
+
+    async def _unless_taken(self, pair: Pair, seconds: float) -> LinkFigures:
+        try:
+            return await unless_taken([self._subjects[name] for name in pair], self._pair(pair, seconds))
+        except Taken as taken:
+            return self._figures(pair, "", None, str(taken))
 
     async def _pair(self, pair: Pair, seconds: float) -> LinkFigures:
         source, target = (self._subjects[name] for name in pair)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -25,6 +26,7 @@ from ugro.policy.hardware.budget import phases
 from ugro.policy.hardware.busy import busy
 
 _HELD = "is being measured"
+_LOOK_S = 0.25
 _WITH_TORCH = frozenset({Part.DEVICES, Part.ALLREDUCE})
 
 
@@ -94,8 +96,9 @@ class HardwareService:
             gone = [one for one in found if isinstance(one, Skipped)]
             self._refuse(subjects, gone, wish)
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            about = About(now, wish.mode, wish.parts)
-            measured = await Bench(subjects, about, said.put_nowait).run()
+            about = About(now, wish.mode, wish.parts, self._identity.agent, wish.is_forced)
+            async with self._yielding(subjects):
+                measured = await Bench(subjects, about, said.put_nowait).run()
         await self._measured.record(measured)
         findings = [finding for one in measured.nodes for finding in self._measured.findings(one.node)]
         return replace(measured, skipped=(*others, *gone, *measured.skipped), findings=tuple(findings))
@@ -124,6 +127,27 @@ class HardwareService:
         if report.facts is None:
             return Skipped(name, report.error or "no answer")
         return Subject(name, link, report.facts, python)
+
+    @contextlib.asynccontextmanager
+    async def _yielding(self, subjects: Sequence[Subject]) -> AsyncIterator[None]:
+        """A node whose owner comes meanwhile is measured no further; one who was there before was to be ignored."""
+        owners = {one.name: self._health.owner(one.name) for one in subjects}
+        there = {name for name, owner in owners.items() if owner is not None and owner.is_there}
+        absent = [one for one in subjects if one.name not in there]
+        watch = asyncio.create_task(self._watch_owners(absent), name="look for owners of measured nodes")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+
+    async def _watch_owners(self, subjects: Sequence[Subject]) -> None:
+        while True:
+            for one in subjects:
+                owner = self._health.owner(one.name)
+                if one.taken is None and owner is not None and owner.is_there:
+                    one.make_way(owner.sign)
+            await asyncio.sleep(_LOOK_S)
 
     def _refuse(self, subjects: Sequence[Subject], gone: Sequence[Skipped], wish: Wish) -> None:
         if not subjects:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from ugro.agent.hardware.lines import DeviceLine, Lines
+from ugro.agent.hardware.lines import Lines
 from ugro.core.figures import CPU, DeviceFigures, Mode, NodeFigures, Part, Skipped, Surroundings
 from ugro.core.node import Facts, Gpu, Machine
 from ugro.nodes.link import Link
 from ugro.policy.hardware.budget import OF_MACHINE
+
+T = TypeVar("T")
+
+
+class Taken(Exception):
+    """Its owner needs a node that is measured; the text says which and why."""
 
 
 @dataclass(slots=True)
@@ -22,6 +30,23 @@ class Subject:
     seen: dict[str, Surroundings] = field(default_factory=dict)  # by uuid, while it was measured
     is_busy: bool = False  # and measured all the same
     is_lost: bool = False
+    taken: str | None = None  # why it is measured no longer, though it can be reached
+    was_taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_out(self) -> bool:
+        return self.is_lost or self.taken is not None
+
+    def make_way(self, sign: str | None) -> None:
+        """Its owner has come. What was measured until then may be too low."""
+        self.taken = f"its owner came ({sign})"
+        self.is_busy = True
+        self.was_taken.set()
+
+    def lock(self, about: About, gpus: Collection[int]) -> dict[str, Any]:
+        """For a process that uses these GPUs: that it must have their locks."""
+        devices = [[gpu.index, gpu.uuid] for gpu in self.facts.gpus if gpu.index in gpus]
+        return {"gpus": devices, "agent": about.agent, "node": self.name, "is_forced": about.is_forced}
 
     @property
     def machine(self) -> Machine:
@@ -65,23 +90,23 @@ class Subject:
             **last,
         )
 
-    def _device(self, line: DeviceLine) -> DeviceFigures | None:
-        if line.index is None:
-            return line.figures(CPU, self.machine.cpu_model)
-        gpu = next((gpu for gpu in self.facts.gpus if gpu.index == line.index), None)
+    def _device(self, device: DeviceFigures) -> DeviceFigures | None:
+        """With its name, and what was seen of it meanwhile; None if the machine has no such device."""
+        if device.index is None:
+            return replace(device, uuid=CPU, name=self.machine.cpu_model)
+        gpu = next((gpu for gpu in self.facts.gpus if gpu.index == device.index), None)
         if gpu is None:
             return None
-        figures = line.figures(gpu.uuid, gpu.name)
-        seen = self.seen.get(gpu.uuid, Surroundings())
-        seen = replace(seen, pcie_width=line.pcie_width, pcie_width_max=line.pcie_width_max)
-        return replace(figures, seen=seen)
+        before = self.seen.get(gpu.uuid, Surroundings())
+        seen = replace(before, pcie_width=device.seen.pcie_width, pcie_width_max=device.seen.pcie_width_max)
+        return replace(device, uuid=gpu.uuid, name=gpu.name, seen=seen)
 
     def _silent(self, about: About) -> list[Skipped]:
-        """What was lost with the link."""
-        if not self.is_lost:
+        """What was lost with the link, or left out when its owner came."""
+        if not self.is_out:
             return []
         parts = [part for part in (*OF_MACHINE, Part.DEVICES) if part in about.parts]
-        return [Skipped(str(part), "the node could not be reached any more") for part in parts]
+        return [Skipped(str(part), self.taken or "the node could not be reached any more") for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +114,20 @@ class About:
     measured_at: str
     mode: Mode
     parts: frozenset[Part]
+    agent: str = ""  # who measures
+    is_forced: bool = False  # busy nodes, too
+
+
+async def unless_taken(subjects: Sequence[Subject], work: Coroutine[Any, Any, T]) -> T:
+    """Ends the work, and raises ``Taken``, when the owner of one of these nodes comes."""
+    task = asyncio.create_task(work, name="measure")
+    news = [asyncio.create_task(one.was_taken.wait(), name=f"owner of {one.name}") for one in subjects]
+    try:
+        await asyncio.wait([task, *news], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Taken("; ".join(f"{one.name}: {one.taken}" for one in subjects if one.taken))
+    finally:
+        for one in (task, *news):
+            one.cancel()
+        await asyncio.gather(task, *news, return_exceptions=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Retention:
         self._metrics = metrics
         self.pause_s = _PAUSE_S
         self.is_paused: Callable[[], bool] = lambda: False
+        # The Python environments that nodes have, by name.
+        self.kept_environments: Callable[[], Awaitable[Collection[str]]] = _none
         self.on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
 
     async def run(self) -> None:
@@ -94,10 +96,18 @@ class Retention:
         await self._remove_due(rule, first_kept, now)
         if rule.jobs_s is not None:
             # Those that belong to no job, such as alerts.
-            await self._remove_rows(partial(self._store.retention.remove_events, _iso(now.wall_s - rule.jobs_s)))
+            before = _iso(now.wall_s - rule.jobs_s)
+            await self._remove_rows(partial(self._store.retention.remove_events, before))
+            await self._remove_resolutions(before)
         await self._remove_rows(partial(self._store.retention.trim_events, _EVENTS_OF_A_JOB))
         if (audit_s := self._settings().audit) is not None:
             await self._remove_rows(partial(self._store.audit.remove, _iso(now.wall_s - audit_s)))
+
+    async def _remove_resolutions(self, before: str) -> None:
+        """What requests for Python environments were resolved to, and nobody needs any more."""
+        if await self._store.python_envs.has_unused(before):
+            kept = await self.kept_environments()
+            await self._remove_rows(partial(self._store.python_envs.remove_unused, before, kept))
 
     @property
     def _rule(self) -> Rule:
@@ -195,6 +205,10 @@ class Retention:
         await self._metrics.forget_jobs(jobs)
         self.on_removed(jobs)
         await self._store.retention.withdraw(jobs)
+
+
+async def _none() -> Collection[str]:
+    return ()
 
 
 def _view(one: Ended, first_kept: int, is_followed: bool, has_left: bool | None, now: Instant) -> EndedJob:

@@ -13,6 +13,7 @@ from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
+from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound, UsageError
@@ -121,7 +122,17 @@ class JobService:
         await self._submitting.check_fit([spec])
         return await self._previews.place_idle(spec)
 
-    async def submit_trial(self, spec: JobSpec, user: str, key: str) -> Job:
+    async def preview(self, spec: JobSpec, user: str) -> DryRun:
+        """Where it would start now. Raises Unsatisfiable if it never could."""
+        await self._submitting.check_fit([spec])
+        return await self._previews.dry_run(spec, user)
+
+    @property
+    def changed(self) -> ChangeSignal:
+        """Some job has moved."""
+        return self._engine.changed
+
+    async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
         """Submits a job that the agent itself has made."""
         self._engine.safe_mode.check("and takes no jobs")
         self._submitting.expect_stored(spec)
@@ -193,6 +204,10 @@ class JobService:
         point("cancel.recorded")
         self._engine.wake()
         return job
+
+    def expect_submittable(self) -> None:
+        """Raises in safe mode."""
+        self._engine.safe_mode.check("and takes no jobs")
 
     def expect_removable(self) -> None:
         """Raises in safe mode."""

@@ -37,6 +37,7 @@ from ugro.core.python_env import EnvRequest
 from ugro.store.jobs import About, JobStore
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
+_NEEDED = {Launcher.TORCHRUN: ("torch",), Launcher.RAY: ("ray",)}  # modules, by what starts the processes
 _LAB = "ugro.lab.enter"
 _OF_THE_CODE = ("workdir", "cwd", "sync", "inputs")  # keys that say which code and data of this machine a job uses
 Taken = dict[Path, Snapshot]  # by folder
@@ -128,7 +129,7 @@ class SubmissionReader:
         if self._code is None or spec.snapshot is None or spec.launcher is Launcher.COMMAND or script.startswith("-"):
             return spec
         found = await self._code.imports(spec.snapshot, script)
-        names = {*found.names, *(("torch",) if spec.launcher is Launcher.TORCHRUN else ())}
+        names = {*found.names, *_NEEDED.get(spec.launcher, ())}
         has_own_path = any(name in _PYTHONS_PATHS for name, _ in spec.env)
         found = Imports(tuple(sorted(names)), found.is_certain and not has_own_path)
         spec = replace(spec, imports=found)

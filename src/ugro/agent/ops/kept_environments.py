@@ -14,7 +14,7 @@ from ugro.agent.support.keyed_tasks import KeyedTasks
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.env_report import SHORT, EnvListing, EnvRemoval, KeptEnvironment, Unasked
 from ugro.core.errors import UgroError, Unreachable
-from ugro.core.python_env import EnvOnNode, EnvRemoved
+from ugro.core.python_env import EnvOnNode, EnvRemoved, EnvsRemoved
 from ugro.nodes.node import Node
 from ugro.nodes.python_envs import PythonEnvs
 from ugro.nodes.runs import Identity
@@ -45,6 +45,11 @@ class KeptEnvironments:
 
     async def find(self, word: str) -> KeptEnvironment:
         return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
+
+    async def names(self) -> set[str]:
+        """On the nodes that can be asked now."""
+        listing = await self.listing([node for node in self._cluster.inventory if node.link is not None])
+        return {one.name for one in listing.environments}
 
     async def seen(self, node: Node) -> tuple[KeptEnvironment, ...] | None:
         """For a page: asked some seconds ago, or now. None if the node does not answer at once."""
@@ -78,10 +83,12 @@ class KeptEnvironments:
 
         async def tidy(envs: PythonEnvs) -> EnvRemoval:
             names = [one.name for one in await envs.list() if not one.in_use] if everything else []
-            gone = [one for one in (await envs.remove(names) if names else ()) if one.problem is None]
+            removed = await envs.remove(names) if names else EnvsRemoved(())
+            gone = [one.name for one in removed.removed if one.problem is None]
             tidied = await envs.gc(limit, unused_s)
-            freed = sum(one.freed_bytes for one in gone) + tidied.freed_bytes
-            return EnvRemoval(envs.name, (*(one.name for one in gone), *tidied.removed), freed, tidied.kept_bytes)
+            freed = removed.freed_bytes + tidied.freed_bytes
+            is_deleting = removed.is_deleting or tidied.is_deleting
+            return EnvRemoval(envs.name, (*gone, *tidied.removed), freed, tidied.kept_bytes, is_deleting)
 
         return await together(self._each(node, tidy) for node in nodes)
 
@@ -122,10 +129,11 @@ class KeptEnvironments:
 
 
 async def _remove(envs: PythonEnvs, name: str) -> EnvRemoval:
-    [removed] = await envs.remove([name])
+    found = await envs.remove([name])
+    [removed] = found.removed
     if removed.problem is not None:
         return EnvRemoval(envs.name, error=_why(removed))
-    return EnvRemoval(envs.name, (name,), removed.freed_bytes)
+    return EnvRemoval(envs.name, (name,), found.freed_bytes, is_deleting=found.is_deleting)
 
 
 def _why(removed: EnvRemoved) -> str:

@@ -113,7 +113,7 @@ class Trials:
     async def _submitted(self, request: Request) -> Job:
         key = KEY + os.urandom(16).hex()
         try:
-            return await self._jobs.submit_trial(trial_spec(request), request.user, key)
+            return await self._jobs.submit_made(trial_spec(request), request.user, key)
         except asyncio.CancelledError:
             await asyncio.shield(self._withdraw(key))  # it may be recorded all the same
             raise

@@ -69,7 +69,7 @@ class Files:
             wheels.mkdir(mode=0o700)
             await self._download(request, resolution, platform, wheels, on_bytes)
             blobs = await asyncio.to_thread(_put_together, wheels, uv)
-            found = EnvFiles(await self._code.take_files(wheels), uv.blob if uv else None, blobs)
+            found = EnvFiles(await self._code.keep_files(wheels), uv.blob if uv else None, blobs)
         await self._store.keep_files(resolution.name, found)
         return found
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ugro.core.errors import EnvFailed
 from ugro.core.python_env import EnvHost
 from ugro.nodes.link import Link
 from ugro.nodes.python_envs import PythonEnvs
+from ugro.policy.python_env.naming import common_python, pythons_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,16 @@ class Hosts:
         """Whether it reaches all of them; they hold no passwords."""
         known = await self._asked(node, addresses)
         return all(known.reaches[address] for address in addresses)
+
+    def common_python(self, hosts: Mapping[str, EnvHost]) -> str:
+        """The version for all of them. Raises EnvFailed, and asks them again the next time: one may be installed."""
+        found = common_python(hosts)
+        if found is None:
+            self.forget(hosts)
+            text = f"the nodes have no version of Python in common: {pythons_of(hosts)}"
+            hint = 'name one in the job file: environment: {python: "3.11"}'
+            raise EnvFailed(text, hint=hint, cause="python-missing")
+        return found
 
     def forget(self, nodes: Iterable[str]) -> None:
         """Something was not as it was known: they are asked again."""

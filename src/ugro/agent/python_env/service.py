@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ugro.agent.artifacts.environments import variables_hash
@@ -25,7 +25,7 @@ from ugro.core.python_env import EnvHost, EnvProgress, EnvRequest, Made
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.python_envs import PythonEnvs
 from ugro.nodes.runs import Identity
-from ugro.policy.python_env.naming import common_python, label_of, minor_of, pythons_of, with_override
+from ugro.policy.python_env.naming import label_of, minor_of, with_override
 from ugro.store.database import Store
 from ugro.store.python_envs import Resolution
 
@@ -86,11 +86,15 @@ class PythonEnvService:
     ) -> dict[str, Outcome]:
         """The same, with what went wrong on each node: one that is down does not hold up the others."""
         hosts = await asyncio.gather(*(_or_error(self.hosts.of(node)) for node in nodes))
-        outcomes: dict[str, Outcome] = {
-            node: one for node, one in zip(nodes, hosts, strict=True) if isinstance(one, UgroError)
-        }
-        there = [node for node in nodes if node not in outcomes]
-        wanted = await self.wanted(request, there) if there else []
+        outcomes: dict[str, Outcome] = {}
+        there: dict[str, EnvHost] = {}
+        for node, one in zip(nodes, hosts, strict=True):
+            if isinstance(one, UgroError):
+                outcomes[node] = one
+            else:
+                there[node] = one
+        # Not asked a second time: a link that was lost meanwhile would fail all of them.
+        wanted = self._wanted_on(request, there) if there else []
         found = await asyncio.gather(*(_or_error(self._resolved(one, on_progress, upgrade)) for one in wanted))
         outcomes |= {one.node: each for one, each in zip(wanted, found, strict=True) if isinstance(each, UgroError)}
         work = {
@@ -141,12 +145,13 @@ class PythonEnvService:
 
     async def wanted(self, request: EnvRequest, nodes: Sequence[str]) -> list[Wanted]:
         """What each node is to get: its Python and the override for its labels. Raises EnvFailed."""
-        hosts = dict(zip(nodes, await together(self.hosts.of(node) for node in nodes), strict=True))
-        python = request.python or common_python(hosts)
+        hosts = await together(self.hosts.of(node) for node in nodes)
+        return self._wanted_on(request, dict(zip(nodes, hosts, strict=True)))
+
+    def _wanted_on(self, request: EnvRequest, hosts: Mapping[str, EnvHost]) -> list[Wanted]:
+        python = request.python
         if python is None and request.existing is None:
-            text = f"the nodes have no version of Python in common: {pythons_of(hosts)}"
-            hint = 'name one in the job file: environment: {python: "3.11"}'
-            raise EnvFailed(text, hint=hint, cause="python-missing")
+            python = self.hosts.common_python(hosts)
         return [self._wanted(request, node, host, python or "") for node, host in hosts.items()]
 
     def _wanted(self, request: EnvRequest, node: str, host: EnvHost, python: str) -> Wanted:

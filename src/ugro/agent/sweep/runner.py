@@ -119,7 +119,7 @@ class Runner:
     async def _submit(self, trial: Trial) -> None:
         name = f"{self.sweep.name[:50]}-{trial.number}"
         spec = trial_spec(self._base, name, trial.settings)
-        job = await self._parts.jobs.submit_trial(spec, self.sweep.user, trial_key(self.sweep.id, trial.number))
+        job = await self._parts.jobs.submit_made(spec, self.sweep.user, trial_key(self.sweep.id, trial.number))
         point("trial.submitted")
         self._found[trial.number] = job
         await self._put(replace(trial, state=TrialState.RUNNING, job=job.id))

@@ -108,7 +108,7 @@ class SweepService:
         if best is None:
             raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
         spec = trial_spec(decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best", best.settings)
-        return await self.jobs.submit_trial(spec, user, key)
+        return await self.jobs.submit_made(spec, user, key)
 
     async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
         """The sweep now and after each change, until it is over."""

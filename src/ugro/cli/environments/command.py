@@ -20,6 +20,7 @@ _HEADER = ("ENVIRONMENT", "PACKAGES", "PYTHON", "SIZE", "MADE", "USED", "RUNS", 
 _SPARE = ("MADE", "PYTHON", "RUNS")
 _MOST_PACKAGES = 4  # that are named in a row
 _MOST_NODES = 3
+_DELETING = "it is still being deleted"
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
@@ -122,7 +123,7 @@ def _removed(output: Output, removals: Sequence[EnvRemoval]) -> int:
                 Cell(", ".join(name[:SHORT] for name in one.removed), "id"),
                 Cell(format_size(one.freed_bytes), is_number=True),
                 Cell("" if one.kept_bytes is None else format_size(one.kept_bytes), is_number=True),
-                Cell(one.error or "", "bad"),
+                Cell(one.error, "bad") if one.error else Cell(_DELETING if one.is_deleting else ""),
             ]
             for one in removals
         ]

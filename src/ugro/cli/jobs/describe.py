@@ -25,6 +25,7 @@ SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.FAILED: ("✗", "bad"),
     JobState.CANCELLED: ("-", "dim"),
 }
+_LONGEST_VALUE = 2000
 
 
 def sentence(job: Job) -> str:
@@ -40,7 +41,7 @@ def ranks(job: Job) -> int:
     """How many ranks have a log."""
     if job.placement is None or job.spec.launcher is Launcher.COMMAND:
         return 1
-    if job.spec.launcher is Launcher.TORCHRUN:
+    if job.spec.launcher in (Launcher.TORCHRUN, Launcher.RAY):
         return len(job.placement.shares)
     return sum(max(1, len(share.gpus)) for share in job.placement.shares)
 
@@ -88,7 +89,12 @@ def command(argv: Iterable[str]) -> str:
 
 def variables(env: Iterable[tuple[str, str]]) -> list[str]:
     """Quoted for a shell; what looks like a secret is not shown."""
-    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(shown(name, value))}" for name, value in env]
+    return [f"{name}={HIDDEN if looks_secret(name) else shlex.quote(_cut(shown(name, value)))}" for name, value in env]
+
+
+def _cut(value: str) -> str:
+    """A program may travel in a variable; nobody reads that."""
+    return value if len(value) <= _LONGEST_VALUE else f"{value[:40]}… ({len(value)} characters)"
 
 
 def failure_lines(failure: Failure, *, with_lines: bool = True) -> Iterator[str]:

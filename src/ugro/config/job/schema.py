@@ -44,6 +44,7 @@ from ugro.core.support.secret import is_secret
 from ugro.policy.balance.mode import Mode
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
+_OF_SCRIPTS = frozenset({Launcher.DDP, Launcher.TORCHRUN, Launcher.RAY})
 _LONG = Duration(365 * DAY_S)
 _CAUSES = ListOf("a list of causes such as [node_lost, cuda_oom]", FailureCause())
 _JOBS = ListOf("a list of ids and names such as [12, prepare]", JobReference())
@@ -239,7 +240,8 @@ class JobSection(Section):
         None,
         Choice(Launcher),
         "What starts the processes. `ddp` is UGRO itself, with torchrun's environment; `torchrun` is PyTorch's own "
-        "launcher; `command` is one process on one node. Null is ddp for a script, else command.",
+        "launcher; `ray` runs the script once, with a Ray cluster of its own on the job's nodes; `command` is one "
+        "process on one node. Null is ddp for a script, else command.",
         example="torchrun",
     )
     balance: str | None = key(
@@ -352,7 +354,7 @@ class JobSection(Section):
             self._check_command()
         elif self.launcher == Launcher.COMMAND:
             hint = "give a command that runs it: python3 train.py"
-            raise BadValueError("a script is run by ddp or torchrun", hint=hint, at=("launcher",))
+            raise BadValueError("a script is run by ddp, torchrun or ray", hint=hint, at=("launcher",))
 
     def _check_command(self) -> None:
         if self.command is None:
@@ -361,7 +363,7 @@ class JobSection(Section):
             raise BadValueError("only a script has args", hint="put them into the command itself", at=("args",))
         if self.balance:
             raise BadValueError("a command runs in one process", hint="a script can have ranks", at=("balance",))
-        if self.launcher in (Launcher.DDP, Launcher.TORCHRUN):
+        if self.launcher in _OF_SCRIPTS:
             hint = "give a script and its args"
             raise BadValueError(f"{self.launcher} runs a Python script", hint=hint, at=("launcher",))
         ways: Mapping[tuple[str | int, ...], AlternativeSection] = {
@@ -400,7 +402,7 @@ class JobSection(Section):
             command=spec.argv if is_command else None,
             script=None if is_command else spec.argv[0],
             args=() if is_command else spec.argv[1:],
-            launcher=spec.launcher if spec.launcher is Launcher.TORCHRUN else None,
+            launcher=spec.launcher if spec.launcher in (Launcher.TORCHRUN, Launcher.RAY) else None,
             env={name: None if is_secret(name, value) else value for name, value in spec.env},
             workdir=None,
             sync=spec.snapshot is not None or spec.cwd is not None,

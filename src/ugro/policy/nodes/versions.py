@@ -51,6 +51,7 @@ class Difference:
 
 _VENV = "~/ugro-env"
 _DRIVER = "GPU driver"
+_RAY = "Ray"
 _ANY_JOB = Need(Launcher.DDP, uses_gpus=True)
 _Version = Callable[[Installed], str | None]
 _Groups = Mapping[str, Sequence[Installed]]  # nodes by version, the most common version first
@@ -112,6 +113,7 @@ def packages_among(python: str, installed: Iterable[tuple[str, str]]) -> Package
         found.get("torch"),
         cuda_runtime=first("nvidia-cuda-runtime", "", "-cu12", "-cu11"),
         nccl=first("nvidia-nccl", "-cu13", "-cu12", "-cu11"),
+        ray=found.get("ray"),
     )
 
 
@@ -149,8 +151,8 @@ def lack_of_imports(missing: Mapping[str, Sequence[str]], pythons: Mapping[str, 
 
 
 def _differences(installed: Sequence[Installed], need: Need) -> Iterator[Difference]:
-    yield from _missing_torch(installed, need)
-    for kind in _KINDS:
+    yield from _missing_ray(installed) if need.launcher is Launcher.RAY else _missing_torch(installed, need)
+    for kind in _RAY_KINDS if need.launcher is Launcher.RAY else _KINDS:
         groups = _grouped(installed, kind.version)
         if len(groups) > 1 and (need.uses_gpus or not kind.is_for_gpus):
             is_fatal = len(_grouped(installed, kind.decisive)) > 1
@@ -180,6 +182,15 @@ def _missing_torch(installed: Sequence[Installed], need: Need) -> Iterator[Diffe
         yield Difference(f"{text}: trainings cannot use the GPUs of {where}", _install(without, "torch"), False, node)
     else:
         yield Difference(text)
+
+
+def _missing_ray(installed: Sequence[Installed]) -> Iterator[Difference]:
+    known = [one for one in installed if isinstance(one.packages, Packages)]
+    if without := [one for one in known if _ray(one) is None]:
+        version = next(iter(_grouped(known, _ray)), None)
+        wanted = "'ray[default]" + (f"=={version}'" if version else "'")
+        text = f"Ray is not installed on {names([one.node for one in without])}"
+        yield Difference(text, _install(without, wanted), True, without[0].node if len(without) == 1 else None)
 
 
 def _text(kind: _Kind, groups: _Groups) -> str:
@@ -221,20 +232,24 @@ def _remedy(kind: _Kind, groups: _Groups, others: Sequence[Installed]) -> str:
     wanted, holders = next(iter(groups.items()))
     where = ", ".join(one.node for one in others)
     if kind.is_of_packages and any(one.environment for one in (*holders, *others)):
-        pin = f'python: "{wanted}"' if kind.name == "Python" else f"packages: [torch=={_torch(holders[0])}, …]"
+        pin = f'python: "{wanted}"' if kind.name == "Python" else f"packages: [{_pinned(kind, holders[0])}, …]"
         return f"pin it for all nodes, below environment: {pin}"
     if kind.name == "Python":
         return f"under {where} in cluster.yaml: python: python{wanted}"
     if kind.name == _DRIVER:
         return f"install driver {wanted} on {where} and reboot"
-    torch = f"torch=={_torch(holders[0])}"
-    if kind.name == "torch":
+    torch = _pinned(kind, holders[0])
+    if kind.name in ("torch", _RAY):
         return _install(others, torch)
     # CUDA and NCCL come with the build of torch.
     digits = wanted.replace(".", "")
     is_cuda = kind.name == "CUDA" and digits.isdigit()
     index = f" --index-url https://download.pytorch.org/whl/cu{digits}" if is_cuda else ""
     return _install(others, f"--force-reinstall {torch}{index}")
+
+
+def _pinned(kind: _Kind, holder: Installed) -> str:
+    return f"ray=={_ray(holder)}" if kind.name == _RAY else f"torch=={_torch(holder)}"
 
 
 def _install(nodes: Sequence[Installed], what: str) -> str:
@@ -286,3 +301,6 @@ _KINDS = (
     _Kind("NCCL", _nccl, _nccl, is_for_gpus=True),
     _Kind(_DRIVER, lambda one: one.gpu_driver, lambda one: None, is_for_gpus=True, is_of_packages=False),
 )
+# Ray's nodes refuse every other release of Ray; a patch release of Python may differ.
+_ray = _package(lambda packages: packages.ray)
+_RAY_KINDS = (_Kind("Python", _python, _python), _Kind(_RAY, _ray, _ray))

@@ -7,8 +7,10 @@ import json
 import os
 from typing import Any, Dict, List
 
+from ugro.remote.bench import gpu_use
 from ugro.remote.bench.api import PARAMS
 from ugro.remote.bench.meter import skip
+from ugro.remote.program import Refused
 
 NO_IMPORT = "it cannot be imported"  # the beginning of why something was skipped
 MODULES = {
@@ -24,8 +26,11 @@ def main(words: List[str]) -> None:
     params: Dict[str, Any] = json.loads(os.environ.pop(PARAMS))
     part = words[0]
     try:
+        gpu_use.hold(params)
         getattr(importlib.import_module(MODULES[part]), part)(params)
     except (OSError, EOFError) as error:
         skip(part, str(error))
+    except Refused as refusal:
+        skip(part, str(refusal))
     except ImportError as error:
         skip(part, "%s: %s" % (NO_IMPORT, error))

@@ -281,6 +281,11 @@ class PackWriter:
         durable.write_all(self._fd, bytes(self._buffer))
         self._buffer.clear()
 
+    def sync(self) -> None:
+        """Contents added so far are on the disk."""
+        self.flush()
+        os.fsync(self._fd)
+
     def finish(self) -> None:
         """Adds the pack to the store; it survives a power cut once it is synced."""
         if self._at == 0:

@@ -50,6 +50,7 @@ sys.stdout.write("\n" + json.dumps({
     "torch_cuda": built_with("cuda"),
     "cuda_runtime": version("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
     "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "ray": version("ray"),
     "packages": sorted(
         {(str(one.metadata["Name"]), str(one.version)) for one in metadata.distributions()} if "all" in sys.argv else ()
     ),
@@ -82,7 +83,8 @@ def environment() -> Environment:
 
 def packages() -> Packages:
     found = asked_python(_LIST_PACKAGES)
-    return Packages(*(found[name] for name in ("python", "torch", "torch_cuda", "cuda_runtime", "nccl", "is_managed")))
+    names = ("python", "torch", "torch_cuda", "cuda_runtime", "nccl", "is_managed", "ray")
+    return Packages(*(found[name] for name in names))
 
 
 def survival(prefix: str = "/") -> Survival:

@@ -1,9 +1,10 @@
 """The lock of a GPU: one run at a time has it, whichever agent and node name it was started by.
 
-Each GPU has a file, named by its UUID, in one folder of the account. A run's supervisor holds the lock of each of its
-GPUs, and the file says who that is. The folder is in the account's home: files in /tmp, /run/user or /dev/shm may be
-deleted while they are held, because they are old or because the user logs out. A supervisor that was killed leaves its
-record: the GPU is free when no process of that run is left, or when the machine was restarted since.
+Each GPU has a file, named by its UUID, in one folder of the account. A run's supervisor, or the process that measures,
+holds the lock of each of its GPUs, and the file says who that is. The folder is in the account's home: files in /tmp,
+/run/user or /dev/shm may be deleted while they are held, because they are old or because the user logs out. A
+supervisor that was killed leaves its record: the GPU is free when no process of that run is left, or when the machine
+was restarted since.
 """
 
 from __future__ import annotations
@@ -134,11 +135,11 @@ def _words(record: Record, own: Record, is_held: bool) -> str:
     if not record:
         return "another run that is starting"
     since = time.strftime("%H:%M UTC", time.gmtime(float(record.get("since") or 0)))
-    who = "job %s of another agent" % record.get("job")
-    if record.get("agent") == own.get("agent"):
-        who = "job %s on %s" % (record.get("job"), record.get("node"))
-    what = "" if is_held else "processes that are left of "
-    return "%s%s (user %s, since %s)" % (what, who, record.get("user"), since)
+    what = "job %s" % record.get("job") if record.get("job") else "a measurement"
+    is_same_agent = record.get("agent") == own.get("agent")
+    who = "%s on %s" % (what, record.get("node")) if is_same_agent else "%s of another agent" % what
+    left = "" if is_held else "processes that are left of "
+    return "%s%s (user %s, since %s)" % (left, who, record.get("user"), since)
 
 
 # --- files --------------------------------------------------------------------------------------------------------

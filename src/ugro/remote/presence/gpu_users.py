@@ -2,16 +2,22 @@
 
 A process counts when it was seen twice: one of ours that is about to end has lost its mark already. Of a process that
 this machine's /proc does not have, as from inside a container, nothing is known.
+
+Processes in containers count, too, with one exception: the daemon that starts a container for a job
+(`docker run`) leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes is
+such a client.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Callable, List, Optional, Set, Tuple
 
 from ugro.remote.hardware.gpu_facts import Gpu
 from ugro.remote.hardware.gpus import Answer
-from ugro.remote.presence.signs import Sign
+from ugro.remote.presence.signs import Sign, listed, read
+from ugro.remote.presence.terminals import is_ours
 
 # A desktop has some memory of a GPU as long as it runs, whether somebody is there or not.
 DESKTOP = frozenset(
@@ -21,6 +27,9 @@ DESKTOP = frozenset(
         *("gnome-remote-de", "xdg-desktop-por", "nvidia-persiste", "nvidia-persistenced"),
     }
 )
+
+_CONTAINER = re.compile(r"[/-](docker|containerd|crio|libpod|kubepods|lxc|buildkit)[-./:]")  # in a control group's path
+_CLIENTS = frozenset({"docker", "docker-compose", "podman", "nerdctl", "ctr"})
 
 
 class GpuUsers:
@@ -45,7 +54,7 @@ class GpuUsers:
     def look(self) -> Optional[Sign]:
         answer = self._sample()
         self._error, self._has_gpus = answer["error"], bool(answer["gpus"])
-        theirs, self._unseen = foreign(answer["gpus"], self._is_there)
+        theirs, self._unseen = foreign(answer["gpus"], self._is_there, self._is_jobs_container())
         before, self._before = self._before, {pid for pid, _ in theirs}
         lasting = [text for pid, text in theirs if pid in before]
         return Sign(0.0, lasting[0]) if lasting else None
@@ -55,8 +64,27 @@ class GpuUsers:
         is_hidden = not os.path.exists(os.path.join(self._proc, "1"))
         return is_hidden or os.path.exists(os.path.join(self._proc, str(pid)))
 
+    def _is_jobs_container(self) -> Callable[[int], bool]:
+        has_client: List[bool] = []  # looked for once, and only if there is a container at all
 
-def foreign(gpus: List[Gpu], is_there: Callable[[int], bool]) -> Tuple[List[Tuple[int, str]], List[str]]:
+        def check(pid: int) -> bool:
+            if not _CONTAINER.search(read(os.path.join(self._proc, str(pid), "cgroup"))):
+                return False
+            if not has_client:
+                has_client.append(self._runs_client())
+            return has_client[0]
+
+        return check
+
+    def _runs_client(self) -> bool:
+        pids = [name for name in listed(self._proc) if name.isdigit()]
+        clients = [pid for pid in pids if read(os.path.join(self._proc, pid, "comm")).strip() in _CLIENTS]
+        return any(is_ours(int(pid), self._proc) for pid in clients)
+
+
+def foreign(
+    gpus: List[Gpu], is_there: Callable[[int], bool], is_jobs: Callable[[int], bool]
+) -> Tuple[List[Tuple[int, str]], List[str]]:
     """The processes that are none of UGRO's, in words; and what cannot be said of others."""
     theirs: List[Tuple[int, str]] = []
     unseen: List[str] = []
@@ -64,7 +92,9 @@ def foreign(gpus: List[Gpu], is_there: Callable[[int], bool]) -> Tuple[List[Tupl
         for process in gpu["processes"]:
             if process["is_ours"] or process["name"] in DESKTOP:
                 continue
-            if is_there(process["pid"]):
+            if is_jobs(process["pid"]):
+                unseen.append("a container on GPU %d is taken for a job's" % gpu["index"])
+            elif is_there(process["pid"]):
                 text = "%s (pid %d) uses GPU %d" % (process["name"], process["pid"], gpu["index"])
                 theirs.append((process["pid"], text))
             else:

@@ -61,7 +61,7 @@ def list_all(call: Call, params: Dict[str, Any]) -> None:
 
 def remove(call: Call, params: Dict[str, Any]) -> None:
     place, names = _place(call, params), _names(params["names"])
-    worker.do(call, lambda: {"removed": tidy.remove(place, names)})
+    worker.do(call, lambda: tidy.remove(place, names))
 
 
 def gc(call: Call, params: Dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ugro.remote import disk, trees
 from ugro.remote.cas.contents import store_in
 from ugro.remote.cas.packs import ContentStore, Lacking
 from ugro.remote.python_env.failures import Failed
-from ugro.remote.python_env.place import Place
+from ugro.remote.python_env.place import Place, delete
 from ugro.remote.python_env.recipe import Blob, Recipe
 
 _PIECE = 1 << 20
@@ -81,7 +81,13 @@ def unpack_wheels(place: Place, recipe: Recipe, folder: str) -> None:
 
 
 def expect_room(place: Place, size: int, what: str) -> None:
-    if (text := disk.shortage(place.folder, size, what)) is not None:
+    text = disk.shortage(place.folder, size, what)
+    asides = place.set_asides() if text is not None else []
+    if asides:  # their space counts as free, and soon is
+        for path in asides:
+            delete(path)
+        text = disk.shortage(place.folder, size, what)
+    if text is not None:
         raise Failed(disk.NO_SPACE, text)
 
 

@@ -93,7 +93,7 @@ class Making(Command):
 
     def _clear(self) -> None:
         """What was left of it by others who were killed; or an environment that is not whole any more."""
-        for path in self._place.leftovers(self._recipe.name):
+        for path in self._place.half(self._recipe.name):
             if self._place.is_abandoned(path):
                 delete(path)
         is_there = os.path.lexists(self._place.environment(self._recipe.name))

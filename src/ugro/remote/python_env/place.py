@@ -97,22 +97,33 @@ class Place:
 
     def set_aside(self, name: str) -> Optional[str]:
         """Takes it out of sight in one step; the caller holds its lock alone. None if there is none."""
-        aside = "%s.%s%s" % (self.environment(name), os.urandom(6).hex(), _REMOVING)
         try:
-            os.rename(self.environment(name), aside)
+            return self.put_aside(self.environment(name), name)
         except FileNotFoundError:
             return None
+
+    def put_aside(self, path: str, name: str) -> str:
+        """Renames it, so that anybody may delete it; the new path."""
+        aside = "%s.%s%s" % (self.environment(name), os.urandom(6).hex(), _REMOVING)
+        os.rename(path, aside)
         return aside
 
-    def leftovers(self, name: Optional[str] = None) -> List[str]:
-        """What was being made or removed, of one environment or of all."""
+    def half(self, name: Optional[str] = None) -> List[str]:
+        """What was being made, of one environment or of all."""
+        found = self._ending_with(_MAKING)
+        return [path for path in found if name is None or os.path.basename(path).partition(".")[0] == name]
+
+    def set_asides(self) -> List[str]:
+        """What was removed, and is not deleted yet: perhaps somebody is at it."""
+        return self._ending_with(_REMOVING)
+
+    def _ending_with(self, end: str) -> List[str]:
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        ours = (one for one in found if one.endswith((_MAKING, _REMOVING)))
-        return [os.path.join(self.folder, one) for one in ours if name is None or one.partition(".")[0] == name]
+        return [os.path.join(self.folder, one) for one in found if one.endswith(end)]
 
     def is_abandoned(self, path: str) -> bool:
-        """Whether nobody works on it any more, if its environment's lock is ours."""
-        if path.endswith(_REMOVING) or ".%s." % machine_id() in os.path.basename(path):
+        """Of a half one, whether nobody works on it any more, if its environment's lock is ours."""
+        if ".%s." % machine_id() in os.path.basename(path):
             return True
         with contextlib.suppress(OSError):
             return time.time() - os.stat(path).st_mtime > _LEFT_S

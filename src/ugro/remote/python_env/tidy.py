@@ -8,9 +8,11 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ugro.remote.python_env import usage
-from ugro.remote.python_env.place import CACHE_LOCK, Place, delete
+from ugro.remote.python_env.deleting import delete_all
+from ugro.remote.python_env.place import CACHE_LOCK, Place
 
 RECENT_S = 300.0  # used just now: perhaps by a job that is about to start
+_DELETE_S = 5.0  # so long is waited for what is deleted
 _TOOL_S = 7 * 24 * 3600.0
 _MOST_ANSWER = 400_000  # characters of packages in a list; the answer has a limit
 
@@ -69,20 +71,20 @@ def _by_use(place: Place) -> List[str]:
 # --- removing ----------------------------------------------------------------------------------------------------
 
 
-def remove(place: Place, names: Iterable[str]) -> List[Dict[str, Any]]:
-    return [_removed(place, name) for name in names]
-
-
-def _removed(place: Place, name: str) -> Dict[str, Any]:
-    if name not in place.names():
-        return {"name": name, "problem": "not-found"}
+def remove(place: Place, names: Iterable[str]) -> Dict[str, Any]:
+    """``is_deleting``: they are gone for all who look, and not all of their space is free yet."""
+    place.prepare()
     before = _free_bytes(place)
-    problem = _take_away(place, name)
-    return {"name": name, "problem": problem} if problem else {"name": name, "freed_bytes": _freed(place, before)}
+    asides: List[str] = []
+    removed = [{"name": name, "problem": _take_away(place, name, asides)} for name in names]
+    is_over = delete_all(asides, _DELETE_S)
+    return {"removed": removed, "freed_bytes": _freed(place, before), "is_deleting": not is_over}
 
 
-def _take_away(place: Place, name: str) -> Optional[str]:
-    """Why it stays; None when it is gone. Out of sight in one step, and only then deleted."""
+def _take_away(place: Place, name: str, asides: List[str]) -> Optional[str]:
+    """Why it stays; None when it is out of sight, which takes one step. ``asides`` are to be deleted."""
+    if name not in place.names():
+        return "not-found"
     lock = place.lock(name, alone=True)
     if lock is None:  # a run has it, or somebody makes it
         return "in-use" if place.made(name) is not None else "busy"
@@ -93,7 +95,7 @@ def _take_away(place: Place, name: str) -> Optional[str]:
     finally:
         os.close(lock)
     if aside is not None:
-        delete(aside)
+        asides.append(aside)
     return None
 
 
@@ -112,15 +114,20 @@ def _freed(place: Place, before: int) -> int:
 def tidy(place: Place, limit_bytes: int, unused_s: Optional[float]) -> Dict[str, Any]:
     place.prepare()
     before = _free_bytes(place)
-    _sweep(place)
+    asides = _swept(place)
     found, cache_bytes = _measured(place)
     doomed, is_cache_doomed = choose(found, cache_bytes, limit_bytes, unused_s)
-    removed = [one for one in found if one.name in doomed and _take_away(place, one.name) is None]
+    removed = [one for one in found if one.name in doomed and _take_away(place, one.name, asides) is None]
     kept = sum(one.size for one in found) - sum(one.size for one in removed) + cache_bytes
-    if is_cache_doomed and _delete_cache(place):
+    if is_cache_doomed and _take_cache_away(place, asides):
         kept -= cache_bytes
-    names = [one.name for one in removed]
-    return {"removed": names, "freed_bytes": _freed(place, before), "kept_bytes": max(0, kept)}
+    is_over = delete_all(asides, _DELETE_S)
+    return {
+        "removed": [one.name for one in removed],
+        "freed_bytes": _freed(place, before),
+        "kept_bytes": max(0, kept),
+        "is_deleting": not is_over,
+    }
 
 
 def _measured(place: Place) -> Tuple[List[Found], int]:
@@ -147,34 +154,34 @@ def _disk_bytes(top: str, seen: Set[Tuple[int, int]]) -> int:
     return size
 
 
-def _sweep(place: Place) -> None:
-    """What crashes left: half environments, half removals, installers that nobody uses any more."""
-    for path in place.leftovers():
+def _swept(place: Place) -> List[str]:
+    """What crashes left: half environments and half removals, to be deleted; installers that nobody uses are."""
+    asides = place.set_asides()
+    for path in place.half():
         name = os.path.basename(path).partition(".")[0]
         lock = place.lock(name, alone=True)
         if lock is not None:
             try:
                 if place.is_abandoned(path):
-                    delete(path)
+                    asides.append(place.put_aside(path, name))
             finally:
                 os.close(lock)
     for entry in list(os.scandir(place.tools)):
         with contextlib.suppress(OSError):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _TOOL_S:
                 os.unlink(entry.path)
+    return asides
 
 
-def _delete_cache(place: Place) -> bool:
+def _take_cache_away(place: Place, asides: List[str]) -> bool:
     """Not while an environment is being made."""
     lock = place.lock(CACHE_LOCK, alone=True)
     if lock is None:
         return False
     try:
-        aside = place.new_folder("cache")
-        os.rename(place.cache, aside)
+        asides.append(place.put_aside(place.cache, "cache"))
     except FileNotFoundError:
         return True
     finally:
         os.close(lock)
-    delete(aside)
     return True

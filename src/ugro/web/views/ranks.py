@@ -50,7 +50,7 @@ def rank_rows(job: Job, nodes: Mapping[int, str], known: Known) -> list[RankRow]
     """``nodes``: by rank. Each DDP rank has one of its node's GPUs, in order; other launchers share them."""
     exits = _exits(known)
     # With torchrun the ranks here are launchers, while the steps are logged by the ranks that they start.
-    steps = known.last_steps if job.spec.launcher is not Launcher.TORCHRUN else {}
+    steps = known.last_steps if job.spec.launcher not in (Launcher.TORCHRUN, Launcher.RAY) else {}
     culprit = known.failure.rank if known.failure else None
     all_there, seen = Counter(nodes.values()), Counter[str]()
     rows = []

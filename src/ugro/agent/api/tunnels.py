@@ -1,0 +1,107 @@
+"""The route of a tunnel: one request is one connection to what listens on a node.
+
+Its body is what the client sends, as long as that takes; meanwhile the answer is what comes back, as frames: OUT, an
+empty one when the other end has ended its side, and at last RESULT, or ERROR with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from ugro.agent.api.audit_rules import TUNNEL_PATH, bounded
+from ugro.agent.api.audit_trail import DONE, Peer, local_user, now
+from ugro.agent.ops.tunnels import ACTION, Tunnels, Wanted
+from ugro.core.audit import AuditEntry
+from ugro.core.errors import UgroError, UsageError
+from ugro.core.support.codec import dumps
+from ugro.nodes.calls import Duplex
+from ugro.remote import wire
+
+_BEAT_S = 5.0
+_TYPE = "application/vnd.ugro.frames"
+Port = Annotated[int | None, Query(ge=1, le=65535)]
+Name = Annotated[str | None, Query(max_length=200)]
+
+
+def add_tunnel_routes(app: FastAPI, tunnels: Tunnels) -> None:
+    @app.post(TUNNEL_PATH)
+    async def connect(
+        request: Request, node: str, port: Port = None, job: Name = None, socket: Name = None
+    ) -> Response:
+        if (port is None) == (job is None or socket is None):
+            raise UsageError("a tunnel needs a port, or a job and a socket")
+        wanted = Wanted(node, port, job, socket)
+        outcome = DONE
+        try:
+            return TunnelResponse(tunnels, await tunnels.open(wanted))
+        except UgroError as error:
+            outcome = bounded(f"refused: {error.message}")
+            raise
+        finally:
+            user, via = local_user(request.scope)
+            tunnels.note(AuditEntry(now(), user, via, ACTION, bounded(str(wanted)), outcome))
+
+
+class TunnelResponse(Response):
+    def __init__(self, tunnels: Tunnels, duplex: Duplex) -> None:
+        self._tunnels = tunnels
+        self._duplex = duplex
+        self._is_over = False
+        self.media_type = _TYPE
+        self.status_code = 200
+        self.background = None
+        self.init_headers(None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work: list[asyncio.Task[None]] = []
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            down = asyncio.create_task(self._down(send), name="tunnel: from the node")
+            up = asyncio.create_task(self._up(receive), name="tunnel: to the node")
+            beat = asyncio.create_task(self._beat(send, scope["client"]), name="tunnel: beat")
+            work = [down, up, beat]
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._tunnels.close(self._duplex)
+            for task in work:
+                task.cancel()
+            if work:
+                await asyncio.wait(work)
+        for task in work:
+            if not task.cancelled():
+                task.result()
+
+    async def _up(self, receive: Receive) -> None:
+        """Until the client has left."""
+        has_ended = False
+        while (message := await receive())["type"] == "http.request":
+            await self._duplex.send(message.get("body", b""))
+            if not message.get("more_body", False) and not has_ended:
+                has_ended = True
+                self._duplex.end()
+
+    async def _down(self, send: Send) -> None:
+        try:
+            async for _, payload in self._duplex:
+                await send({"type": "http.response.body", "body": wire.frame(wire.OUT, 0, payload), "more_body": True})
+            await self._duplex.result()
+            last = wire.frame(wire.RESULT, 0, b"{}")
+        except UgroError as error:
+            last = wire.frame(wire.ERROR, 0, dumps(error.to_wire()).encode())
+        self._is_over = True
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _beat(self, send: Send, peer: object) -> None:
+        """Until the client is gone. Of one whose bytes nobody takes nothing is read: only a write shows that it is."""
+        assert isinstance(peer, Peer)
+        while not peer.lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await peer.lost.wait()
+            if not self._is_over:
+                await send({"type": "http.response.body", "body": wire.frame(wire.PING, 0), "more_body": True})

@@ -1,0 +1,1 @@
+"""Ray clusters as ordinary jobs."""

@@ -1,0 +1,283 @@
+"""Ray clusters: start, show, scale, stop; and the loop that brings their rows and their jobs together.
+
+The row is written first. Jobs are submitted with keys that are made of the cluster's key and the worker's number, so
+an agent that was killed at any moment goes on with the same jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ugro.agent.artifacts.job_folder import rank_log
+from ugro.agent.jobs.service import JobService
+from ugro.agent.ray_cluster.node_looks import clean
+from ugro.agent.ray_cluster.starting import Request, Starting
+from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
+from ugro.agent.tracking.cluster import Cluster
+from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
+from ugro.core.job import Job
+from ugro.core.python_env import EnvRequest
+from ugro.core.ray_cluster import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
+from ugro.policy.nodes.connectivity import LOOPBACK
+from ugro.policy.ray import steps
+from ugro.policy.ray.placing import more_workers, to_drop
+from ugro.policy.ray.status import Said, said_in, view_of
+from ugro.store.database import Store
+from ugro.workloads.ray_jobs import RaySettings, head_job, worker_job
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_IDLE_S = 60.0
+_GATHER_S = 0.05
+_LOG_BYTES = 256 * 1024
+_CLEAN_S = 10.0
+_SAY_S = 0.1
+_MOST_LISTED = 100
+_MOST_WORKERS = 1000
+_LOG_LEVELS = {"critical": "fatal"}  # Ray's own word
+
+
+class RayClusters:
+    def __init__(
+        self, jobs_folder: Path, store: Store, cluster: Cluster, jobs: JobService, starting: Starting
+    ) -> None:
+        self._folder = jobs_folder
+        self._store = store.ray_clusters
+        self._job_store = store.jobs
+        self._cluster = cluster
+        self._jobs = jobs
+        self._starting = starting
+        self._open: dict[int, RayCluster] = {}
+        self._changed = ChangeSignal()  # a row was written
+        self._problems: dict[int, str] = {}  # what keeps clusters from going on
+        self._writing = asyncio.Lock()
+        self._preparing = asyncio.Lock()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    async def start(
+        self, wish: ClusterWish, user: str, environment: EnvRequest | None
+    ) -> AsyncGenerator[list[dict[str, object]]]:
+        """``{"progress"}`` repeatedly, then ``{"cluster"}``."""
+        said: list[str] = []
+        self._expect_new(wish.name)
+        work = asyncio.create_task(self._made(wish, user, environment, said), name=f"prepare cluster {wish.name}")
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=_SAY_S)
+                while said:
+                    yield [{"progress": said.pop(0)}]
+        finally:
+            work.cancel()
+        yield [{"cluster": await self.view(work.result())}]
+
+    async def _made(
+        self, wish: ClusterWish, user: str, environment: EnvRequest | None, said: list[str]
+    ) -> RayCluster:
+        """Recorded. One after the other: two that are prepared at once would choose the same ports."""
+        async with self._preparing:
+            used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
+            request = Request(wish, user, environment, frozenset(used))
+            prepared = await self._starting.prepare(request, said.append)
+            # To its end, also if the client leaves now: what is recorded must be known.
+            return await asyncio.shield(self._add(prepared))
+
+    async def _add(self, cluster: RayCluster) -> RayCluster:
+        made = await self._store.add(cluster)
+        self._note(made)
+        return made
+
+    def _expect_new(self, name: str) -> None:
+        if any(one.name == name for one in self._open.values()):
+            raise NotAllowed(
+                f"there is a Ray cluster {name} already",
+                hint=f"see: ugro cluster status {name}; for another one: ugro cluster start --name NAME",
+            )
+
+    async def listed(self, *, everything: bool) -> list[ClusterView]:
+        found = await self._store.newest(_MOST_LISTED) if everything else await self._store.open()
+        return [await self.view(one) for one in found]
+
+    async def get(self, name: str | None) -> ClusterView:
+        return await self.view(await self._find(name))
+
+    async def access(self, name: str | None) -> Access:
+        found = await self._find(name, is_open=True)
+        head = found.head
+        return Access(
+            found.name,
+            f"{head.address}:{head.port}",
+            found.token,
+            self._cluster.config.ray.namespace,
+            head.dashboard_port,
+            head.node,
+        )
+
+    async def stop(self, name: str | None) -> ClusterView:
+        found = await self._find(name, is_open=True)
+        return await self.view(await self._change(found, state=ClusterState.STOPPING))
+
+    async def scale(self, name: str | None, wanted: int) -> ClusterView:
+        """To so many workers. Raises Unsatisfiable if there is no room for them on any node."""
+        if not 0 <= wanted <= _MOST_WORKERS:
+            raise UsageError(f"a cluster has 0 to {_MOST_WORKERS} workers", hint="ugro cluster scale 3")
+        found = await self._find(name, is_open=True)
+        if wanted <= len(found.workers):
+            gone = to_drop(found.workers, wanted)
+            workers = tuple(worker for worker in found.workers if worker not in gone)
+        else:
+            gone, workers = (), (*found.workers, *await self._added(found, wanted))
+        async with self._writing:
+            now = self._open.get(found.id)
+            if now is None or now.state is not ClusterState.ACTIVE or now.workers != found.workers:
+                raise NotAllowed(f"the Ray cluster {found.name} has changed meanwhile", hint="ugro cluster status")
+            scaled = await self._put(replace(now, workers=workers, dropped=(*now.dropped, *gone)))
+        return await self.view(scaled)
+
+    async def _added(self, cluster: RayCluster, wanted: int) -> tuple[Worker, ...]:
+        usable = await self._starting.usable(cluster.wish)
+        places = await self._starting.places(usable)
+        added = more_workers(cluster.wish, cluster.workers, places, wanted, cluster.next_number)
+        pythons = await self._starting.more(cluster, list({worker.node for worker in added}))
+        return tuple(replace(worker, python=pythons[worker.node]) for worker in added)
+
+    # --- what is ---------------------------------------------------------------------------------------------------
+
+    async def view(self, cluster: RayCluster) -> ClusterView:
+        jobs = await self._submitted(cluster)
+        shown = dict(zip(jobs, await self._jobs.with_reasons(list(jobs.values())), strict=True))
+        said = await asyncio.to_thread(lambda: {number: self._said(job) for number, job in jobs.items()})
+        return view_of(cluster, shown, said)
+
+    def _said(self, job: Job) -> Said:
+        """Blocks."""
+        if not job.attempt:
+            return Said()
+        try:
+            with rank_log(self._folder / str(job.id), job.attempt, 0).open("rb") as file:
+                begin = file.read(_LOG_BYTES)
+                file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _LOG_BYTES))
+                return said_in((begin + file.read(_LOG_BYTES)).decode("utf-8", "replace"))
+        except OSError:
+            return Said()
+
+    async def _submitted(self, cluster: RayCluster) -> dict[int, Job]:
+        numbers = [steps.HEAD, *(worker.number for worker in (*cluster.workers, *cluster.dropped))]
+        found = {number: await self._job_store.submitted(_key(cluster, number)) for number in numbers}
+        return {number: job for number, job in found.items() if job is not None}
+
+    async def _find(self, name: str | None, *, is_open: bool = False) -> RayCluster:
+        """Without a name: the only one that has not ended."""
+        known = await self._store.open()
+        if name is None:
+            if len(known) == 1:
+                return known[0]
+            if known:
+                names = ", ".join(one.name for one in known)
+                raise UsageError(f"there are several Ray clusters: {names}", hint="name one of them")
+            raise NotFound("there is no Ray cluster", hint="start one: ugro cluster start")
+        everything = known if is_open else [*known, *await self._store.newest(_MOST_LISTED)]
+        for one in everything:
+            if one.name == name:
+                return one
+        raise NotFound(f"there is no Ray cluster {name}", hint="see: ugro cluster status --all")
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        self._open = {one.id: one for one in await self._store.open()} | self._open
+        while True:
+            seen = {self._changed: self._changed.count, self._jobs.changed: self._jobs.changed.count}
+            for cluster in list(self._open.values()):
+                try:
+                    await self._look(cluster.id)
+                    self._problems.pop(cluster.id, None)
+                except UgroError as error:
+                    self._complain(cluster, error)
+            if self._open:
+                await asyncio.sleep(_GATHER_S)
+                await wait_for_any(seen, _LOOK_S)
+            else:
+                await self._changed.wait(seen[self._changed], _IDLE_S)
+
+    def _complain(self, cluster: RayCluster, error: UgroError) -> None:
+        """Once, as long as it is the same: it is tried again every second."""
+        if self._problems.get(cluster.id) != str(error):
+            self._problems[cluster.id] = str(error)
+            log.warning("the Ray cluster %s cannot go on now: %s", cluster.name, error)
+
+    async def _look(self, number: int) -> None:
+        cluster = self._open[number]
+        jobs = await self._submitted(cluster)
+        for step in steps.next_steps(cluster, jobs):
+            await self._do(self._open[number], step, list(jobs.values()))
+
+    async def _do(self, cluster: RayCluster, step: steps.Step, jobs: Sequence[Job]) -> None:
+        ray = _settings(self._cluster)
+        match step:
+            case steps.Submit(None):
+                await self._jobs.submit_made(head_job(cluster, ray), cluster.user, _key(cluster, steps.HEAD))
+            case steps.Submit(worker):
+                assert worker is not None
+                key = _key(cluster, worker.number)
+                await self._jobs.submit_made(worker_job(cluster, worker, ray), cluster.user, key)
+            case steps.Cancel(job):
+                await self._jobs.cancel(str(job))
+            case steps.Stop(failure):
+                await self._change(cluster, state=ClusterState.STOPPING, failure=failure)
+            case steps.Close():
+                await self._clean(cluster, jobs)
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                await self._change(cluster, state=ClusterState.ENDED, ended_at=now)
+
+    async def _clean(self, cluster: RayCluster, jobs: Sequence[Job]) -> None:
+        """Killed ranks may have left files. A node that cannot be asked keeps them."""
+        pythons = {worker.node: worker.python for worker in (*cluster.workers, *cluster.dropped)}
+        pythons[cluster.head.node] = cluster.head.python
+        used = {node for job in jobs if job.placement is not None for node in job.placement.nodes}
+        for node in used & set(pythons):
+            folder = cluster.head.state_folder if node == cluster.head.node else None
+            with contextlib.suppress(UgroError):
+                link = await self._cluster.inventory.get(node).ready(_CLEAN_S)
+                await clean(link, pythons[node], cluster.key, folder)
+
+    async def _change(
+        self, cluster: RayCluster, state: ClusterState, failure: str | None = None, ended_at: str | None = None
+    ) -> RayCluster:
+        """States only go forward; the first failure counts."""
+        async with self._writing:
+            now = self._open.get(cluster.id, cluster)
+            if list(ClusterState).index(state) <= list(ClusterState).index(now.state):
+                return now
+            changed = replace(now, state=state, failure=now.failure or failure, ended_at=ended_at)
+            return await self._put(changed)
+
+    async def _put(self, cluster: RayCluster) -> RayCluster:
+        await self._store.put(cluster)
+        self._note(cluster)
+        return cluster
+
+    def _note(self, cluster: RayCluster) -> None:
+        if cluster.state is ClusterState.ENDED:
+            self._open.pop(cluster.id, None)
+        else:
+            self._open[cluster.id] = cluster
+        self._changed.notify()
+
+
+def _settings(cluster: Cluster) -> RaySettings:
+    ray = cluster.config.ray
+    level = _LOG_LEVELS.get(ray.log_level, ray.log_level)
+    return RaySettings("0.0.0.0" if ray.head_bind_all else LOOPBACK, level)
+
+
+def _key(cluster: RayCluster, number: int) -> str:
+    return f"ray-{cluster.key}-{number}"

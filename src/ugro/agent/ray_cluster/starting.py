@@ -1,0 +1,207 @@
+"""What is found out before a Ray cluster starts: its nodes, whether they agree, its ports, and the head's address.
+
+Nothing is recorded or started here. What is wrong is one error that names the node.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ugro.agent.engine.rendezvous import PortTaken, find_meeting
+from ugro.agent.jobs.service import JobService
+from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.ray_cluster.node_looks import look_at
+from ugro.agent.support.aio import together
+from ugro.agent.tracking import node_checks
+from ugro.agent.tracking.cluster import Cluster
+from ugro.config.schema import Ray
+from ugro.core.errors import Unsatisfiable
+from ugro.core.job import JobSpec, Launcher, Resources
+from ugro.core.node import Machine, Role
+from ugro.core.python_env import EnvProgress, EnvRequest
+from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
+from ugro.nodes.link import Link
+from ugro.policy.nodes.connectivity import LOOPBACK, Apart
+from ugro.policy.ray.agreement import Look, candidates, free_port, lack_of_connection, lack_of_memory, note, objection
+from ugro.policy.ray.placing import Place, first_workers
+from ugro.workloads.ray_jobs import inside
+
+_PORTS_TRIED = 3
+Say = Callable[[str], None]
+Speeds = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    wish: ClusterWish
+    user: str
+    environment: EnvRequest | None
+    used_ports: frozenset[int]  # by other clusters of this agent
+
+
+class Starting:
+    def __init__(self, cluster: Cluster, jobs: JobService, envs: PythonEnvService, speeds: Speeds) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._envs = envs
+        self._speeds = speeds
+
+    async def prepare(self, request: Request, say: Say) -> RayCluster:
+        """A cluster that can be started, not recorded yet. Raises UgroError."""
+        wish = request.wish
+        nodes = await self._nodes(wish, request.user)
+        head_node = wish.head or self._best_head(nodes)
+        everywhere = list(dict.fromkeys((head_node, *nodes)))
+        links = dict(zip(everywhere, await self._links(everywhere), strict=True))
+        places = await self.places(nodes, links)
+        workers = first_workers(wish, places)
+        pythons = await self._pythons(request.environment, links, say)
+        say("comparing the nodes")
+        head, looks = await self._head(request, head_node, links, pythons)
+        if (difference := note(looks)) is not None:
+            say(difference)
+        return RayCluster(
+            id=0,
+            key=head.state_folder.rpartition("/")[2],
+            user=request.user,
+            wish=wish,
+            head=head,
+            token=secrets.token_hex(32),
+            workers=tuple(replace(worker, python=pythons[worker.node]) for worker in workers),
+            environment=request.environment,
+            ray_version=looks[head_node].ray or "",
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    async def more(self, cluster: RayCluster, nodes: Sequence[str]) -> dict[str, str]:
+        """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
+        everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
+        links = dict(zip(everywhere, await self._links(everywhere), strict=True))
+        pythons = await self._pythons(cluster.environment, links, lambda text: None)
+        head = (cluster.head.address, cluster.head.port)
+        looks = await look_at(list(links.values()), pythons, (), head)
+        lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
+        _raise(objection(looks, {} if cluster.environment else pythons) or lack)
+        return pythons
+
+    async def usable(self, wish: ClusterWish) -> list[str]:
+        """Every node that its workers may use, if they were idle."""
+        spec = self._spec(replace(wish, nodes=None, size=replace(wish.size, cpus=wish.size.cpus or 1)), 1)
+        return list((await self._jobs.place_idle(spec)).nodes)
+
+    async def places(self, nodes: Sequence[str], links: Mapping[str, Link] | None = None) -> list[Place]:
+        links = links or dict(zip(nodes, await self._links(nodes), strict=True))
+        speeds = self._speeds()
+        found = [(node, _machine(links[node])) for node in nodes]
+        return [Place(node, machine.cores, machine.python_path, speeds.get(node)) for node, machine in found]
+
+    # --- where ---------------------------------------------------------------------------------------------------
+
+    async def _nodes(self, wish: ClusterWish, user: str) -> list[str]:
+        """Those that are free now, if there are enough; else those that it would get if all were idle."""
+        for word in (*wish.only, *((wish.head,) if wish.head else ())):
+            self._cluster.inventory.get(word)
+        spec = self._spec(wish, wish.workers_per_node)
+        if wish.nodes is not None:
+            found = await self._jobs.preview(spec, user)
+            if found.placement is not None:
+                return list(found.placement.nodes)
+        return list((await self._jobs.place_idle(spec)).nodes)
+
+    def _spec(self, wish: ClusterWish, workers: int) -> JobSpec:
+        """As if all were one job with a part on each node."""
+        most = len(list(self._cluster.inventory))
+        size = wish.size
+        wanted = Resources(
+            min_nodes=wish.nodes or 1,
+            max_nodes=wish.nodes or max(1, most),
+            gpus_per_node=workers * size.gpus,
+            cpus=workers * size.cpus if size.cpus is not None else None,
+            memory_bytes=workers * size.reserved_bytes,
+            labels=wish.labels,
+            only=wish.only,
+        )
+        return JobSpec(wish.name, ("ray",), Launcher.DDP, resources=wanted, priority=wish.priority)
+
+    def _best_head(self, nodes: Sequence[str]) -> str:
+        roles = {node: self._cluster.inventory.get(node).spec.role for node in nodes}
+        return next((node for node, role in roles.items() if role is Role.MASTER), nodes[0])
+
+    async def _links(self, nodes: Sequence[str]) -> list[Link]:
+        limit_s = 2 * self._cluster.config.ssh.connect_timeout
+        return await together(self._cluster.inventory.get(node).ready(limit_s) for node in nodes)
+
+    async def _pythons(self, request: EnvRequest | None, links: Mapping[str, Link], say: Say) -> dict[str, str]:
+        if request is None:
+            return {node: _machine(link).python_path for node, link in links.items()}
+
+        def progress(node: str, step: EnvProgress) -> None:
+            say(f"{node}: {step.phase}")
+
+        made = await self._envs.ensure(request, list(links), progress)
+        return {node: one.python for node, one in made.items()}
+
+    # --- the head ------------------------------------------------------------------------------------------------
+
+    async def _head(
+        self, request: Request, node: str, links: Mapping[str, Link], pythons: Mapping[str, str]
+    ) -> tuple[Head, dict[str, Look]]:
+        ray, key = self._cluster.config.ray, secrets.token_hex(4)
+        ports = [*candidates(ray.redis_port), *candidates(ray.dashboard_port)]
+        looks = await look_at(list(links.values()), pythons, ports)
+        _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
+        taken = [*looks[node].taken_ports, *request.used_ports]
+        dashboard = free_port(
+            ray.dashboard_port, "dashboard_port" in ray.given_keys, taken, "ray.dashboard_port", node
+        )
+        address, port = await self._address(links, [*taken, dashboard], ray, node)
+        folder = f"{_machine(links[node]).root}/.ugro/ray/{key}"
+        return Head(node, pythons[node], address, port, dashboard, folder), looks
+
+    async def _address(
+        self, links: Mapping[str, Link], taken: Sequence[int], ray: Ray, node: str
+    ) -> tuple[str, int]:
+        """An address of the head that every node reaches, and a port at which nobody listens."""
+        known = list(taken)
+        for _ in range(_PORTS_TRIED):
+            port = free_port(ray.redis_port, "redis_port" in ray.given_keys, known, "ray.redis_port", node)
+            try:
+                return await self._meeting(links, port), port
+            except PortTaken:
+                known.append(port)
+        raise Unsatisfiable(f"{_PORTS_TRIED} ports in a row were free and then taken", subject=node)
+
+    async def _meeting(self, links: Mapping[str, Link], port: int) -> str:
+        chosen = list(links.values())
+        others = self._other_machine(chosen)
+        if len(chosen) + len(others) == 1:
+            return inside(LOOPBACK)
+        asked = [*chosen, *others]
+        found = await find_meeting(asked, [node_checks.endpoint(link) for link in asked], port)
+        if isinstance(found, Apart):
+            if len(chosen) == 1:
+                return inside(LOOPBACK)
+            raise Unsatisfiable(found.text, hint=found.hint)
+        return inside(found.address)
+
+    def _other_machine(self, chosen: Sequence[Link]) -> list[Link]:
+        """If all are on one machine: a node elsewhere, so that the address is one that works when it grows."""
+        machines = {_machine(link).boot_id for link in chosen}
+        if len(machines) > 1:
+            return []
+        open_links = (node.link for node in self._cluster.inventory)
+        elsewhere = (link for link in open_links if link and link.machine and link.machine.boot_id not in machines)
+        return [link for link, _ in zip(elsewhere, range(1), strict=False)]
+
+
+def _machine(link: Link) -> Machine:
+    assert link.machine is not None  # the link is open
+    return link.machine
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error

@@ -1,0 +1,1 @@
+"""``ugro map`` and ``ugro estimate``."""

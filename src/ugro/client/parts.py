@@ -1,0 +1,87 @@
+"""The groups of calls of ``ugro.Client``, one property each; a group is loaded when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ugro.core.support.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from ugro.client.backups import Backups
+    from ugro.client.cluster_files import ClusterFiles
+    from ugro.client.discovery import DiscoveryCalls
+    from ugro.client.environments import Environments
+    from ugro.client.hardware import HardwareCalls
+    from ugro.client.jobs import Jobs
+    from ugro.client.planning import Planning
+    from ugro.client.ray_clusters import RayClusterCalls
+    from ugro.client.safe_mode import SafeModeCalls
+    from ugro.client.sweeps import Sweeps
+
+
+class Parts:
+    home: StateDir
+    _on_wait: Callable[[str], None] | None
+    _ask: Callable[..., Any]
+    _stream: Callable[..., Any]
+
+    @property
+    def jobs(self) -> Jobs:
+        from ugro.client.jobs import Jobs
+
+        return Jobs(self._ask, self._stream)
+
+    @property
+    def planning(self) -> Planning:
+        from ugro.client.planning import Planning
+
+        return Planning(self._stream)
+
+    @property
+    def sweeps(self) -> Sweeps:
+        from ugro.client.sweeps import Sweeps
+
+        return Sweeps(self._ask, self._stream)
+
+    @property
+    def backups(self) -> Backups:
+        from ugro.client.backups import Backups
+
+        return Backups(self.home, self._on_wait)
+
+    @property
+    def safe_mode(self) -> SafeModeCalls:
+        from ugro.client.safe_mode import SafeModeCalls
+
+        return SafeModeCalls(self._ask)
+
+    @property
+    def hardware(self) -> HardwareCalls:
+        from ugro.client.hardware import HardwareCalls
+
+        return HardwareCalls(self._ask, self._stream)
+
+    @property
+    def cluster_files(self) -> ClusterFiles:
+        from ugro.client.cluster_files import ClusterFiles
+
+        return ClusterFiles(self._ask)
+
+    @property
+    def environments(self) -> Environments:
+        from ugro.client.environments import Environments
+
+        return Environments(self._ask, self._stream)
+
+    @property
+    def ray_clusters(self) -> RayClusterCalls:
+        from ugro.client.ray_clusters import RayClusterCalls
+
+        return RayClusterCalls(self._ask, self._stream)
+
+    @property
+    def discovery(self) -> DiscoveryCalls:
+        from ugro.client.discovery import DiscoveryCalls
+
+        return DiscoveryCalls(self._ask, self._stream)

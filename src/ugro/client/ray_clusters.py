@@ -1,0 +1,112 @@
+"""``client.ray_clusters``: the part of the Python API for Ray clusters."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ugro.client.http import lines
+from ugro.core.errors import TimedOut, UgroError
+from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Phase
+from ugro.core.support.codec import decode, dumps
+
+_ONLY = "-"
+_LOOK_S = 0.2
+_PREPARE_S = 300.0
+Say = Callable[[str], None]
+
+
+def _nobody(text: str) -> None:
+    pass
+
+
+class RayClusterCalls:
+    """Created by ``Client``. Without a name, a call means the only cluster that has not ended."""
+
+    def __init__(self, ask: Callable[..., Any], stream: Callable[..., Any]) -> None:
+        self._ask = ask
+        self._stream = stream
+
+    def start(
+        self,
+        wish: ClusterWish | None = None,
+        *,
+        environment: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        on_progress: Say = _nobody,
+    ) -> ClusterView:
+        """Returns when it is recorded; ``wait`` waits for its workers.
+
+        ``environment``: the options of a job's Python environment, as in ``{"package": ["ray[default]"]}``.
+        """
+        body: dict[str, Any] = {
+            "wish": _plain(wish or ClusterWish()),
+            "user": getpass.getuser(),
+            "fields": dict(environment or {}),
+            "here": str(Path.cwd()),
+            "env": None,
+        }
+        return self._start(body, os.environ if env is None else env, on_progress)
+
+    def _start(self, body: dict[str, Any], env: Mapping[str, str], on_progress: Say) -> ClusterView:
+        for document in lines(self._stream("POST", "/v1/ray-clusters", body, timeout_s=None)):
+            if "needs" in document:
+                asked = {name: env[name] for name in document["needs"] if name in env}
+                return self._start({**body, "env": asked}, env, on_progress)
+            if "cluster" in document:
+                return decode(ClusterView, document["cluster"])
+            on_progress(str(document["progress"]))
+        raise UgroError("the agent has ended before the cluster was recorded", hint="look: ugro cluster status")
+
+    def wait(
+        self, name: str | None = None, *, timeout_s: float | None = None, on_progress: Say = _nobody
+    ) -> ClusterView:
+        """Returns when all workers have joined, or the cluster is over. Raises TimedOut."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = self.get(name)
+            if found.is_complete or found.phase in (Phase.STOPPED, Phase.FAILED):
+                return found
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimedOut(f"the Ray cluster {found.name} is not complete: {found.reason}")
+            on_progress(found.reason or str(found.phase))
+            time.sleep(_LOOK_S)
+
+    def wait_stopped(self, name: str, *, on_progress: Say = _nobody) -> ClusterView:
+        while (found := self.get(name)).phase not in (Phase.STOPPED, Phase.FAILED):
+            on_progress(f"{found.phase}: {found.head.state}")
+            time.sleep(_LOOK_S)
+        return found
+
+    def list(self, *, everything: bool = False) -> list[ClusterView]:
+        answer = self._ask("GET", "/v1/ray-clusters" + ("?all=true" if everything else ""))
+        return [decode(ClusterView, one) for one in answer["clusters"]]
+
+    def get(self, name: str | None = None) -> ClusterView:
+        return decode(ClusterView, self._ask("GET", _path(name))["cluster"])
+
+    def access(self, name: str | None = None) -> Access:
+        return decode(Access, self._ask("GET", f"{_path(name)}/access")["access"])
+
+    def scale(self, workers: int, name: str | None = None) -> ClusterView:
+        answer = self._ask("POST", f"{_path(name)}/scale", {"workers": workers}, timeout_s=_PREPARE_S)
+        return decode(ClusterView, answer["cluster"])
+
+    def stop(self, name: str | None = None) -> ClusterView:
+        """Returns at once; ``wait_stopped`` waits until nothing of it runs."""
+        return decode(ClusterView, self._ask("DELETE", _path(name))["cluster"])
+
+
+def _path(name: str | None) -> str:
+    return f"/v1/ray-clusters/{quote(name or _ONLY, safe='')}"
+
+
+def _plain(wish: ClusterWish) -> Any:
+    import json  # with the wish's own names
+
+    return json.loads(dumps(wish))

@@ -1,0 +1,1 @@
+"""Connections to what listens on this node, forwarded over the link."""

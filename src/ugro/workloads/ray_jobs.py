@@ -1,0 +1,154 @@
+"""The jobs of a Ray cluster, and the program that their ranks run (``ray_node``), which travels with them as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
+from ugro.core.plan import Rendezvous
+from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
+from ugro.workloads.ray_node.main import LASTING
+
+SETTINGS, TOKEN, _PROGRAM = "UGRO_RAY", "UGRO_RAY_TOKEN", "UGRO_RAY_PROGRAM"
+# Makes modules of the texts that it finds, in their order, and runs the last one.
+_BOOT = f"""import base64, json, os, sys, types, zlib
+for name, text in json.loads(zlib.decompress(base64.b64decode(os.environ.pop("{_PROGRAM}")))):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.exit(module.main())"""
+_PACKAGE = "ugro.workloads.ray_node"
+_MODULES = ("rules", "machine", "rank", "driver", "main")
+_RETRIES = 10
+_GRACE_S = 25.0  # more than the program itself gives Ray
+_ENVIRONMENTS_PYTHON = "python"  # the environment's programs are found first
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """Of the cluster file."""
+
+    dashboard_host: str
+    log_level: str
+
+
+def rank_argv(python: str, *words: str) -> tuple[str, ...]:
+    """``words`` are for people who list processes."""
+    return (python, "-u", "-c", _BOOT, *words)
+
+
+def rank_env(settings: Mapping[str, Any], token: str | None = None) -> dict[str, str]:
+    env = {SETTINGS: json.dumps(settings), _PROGRAM: _program()}
+    return env if token is None else {**env, TOKEN: token}
+
+
+def head_job(cluster: RayCluster, ray: RaySettings) -> JobSpec:
+    head = cluster.head
+    settings = {
+        **_common(cluster, ray, 0, head_title(head.node)),
+        "role": "head",
+        "cpus": 0,
+        "dashboard_port": head.dashboard_port,
+        "dashboard_host": ray.dashboard_host,
+        "state": head.state_folder,
+        "labels": {"ugro-node": head.node},
+    }
+    spec = _job(cluster, f"{cluster.name}-head", head.python, settings)
+    return replace(spec, resources=Resources(cpus=0, only=(head.node,)))
+
+
+def worker_job(cluster: RayCluster, worker: Worker, ray: RaySettings) -> JobSpec:
+    size = cluster.wish.size
+    speed = {"ugro_speed": round(worker.speed, 3)} if worker.speed is not None else {}
+    labels = {"ugro-node": worker.node} | ({"ugro-speed": f"{worker.speed:.3g}"} if worker.speed is not None else {})
+    settings = {
+        **_common(cluster, ray, worker.number, worker_title(worker.node, worker.number)),
+        "role": "worker",
+        "cpus": worker.cpus,
+        "memory": size.memory_bytes,
+        "object_store": size.object_store_bytes,
+        "parts": sum(one.node == worker.node for one in cluster.workers),
+        "resources": {f"node-{worker.node}": 1, **speed},
+        "labels": labels,
+    }
+    spec = _job(cluster, f"{cluster.name}-worker-{worker.number}", worker.python, settings)
+    wanted = Resources(
+        cpus=worker.cpus, memory_bytes=size.reserved_bytes, gpus_per_node=size.gpus, only=(worker.node,)
+    )
+    return replace(spec, resources=wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class RayRole:
+    """A node's part in a job that has a Ray cluster of its own."""
+
+    number: int
+    count: int
+    cpus: int | None  # None: as many as the rank may use
+
+
+def gang_settings(job: Job, share: Share, rendezvous: Rendezvous, role: RayRole) -> dict[str, Any]:
+    """Without an id."""
+    settings: dict[str, Any] = {
+        "role": "worker" if role.number else "driver",
+        "number": role.number,
+        "title": worker_title(share.node, role.number),
+        "address": inside(rendezvous.address),
+        "port": rendezvous.port,
+        "cpus": role.cpus,
+        "memory": share.memory_bytes or None,
+        "labels": {"ugro-node": share.node},
+        "resources": {f"node-{share.node}": 1},
+        "is_gang": True,
+    }
+    return settings if role.number else {**settings, "nodes": role.count, "argv": list(job.spec.argv)}
+
+
+def key_of(secret: str) -> str:
+    """In the names of folders: everybody may read it."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
+
+
+def inside(address: str) -> str:
+    """Of 127.0.0.1, Ray makes an address by which other machines reach this one; of this, it does not."""
+    return "127.0.0.2" if address == "127.0.0.1" else address
+
+
+def _common(cluster: RayCluster, ray: RaySettings, number: int, title: str) -> dict[str, Any]:
+    return {
+        "id": cluster.key,
+        "number": number,
+        "title": title,
+        "address": cluster.head.address,
+        "port": cluster.head.port,
+        "log_level": ray.log_level,
+    }
+
+
+def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any]) -> JobSpec:
+    return JobSpec(
+        name=name,
+        argv=rank_argv(_ENVIRONMENTS_PYTHON if cluster.environment else python, str(settings["role"]), cluster.name),
+        env=tuple(sorted(rank_env(settings, cluster.token).items())),
+        priority=cluster.wish.priority,
+        time_limit_s=cluster.wish.time_limit_s,
+        retry=Retry(_RETRIES, never_on=(f"exit_code:{LASTING}",)),
+        stop=Stop(grace_s=_GRACE_S),
+        results=ResultRule(workdir=False),
+        environment=cluster.environment,
+    )
+
+
+@cache
+def _program() -> str:
+    folder = resources.files(_PACKAGE)
+    parents = [(name, "") for name in ("ugro", "ugro.workloads", _PACKAGE)]
+    modules = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    return base64.b64encode(zlib.compress(json.dumps([*parents, *modules]).encode(), 9)).decode()

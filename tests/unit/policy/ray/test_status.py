@@ -1,0 +1,57 @@
+"""A Ray cluster as users see it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.policy.ray.clusters import cluster, job
+from ugro.core.job import JobState
+from ugro.core.ray_cluster import ClusterState, Phase
+from ugro.policy.ray.status import Said, said_in, view_of
+
+LOG = """ugro: head n1-head at 10.0.0.1
+ugro: ready
+ugro: nodes {"alive": ["n1-head"]}
+ugro: nodes {"alive": ["n1-1", "n1-head"]}
+"""
+
+
+def test_a_log_says_what_is_ready_and_who_is_alive() -> None:
+    assert said_in("") == Said()
+    assert said_in(LOG) == Said(True, frozenset({"n1-1", "n1-head"}))
+
+
+def test_a_line_that_cannot_be_read_is_passed_over() -> None:
+    nonsense = 'ugro: nodes nonsense\nugro: nodes []\nugro: nodes {"alive": 3}\n'
+    assert said_in(LOG + nonsense) == said_in(LOG)
+
+
+def test_it_starts_until_its_head_is_ready() -> None:
+    view = view_of(cluster(1), {}, {})
+    assert (view.phase, view.reason) == (Phase.STARTING, "the head is not submitted yet")
+    view = view_of(cluster(1), {0: job(1, JobState.QUEUED, "no node is free")}, {})
+    assert view.reason == "the head is queued: no node is free"
+    view = view_of(cluster(1), {0: job(1)}, {})
+    assert view.reason == "the head starts Ray on n1"
+
+
+def test_it_is_complete_when_every_worker_has_joined() -> None:
+    jobs = {0: job(1), 1: job(2), 2: job(3, attempt=3)}
+    partly = view_of(cluster(2), jobs, {0: Said(True, frozenset({"n1-1"})), 1: Said(True)})
+    assert not partly.is_complete
+    assert partly.reason == "1 of 2 workers have joined; worker 2 starts Ray on n2"
+    assert [worker.is_alive for worker in partly.workers] == [True, False]
+    assert partly.workers[1].restarts == 2
+    assert view_of(cluster(2), jobs, dict.fromkeys(jobs, Said(True))).is_complete
+
+
+def test_what_an_ended_attempt_said_does_not_count() -> None:
+    view = view_of(cluster(1), {0: job(1), 1: job(2, JobState.RECOVERING)}, dict.fromkeys((0, 1), Said(True)))
+    assert (view.workers[0].is_ready, view.is_complete) == (False, False)
+
+
+def test_how_it_ended_is_shown() -> None:
+    ended = replace(cluster(0), state=ClusterState.ENDED)
+    assert view_of(ended, {}, {}).phase is Phase.STOPPED
+    failed = view_of(replace(ended, failure="its head failed: x"), {}, {})
+    assert (failed.phase, failed.reason) == (Phase.FAILED, "its head failed: x")
