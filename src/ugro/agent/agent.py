@@ -48,6 +48,7 @@ from ugro.agent.safe_mode.control import SafeModeControl, begin, is_known_old
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
 from ugro.agent.support.aio import keep_running
+from ugro.agent.sweep.service import SweepService
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.agent.tracking.cluster import Cluster, Guard
 from ugro.agent.tracking.health import HealthCheck
@@ -77,6 +78,7 @@ log = logging.getLogger(__name__)
 
 class Agent:
     _ray_clusters: RayClusters | None = None
+    _sweeps: SweepService | None = None
 
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
@@ -192,6 +194,11 @@ class Agent:
         return self._planning
 
     @property
+    def sweeps(self) -> SweepService:
+        assert self._sweeps is not None, "the agent has not started"
+        return self._sweeps
+
+    @property
     def ray_clusters(self) -> RayClusters:
         assert self._ray_clusters is not None, "the agent has not started"
         return self._ray_clusters
@@ -295,6 +302,7 @@ class Agent:
         self._planning = PlanService(
             service, forecasts, Trials(self.home.jobs, self.store.trials, service, self.results)
         )
+        self._sweeps = SweepService(self.store, service, engine.changed, self.monitoring, self.results)
         starting = Starting(self.cluster, service, self.python_envs, lambda: self.health.speeds(scheduler_input.gpus))
         self._ray_clusters = RayClusters(self.home.jobs, self.store, self.cluster, service, starting)
 
@@ -406,6 +414,8 @@ class Agent:
             self._code.end()
         if self._job_service is not None:
             self._job_service.end_streams()
+        if self._sweeps is not None:
+            self._sweeps.end_streams()
         if self._hardware is not None:
             self._hardware.cancel()
         self.tunnels.close_all()

@@ -67,6 +67,7 @@ async def _serve_until_stopped(
             group.create_task(keep_running(agent.backups.run), name="make backups"),
             group.create_task(agent.watch_clock(), name="watch the clock"),
             group.create_task(keep_running(agent.discovery.run), name="discover nodes"),
+            group.create_task(keep_running(agent.sweeps.run), name="run sweeps"),
             group.create_task(keep_running(agent.ray_clusters.run), name="run Ray clusters"),
         ]
         # Meanwhile links are being opened, which is mostly waiting for ssh.

@@ -55,6 +55,11 @@ def environments(ctx: click.Context, parameter: click.Parameter, incomplete: str
     return _items(incomplete, known, _given(ctx, parameter))
 
 
+def sweeps(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    found = _ask("/v1/sweeps").get("sweeps", [])
+    return _items(incomplete, ((one["name"], one["state"]) for one in found), _given(ctx, parameter))
+
+
 def files(ctx: click.Context, parameter: click.Parameter | None, incomplete: str) -> Items:
     return _item(incomplete, type="file")
 

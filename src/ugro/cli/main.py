@@ -39,6 +39,7 @@ _GROUPS = {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
+        "sweep": ("ugro.cli.sweep.command:sweep", "Search for the best settings of a training."),
         "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
         "estimate": ("ugro.cli.batch.estimate:estimate", "Predict how long a map takes, here and on a cluster."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),

@@ -167,7 +167,7 @@ class Jobs:
 
     def _ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
         """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
-        for _ in _again():
+        for _ in trying_again():
             with contextlib.suppress(AgentGone):
                 return self._ask_once(method, path, body, **limits)
         return None
@@ -328,7 +328,7 @@ class Jobs:
         """Yields the job now and after each change, until it has ended; raises TimedOut."""
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         seen: Job | None = None
-        for again in _again():
+        for again in trying_again():
             left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
             try:
                 for found in self._moves(seen.id if seen else job, left_s):
@@ -372,7 +372,7 @@ class Jobs:
             query["job"] = self.get(job).id  # stays the same job, also for ``last``
         if since_unix_s is not None:
             query["since"] = since_unix_s
-        for again in _again():
+        for again in trying_again():
             try:
                 for document in lines(self._live(f"/v1/events?{urlencode({**query, 'after': after})}")):
                     event = decode(Event, document)
@@ -407,7 +407,7 @@ class _Following:
     _seen: Job | None = None
 
     def pieces(self) -> Iterator[Job | LogPiece]:
-        for again in _again():
+        for again in trying_again():
             try:
                 for piece in self._over_one_connection():
                     again()
@@ -463,7 +463,7 @@ class _Following:
         return query + [("at", f"{attempt}.{rank}:{at}") for (attempt, rank), at in self._positions.items()]
 
 
-def _again() -> Iterator[Callable[[], None]]:
+def trying_again() -> Iterator[Callable[[], None]]:
     """Tries with growing pauses. The caller calls the yielded function after each success, which resets the count."""
     tries = 0
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ugro.client.planning import Planning
     from ugro.client.ray_clusters import RayClusterCalls
     from ugro.client.safe_mode import SafeModeCalls
+    from ugro.client.sweeps import Sweeps
 
 
 class Parts:
@@ -36,6 +37,12 @@ class Parts:
         from ugro.client.planning import Planning
 
         return Planning(self._stream)
+
+    @property
+    def sweeps(self) -> Sweeps:
+        from ugro.client.sweeps import Sweeps
+
+        return Sweeps(self._ask, self._stream)
 
     @property
     def backups(self) -> Backups:

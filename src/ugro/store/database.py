@@ -27,6 +27,7 @@ from ugro.store.notes import NoteStore
 from ugro.store.python_envs import PythonEnvStore
 from ugro.store.ray_clusters import RayClusterStore
 from ugro.store.retention import RetentionStore
+from ugro.store.sweeps import SweepStore
 from ugro.store.trials import TrialStore
 
 
@@ -47,6 +48,7 @@ class Store:
         self.audit = AuditStore(self._database)
         self.retention = RetentionStore(self._database)
         self.trials = TrialStore(self._database)
+        self.sweeps = SweepStore(self._database)
         self.ray_clusters = RayClusterStore(self._database)
 
     async def open(self, opening: Opening | None = None) -> None:

@@ -27,6 +27,7 @@ from ugro.web.pages.hardware import add_hardware_pages
 from ugro.web.pages.jobs import add_job_pages
 from ugro.web.pages.launch import add_launch_pages
 from ugro.web.pages.settings import add_settings_pages
+from ugro.web.pages.sweeps import add_sweep_pages
 from ugro.web.site import STATIC, Site
 from ugro.web.tokens import COOKIE_LIFETIME_S
 
@@ -59,6 +60,7 @@ def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     add_launch_pages(app, site)
     add_experiment_pages(app, site)
     add_hardware_pages(app, site)
+    add_sweep_pages(app, site)
     add_settings_pages(app, site)
     add_live(app, site.agent)
     app.mount("/v1", AllowedApi(api))

@@ -26,6 +26,7 @@ from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.ray_clusters import add_ray_cluster_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
+from ugro.agent.api.sweeps import add_sweep_routes
 from ugro.agent.api.tunnels import add_tunnel_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops import cluster_files
@@ -126,6 +127,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)
+    add_sweep_routes(app, agent.sweeps)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_discovery_routes(app, agent.discovery)

@@ -135,6 +135,7 @@ class Code:
         async with self._transfers.lock.exclusive(is_patient=is_patient):
             live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
             own = [self._sdk.tree] if self._sdk.tree else []
+            own += await self._store.sweeps.snapshots()
             done = await asyncio.to_thread(self._snapshots.tidy, limit, [*live, *own])
         return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
 

@@ -135,6 +135,7 @@ class JobService:
     async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
         """Submits a job that the agent itself has made."""
         self._engine.safe_mode.check("and takes no jobs")
+        self._submitting.expect_stored(spec)
         await self._submitting.check_fit([spec])
         return (await self._put([(spec, Submit(user, key))]))[0]
 

@@ -206,6 +206,11 @@ class SubmissionReader:
             what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
             raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
 
+    def expect_stored(self, spec: JobSpec) -> None:
+        """Raises NotAllowed if its code is not here any more."""
+        if spec.snapshot is not None and self._code is not None and not self._code.has(spec.snapshot):
+            raise NotAllowed(f"the code of {spec.name} is not stored any more", hint="start it again from its folder")
+
     def expect_same_code(self, job: Job) -> None:
         """Raises NotAllowed if code was sent with it and is not here any more."""
         if job.spec.snapshot is not None:

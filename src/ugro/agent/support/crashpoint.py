@@ -16,6 +16,11 @@ POINTS = (
     "sweep.found", "sweep.stopped", "sweep.brought",
 )  # fmt: skip
 
+SWEEP_POINTS = (
+    "sweep.created", "trial.recorded", "trial.submitted", "trial.running", "trial.ending", "trial.ended",
+    "trial.closed", "sweep.over",
+)  # fmt: skip
+
 RECONCILE_POINTS = ("reconcile.planned", "reconcile.recorded")
 
 _wanted, _, _how = os.environ.get(VARIABLE, "").partition(":")

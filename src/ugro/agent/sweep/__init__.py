@@ -1,0 +1,1 @@
+"""Sweeps: trials as jobs, one after the other as devices become free."""

@@ -1,0 +1,185 @@
+"""One sweep that is not over: records, then acts. After a crash the next agent does what the rows say was begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from ugro.agent.jobs.service import JobService
+from ugro.agent.support.crashpoint import point
+from ugro.agent.sweep.creation import trial_spec
+from ugro.agent.sweep.measuring import Measuring
+from ugro.agent.sweep.sampler import Chooser, UsedUp
+from ugro.core.errors import NotFound, UgroError
+from ugro.core.job import Job, JobSpec, JobState
+from ugro.core.support.codec import decode
+from ugro.core.sweep import Sweep, SweepState, Trial, TrialState, trial_key
+from ugro.policy.sweep.decision import Act, View, decide
+from ugro.policy.sweep.pruning import to_prune
+from ugro.policy.sweep.reading import read
+from ugro.store.jobs import JobStore
+from ugro.store.sweeps import SweepStore
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 32  # trials that one look may submit
+_NOT_STARTED = (JobState.QUEUED, JobState.STARTING)
+
+
+class Parts(Protocol):
+    """What a runner works with."""
+
+    @property
+    def sweeps(self) -> SweepStore: ...
+    @property
+    def store(self) -> JobStore: ...
+    @property
+    def jobs(self) -> JobService: ...
+    @property
+    def measuring(self) -> Measuring: ...
+
+
+class Runner:
+    def __init__(self, parts: Parts, sweep: Sweep, trials: list[Trial], on_change: Callable[[], None]) -> None:
+        self._parts = parts
+        self.sweep = sweep
+        self.spec = read(json.loads(sweep.document))
+        self.trials = {trial.number: trial for trial in trials}
+        self._base = decode(JobSpec, json.loads(sweep.spec))
+        self._chooser = Chooser(sweep.id, self.spec, trials)
+        self._found: dict[int, Job] = {}  # the jobs of open trials, by trial
+        self._on_change = on_change
+        self.more_s = 0.0  # that it ran since its time was recorded
+
+    @property
+    def open(self) -> list[Trial]:
+        return [trial for trial in self.trials.values() if trial.is_open]
+
+    def view(self) -> View:
+        waiting = [job for job in self._found.values() if job.state in _NOT_STARTED]
+        pending = sum(trial.state is TrialState.PENDING for trial in self.trials.values())
+        elapsed_s = self.sweep.elapsed_s + self.more_s
+        return View(self.spec, self.sweep.budget, list(self.trials.values()), len(waiting) + pending, elapsed_s)
+
+    async def step(self) -> None:
+        """Raises UgroError if a job cannot be submitted or ended now."""
+        for trial in self.open:
+            await self._adopt(trial)
+        for trial in self.open:
+            await self._look(trial)
+        if self.sweep.state is not SweepState.RUNNING:
+            for trial in self.open:
+                await self._end(trial, TrialState.STOPPED, "stopped with the sweep")
+            return
+        await self._prune()
+        for _ in range(_AT_ONCE):
+            if not await self._next():
+                return
+
+    async def _next(self) -> bool:
+        """Whether there may be more to do at once."""
+        decision = decide(self.view())
+        if decision.act is Act.TRY:
+            return await self._try_another()
+        if decision.act is Act.END:
+            await self._over(SweepState.DONE, decision.reason)
+        elif decision.act is Act.STOP:
+            await self._over(SweepState.STOPPED, decision.reason)
+        return False
+
+    async def _try_another(self) -> bool:
+        number = max(self.trials, default=0) + 1
+        try:
+            settings, asked = await asyncio.to_thread(self._chooser.choose, list(self.trials.values()), number)
+        except UsedUp:
+            if not self.open:
+                await self._over(SweepState.DONE, "no new point was found")
+            return False
+        trial = await self._parts.sweeps.add(self.sweep.id, settings, asked)
+        point("trial.recorded")
+        self._keep(trial)
+        await self._submit(trial)
+        return True
+
+    async def _adopt(self, trial: Trial) -> None:
+        """Submits what was recorded; the same key is the same job."""
+        if trial.state is not TrialState.PENDING:
+            return
+        if self.sweep.state is SweepState.RUNNING:
+            await self._submit(trial)
+        elif (job := await self._parts.jobs.withdraw(trial_key(self.sweep.id, trial.number))) is not None:
+            await self._put(replace(trial, state=TrialState.RUNNING, job=job.id))
+        else:
+            await self._put(replace(trial, state=TrialState.STOPPED, reason="stopped before it was submitted"))
+
+    async def _submit(self, trial: Trial) -> None:
+        name = f"{self.sweep.name[:50]}-{trial.number}"
+        spec = trial_spec(self._base, name, trial.settings)
+        job = await self._parts.jobs.submit_made(spec, self.sweep.user, trial_key(self.sweep.id, trial.number))
+        point("trial.submitted")
+        self._found[trial.number] = job
+        await self._put(replace(trial, state=TrialState.RUNNING, job=job.id))
+        point("trial.running")
+
+    async def _look(self, trial: Trial) -> None:
+        if trial.state is not TrialState.RUNNING or trial.job is None:
+            return
+        try:
+            job = await self._parts.store.get(trial.job)
+        except NotFound:
+            await self._put(replace(trial, state=TrialState.FAILED, reason=f"job {trial.job} was removed"))
+            return
+        self._found[trial.number] = job
+        if not job.is_final:
+            seen = await self._parts.measuring.look(trial, job, self.spec.metric)
+            if replace(seen, took_s=trial.took_s) != trial:
+                self._on_change()
+            self._keep(seen)  # not recorded: it is read again by the next agent
+        elif (ended := await self._parts.measuring.ended(trial, job, self.spec.metric)) is not None:
+            point("trial.ended")
+            await self._put(ended)
+            point("trial.closed")
+            log.info("trial %d of sweep %s is %s", ended.number, self.sweep.name, ended.state)
+
+    async def _prune(self) -> None:
+        if self.spec.pruning is None or self.spec.metric is None:
+            return
+        for found in to_prune(self.spec.pruning, self.spec.metric, self.trials.values()):
+            await self._end(self.trials[found.number], TrialState.PRUNED, found.reason)
+
+    async def _end(self, trial: Trial, ending: TrialState, reason: str) -> None:
+        """Why is recorded first: after a crash its end is not taken for a person's."""
+        job = self._found.get(trial.number)
+        if trial.job is None or job is None or job.is_final or job.ending is not None:
+            return
+        if trial.ending is None:
+            trial = replace(trial, ending=ending, reason=reason)
+            await self._put(trial)
+            point("trial.ending")
+            await self._parts.store.note(str(ending), f"trial {trial.number}: {reason}", job=job)
+        self._found[trial.number] = await self._parts.jobs.cancel(str(trial.job))
+
+    async def _over(self, state: SweepState, reason: str) -> None:
+        await self._parts.sweeps.end(self.sweep.id, state, reason)
+        point("sweep.over")
+        self.sweep = replace(self.sweep, state=state, reason=reason)
+        self._on_change()
+
+    async def _put(self, trial: Trial) -> None:
+        await self._parts.sweeps.put(self.sweep.id, trial)
+        if not trial.is_open:
+            self._found.pop(trial.number, None)
+        self._keep(trial)
+        self._on_change()
+
+    def _keep(self, trial: Trial) -> None:
+        self.trials[trial.number] = trial
+        self._chooser.note(trial)
+
+
+def problem_of(error: UgroError) -> str:
+    return f"waits: {error}"

@@ -1,0 +1,214 @@
+"""Requests about sweeps, and the loop that drives those which are not over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from ugro.agent.artifacts.log_stream import agent_stops
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.service import JobService
+from ugro.agent.jobs.submission import Needs
+from ugro.agent.monitoring.service import MonitoringService
+from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
+from ugro.agent.support.crashpoint import point
+from ugro.agent.sweep.creation import SweepRequest, prepare, trial_spec
+from ugro.agent.sweep.measuring import Measuring
+from ugro.agent.sweep.runner import Runner, problem_of
+from ugro.agent.sweep.sampler import importances
+from ugro.core.errors import NotAllowed, UgroError
+from ugro.core.job import Job, JobSpec
+from ugro.core.support.codec import decode
+from ugro.core.sweep import Budget, Importance, Sweep, SweepReport, SweepState
+from ugro.policy.sweep.decision import View, best_trial, eta_s, total
+from ugro.policy.sweep.reading import read
+from ugro.store.database import Store
+from ugro.store.jobs import JobStore
+from ugro.store.sweeps import SweepStore
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 5.0  # without a signal
+_LEAST_S = 0.05  # between two looks: metrics arrive all the time
+_SHOW_S = 0.3  # between two reports of a stream
+_SHOW_TRIAL_S = 0.001  # more for each trial: a report has all of them
+_IDLE_S = 600.0
+_RECORD_S = 10.0  # of time that a crash may forget
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """How a sweep goes on. ``None``: as before."""
+
+    trials: int | None = None
+    parallel: int | None = None
+
+
+class SweepService:
+    def __init__(
+        self, store: Store, jobs: JobService, moved: ChangeSignal, monitoring: MonitoringService, results: ResultService
+    ) -> None:
+        self.sweeps: SweepStore = store.sweeps
+        self.store: JobStore = store.jobs
+        self.jobs = jobs
+        self.measuring = Measuring(store.jobs, monitoring, results)
+        self._moved = moved  # some job has moved
+        self._grown = monitoring.grown
+        self._asked = ChangeSignal()  # by a person
+        self.changed = ChangeSignal()  # what reports show
+        self._runners: dict[int, Runner] = {}
+        self.is_ending = False
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    async def create(self, request: SweepRequest) -> SweepReport | Needs:
+        if (known := await self.sweeps.created(request.submit.key)) is not None:
+            return await self._report(known)
+        new = await prepare(request, self.jobs)
+        if isinstance(new, Needs):
+            return new
+        sweep = await self.sweeps.create(new)
+        point("sweep.created")
+        self._asked.notify()
+        return await self._report(sweep)
+
+    async def newest(self, limit: int) -> list[SweepReport]:
+        return [await self._report(sweep) for sweep in await self.sweeps.newest(limit)]
+
+    async def report(self, word: str, *, with_history: bool = False) -> SweepReport:
+        return await self._report(await self.sweeps.find(word), with_history=with_history)
+
+    async def stop(self, word: str) -> SweepReport:
+        sweep = await self.sweeps.find(word)
+        if sweep.state is SweepState.RUNNING:
+            sweep = await self.sweeps.move(sweep.id, SweepState.STOPPED, "stopped by a person")
+            point("sweep.stopped")
+        self._asked.notify()
+        return await self._report(sweep)
+
+    async def resume(self, word: str, how: Extension) -> SweepReport:
+        sweep = await self.sweeps.find(word)
+        sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", _extended(sweep.budget, how))
+        self._asked.notify()
+        return await self._report(sweep)
+
+    async def importance(self, word: str) -> tuple[Importance, ...]:
+        sweep = await self.sweeps.find(word)
+        trials = await self.sweeps.trials(sweep.id)
+        return await asyncio.to_thread(importances, read(json.loads(sweep.document)), trials)
+
+    async def launch_best(self, word: str, user: str, key: str) -> Job:
+        """The settings of the best trial, as a job of its own."""
+        sweep = await self.sweeps.find(word)
+        best = best_trial(read(json.loads(sweep.document)).metric, await self.sweeps.trials(sweep.id))
+        if best is None:
+            raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
+        spec = trial_spec(decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best", best.settings)
+        return await self.jobs.submit_made(spec, user, key)
+
+    async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
+        """The sweep now and after each change, until it is over."""
+        number = (await self.sweeps.find(word)).id  # a newer sweep may get the same name
+        while not self.is_ending:
+            seen = self.changed.count
+            found = await self._report(await self.sweeps.get(number))
+            yield [found]
+            if found.is_over:
+                return
+            await asyncio.sleep(min(_LOOK_S, max(_SHOW_S, len(found.trials) * _SHOW_TRIAL_S)))
+            await self.changed.wait(seen, _LOOK_S)
+        raise agent_stops()
+
+    def end_streams(self) -> None:
+        self.is_ending = True
+        self.changed.notify()
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        since = time.monotonic()
+        self._runners.clear()
+        while True:
+            seen = {signal: signal.count for signal in (self._moved, self._grown, self._asked)}
+            asked = {self._asked: self._asked.count}
+            await self._load()
+            for runner in list(self._runners.values()):
+                await self._step(runner, time.monotonic() - since)
+            since = time.monotonic()
+            if self._runners:
+                await asyncio.sleep(_LEAST_S)
+                await wait_for_any(seen, _SHOW_S if self.measuring.is_waiting else _LOOK_S)
+            else:
+                await wait_for_any(asked, _IDLE_S)
+                since = time.monotonic()
+
+    async def _load(self) -> None:
+        found = {sweep.id: sweep for sweep in await self.sweeps.unfinished()}
+        for number in self._runners.keys() - found.keys():
+            await self._record_time(self._runners.pop(number))
+            self.changed.notify()
+        for number, sweep in found.items():
+            if (known := self._runners.get(number)) is not None:
+                known.sweep = replace(sweep, elapsed_s=known.sweep.elapsed_s)
+            else:
+                trials = await self.sweeps.trials(number)
+                self._runners[number] = Runner(self, sweep, trials, self.changed.notify)
+
+    async def _step(self, runner: Runner, passed_s: float) -> None:
+        reason = ""
+        try:
+            await runner.step()
+        except UgroError as error:  # a node or the cluster file may come back: it is tried again
+            reason = problem_of(error)
+            log.warning("sweep %s %s", runner.sweep.name, reason)
+        if runner.sweep.state is not SweepState.RUNNING:
+            return
+        runner.more_s += passed_s
+        if runner.more_s >= _RECORD_S:
+            await self._record_time(runner)
+        if reason != runner.sweep.reason:
+            await self.sweeps.say(runner.sweep.id, reason)
+            self.changed.notify()
+
+    async def _record_time(self, runner: Runner) -> None:
+        seconds, runner.more_s = runner.more_s, 0.0
+        runner.sweep = replace(runner.sweep, elapsed_s=runner.sweep.elapsed_s + seconds)
+        await self.sweeps.add_time(runner.sweep.id, seconds)
+
+    # --- reports -----------------------------------------------------------------------------------------------
+
+    async def _report(self, sweep: Sweep, *, with_history: bool = False) -> SweepReport:
+        runner = self._runners.get(sweep.id)
+        trials = list(runner.trials.values()) if runner else await self.sweeps.trials(sweep.id)
+        spec = read(json.loads(sweep.document))
+        elapsed_s = sweep.elapsed_s + (runner.more_s if runner else 0.0)
+        view = View(spec, sweep.budget, trials, elapsed_s=elapsed_s)
+        best = best_trial(spec.metric, trials)
+        return SweepReport(
+            sweep.id,
+            sweep.name,
+            sweep.user,
+            sweep.state,
+            sweep.reason,
+            sweep.created_at,
+            spec.method,
+            spec.metric.name if spec.metric else None,
+            spec.goal,
+            spec.varying,
+            sweep.budget,
+            total(spec, sweep.budget),
+            tuple(trials if with_history else [replace(trial, history=()) for trial in trials]),
+            best.number if best else None,
+            eta_s(view) if sweep.state is SweepState.RUNNING else None,
+            spec.notes,
+        )
+
+
+def _extended(budget: Budget, how: Extension) -> Budget:
+    trials = budget.trials if how.trials is None else how.trials
+    parallel = budget.parallel if how.parallel is None else how.parallel
+    return replace(budget, trials=trials, parallel=parallel)

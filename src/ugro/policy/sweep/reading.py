@@ -1,0 +1,256 @@
+"""Reads a sweep in the format of W&B's sweep files. Pure: values in, a spec or one clear error out.
+
+A file that works there works here. What we cannot do is refused by name; what has no meaning here is named in a note.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ugro.core.errors import ConfigError
+from ugro.policy.sweep.macros import check_command
+from ugro.policy.sweep.space import Parameter, grid_size
+from ugro.policy.sweep.spec import METHODS, PRUNERS, Metric, Pruning, SweepSpec
+
+_KEYS = (
+    "program", "method", "metric", "parameters", "early_terminate", "command", "name", "run_cap", "ugro",
+    "project", "entity", "description",
+)  # fmt: skip
+_UNUSED = ("project", "entity", "description")
+_LIMITS = ("max_parallel", "max_failed", "no_improvement", "time", "gpu_hours")
+_DISTRIBUTIONS = (
+    "constant", "categorical", "categorical_w_probabilities", "int_uniform", "uniform", "q_uniform",
+    "log_uniform", "log_uniform_values", "q_log_uniform", "q_log_uniform_values",
+    "inv_log_uniform", "inv_log_uniform_values", "normal", "q_normal", "log_normal", "q_log_normal", "beta", "q_beta",
+)  # fmt: skip
+_OF_PARAMETER = (
+    "values", "value", "probabilities", "distribution", "min", "max", "mu", "sigma", "q", "a", "b", "parameters",
+)  # fmt: skip
+_EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-5 as a text
+_BANDS = 100
+_MOST_DEPTH = 8
+
+
+def read(tree: Mapping[str, Any]) -> SweepSpec:
+    """Raises ConfigError, which names the key."""
+    _expect_known("", tree, _KEYS)
+    parameters = tuple(_parameters(_mapping("parameters", tree.get("parameters")), ""))
+    if not parameters:
+        raise ConfigError("parameters: a sweep needs at least one", hint="parameters: {lr: {values: [0.1, 0.01]}}")
+    method = _one_of("method", tree.get("method", "grid"), METHODS)
+    metric = _metric(tree.get("metric"))
+    if method == "grid" and grid_size(parameters) is None:
+        endless = next(one.name for one in parameters if one.grid() is None)
+        hint = "give values, whole numbers or a q; or another method: random, bayes"
+        raise ConfigError(f"parameters.{endless}: a grid cannot try all values of a range", hint=hint)
+    if metric is None and method not in ("grid", "random"):
+        raise ConfigError(f"metric: method {method} needs one", hint="metric: {name: val/loss, goal: minimize}")
+    own = _mapping("ugro", tree.get("ugro", {}))
+    return SweepSpec(
+        parameters,
+        method,
+        metric,
+        _pruning(tree.get("early_terminate"), metric),
+        _text("name", tree.get("name")),
+        _text("program", tree.get("program")),
+        check_command(tree.get("command")),
+        _whole("run_cap", tree.get("run_cap"), 1),
+        {key: value for key, value in own.items() if key not in _LIMITS},
+        {key: value for key, value in own.items() if key in _LIMITS},
+        tuple(f"{key} is W&B's, and has no meaning here" for key in _UNUSED if tree.get(key) is not None),
+    )
+
+
+def _metric(tree: Any) -> Metric | None:
+    if tree is None:
+        return None
+    tree = _mapping("metric", tree)
+    _expect_known("metric.", tree, ("name", "goal", "target"))
+    if (name := _text("metric.name", tree.get("name"))) is None:
+        raise ConfigError("metric.name: missing", hint="the name under which the script logs it, such as val/loss")
+    goal = _one_of("metric.goal", tree.get("goal", "minimize"), ("minimize", "maximize"))
+    target = tree.get("target")
+    return Metric(name, goal, None if target is None else _number("metric.target", target))  # type: ignore[arg-type]
+
+
+def _pruning(tree: Any, metric: Metric | None) -> Pruning | None:
+    if tree is None:
+        return None
+    tree = _mapping("early_terminate", tree)
+    at = "early_terminate."
+    kind = _one_of(f"{at}type", tree.get("type"), PRUNERS)
+    if metric is None:
+        raise ConfigError("early_terminate: it needs a metric to compare", hint="metric: {name: val/loss}")
+    _expect_known(at, tree, ("type", "min_iter", "max_iter", "s", "eta", "strict", "startup"))
+    eta = _number(f"{at}eta", tree.get("eta", 3))
+    if eta <= 1:
+        raise ConfigError(f"{at}eta: expected more than 1, got {eta:g}")
+    startup = _whole(f"{at}startup", tree.get("startup", 5), 1) or 5
+    if kind == "median":
+        return Pruning(kind, startup=startup)
+    return Pruning(kind, _bands(tree, eta), eta, bool(tree.get("strict", False)))
+
+
+def _bands(tree: Mapping[str, Any], eta: float) -> tuple[int, ...]:
+    at = "early_terminate."
+    most, least = (_whole(f"{at}{key}", tree.get(key), 1) for key in ("max_iter", "min_iter"))
+    if most is not None:
+        count = _whole(f"{at}s", tree.get("s"), 1)
+        if count is None and tree.get("type") == "hyperband":
+            raise ConfigError(f"{at}s: missing beside max_iter", hint="s: 2")
+        found = [most / eta**power for power in range(1, (count or _BANDS) + 1)]
+        bands = tuple(sorted(int(band) for band in found if band >= 1))
+        if not bands:
+            raise ConfigError(f"{at}max_iter: {most} is too small for eta {eta:g}", hint="increase it, or decrease eta")
+        return bands
+    if least is None and tree.get("type") == "hyperband":
+        raise ConfigError("early_terminate: min_iter or max_iter is missing", hint="min_iter: 3")
+    if least is None:
+        return ()  # of asha: found from the first complete trial
+    bands, band = (), float(least)
+    while len(bands) < _BANDS and band < 1 << 40:
+        bands, band = (*bands, int(band)), band * eta
+    return bands
+
+
+def _parameters(tree: Mapping[str, Any], at: str, depth: int = 0) -> Iterable[Parameter]:
+    for name, given in tree.items():
+        key = f"{at}{name}"
+        given = _mapping(f"parameters.{key}", given)
+        _expect_known(f"parameters.{key}.", given, _OF_PARAMETER)
+        if "parameters" in given:
+            if depth >= _MOST_DEPTH:
+                raise ConfigError(f"parameters.{key}: nested too deeply")
+            inner = _mapping(f"parameters.{key}.parameters", given["parameters"])
+            yield from _parameters(inner, f"{key}.", depth + 1)
+        else:
+            yield _parameter(key, given)
+
+
+def _parameter(name: str, given: Mapping[str, Any]) -> Parameter:
+    kind = _distribution(name, given)
+    at = f"parameters.{name}."
+    if kind == "constant":
+        if "value" not in given:
+            raise ConfigError(f"{at}value: missing")
+        return Parameter(name, kind, (_mended(given["value"]),))
+    if kind.startswith("categorical"):
+        return _choice(name, given)
+    q = _positive(f"{at}q", given.get("q", 1)) if kind.startswith("q_") else None
+    if "normal" in kind:
+        mean, spread = _number(f"{at}mu", given.get("mu", 0)), _positive(f"{at}sigma", given.get("sigma", 1))
+        return Parameter(name, kind, q=q, shape=(mean, spread))
+    if "beta" in kind:
+        a, b = (_positive(f"{at}{key}", given.get(key)) for key in ("a", "b"))
+        return Parameter(name, kind, q=q, shape=(a, b))
+    return _span(name, kind, given, q)
+
+
+def _span(name: str, kind: str, given: Mapping[str, Any], q: float | None) -> Parameter:
+    at = f"parameters.{name}."
+    low, high = _number(f"{at}min", given.get("min")), _number(f"{at}max", given.get("max"))
+    if low >= high:
+        raise ConfigError(f"{at}min: {low:g} is not less than max, {high:g}")
+    if kind == "int_uniform" and (low != int(low) or high != int(high)):
+        raise ConfigError(f"{at}min: int_uniform needs whole numbers", hint="distribution: uniform")
+    if kind.endswith("_values") and low <= 0:
+        raise ConfigError(f"{at}min: a logarithmic range begins above 0, not at {low:g}")
+    if kind in ("log_uniform", "q_log_uniform", "inv_log_uniform"):  # given as exponents of e
+        low, high = (-high, -low) if kind.startswith("inv_") else (low, high)
+        if max(abs(low), abs(high)) > 300:
+            hint = "min and max are exponents of e; for values: log_uniform_values"
+            raise ConfigError(f"{at}max: e to the power of {high:g} is no number", hint=hint)
+        low, high = math.exp(low), math.exp(high)
+    return Parameter(name, kind, low=low, high=high, q=q)
+
+
+def _choice(name: str, given: Mapping[str, Any]) -> Parameter:
+    at = f"parameters.{name}."
+    values = given.get("values")
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{at}values: expected a list with at least one value", hint="values: [adam, sgd]")
+    weights = given.get("probabilities") or ()
+    if weights and (not isinstance(weights, list) or len(weights) != len(values)):
+        raise ConfigError(f"{at}probabilities: expected one for each value")
+    shares = tuple(_number(f"{at}probabilities", one) for one in weights)
+    if shares and (min(shares) < 0 or sum(shares) <= 0):
+        raise ConfigError(f"{at}probabilities: expected numbers from 0 to 1")
+    return Parameter(name, "categorical", tuple(_mended(one) for one in values), shares)
+
+
+def _distribution(name: str, given: Mapping[str, Any]) -> str:
+    """As W&B chooses it where none is given."""
+    if (kind := given.get("distribution")) is not None:
+        return _one_of(f"parameters.{name}.distribution", kind, _DISTRIBUTIONS)
+    if "value" in given:
+        return "constant"
+    if "values" in given:
+        return "categorical"
+    if "min" in given and "max" in given:
+        is_whole = all(isinstance(given[key], int) for key in ("min", "max"))
+        return "int_uniform" if is_whole else "uniform"
+    if "mu" in given or "sigma" in given:
+        return "normal"
+    raise ConfigError(f"parameters.{name}: give values, value, or min and max", hint="values: [0.1, 0.01]")
+
+
+def _mended(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def _number(key: str, value: Any) -> float:
+    value = _mended(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{key}: expected a number" + ("" if value is None else f", got {value!r:.60}"))
+    return value
+
+
+def _positive(key: str, value: Any) -> float:
+    if (number := _number(key, value)) <= 0:
+        raise ConfigError(f"{key}: expected a number above 0, got {number:g}")
+    return number
+
+
+def _whole(key: str, value: Any, least: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key}: expected a whole number of {least} or more, got {value!r:.60}")
+    return value
+
+
+def _text(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}: expected a text, got {value!r:.60}")
+    return value
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        what = "missing" if value is None else f"expected a map of keys to values, got {value!r:.60}"
+        raise ConfigError(f"{key}: {what}")
+    return value
+
+
+def _one_of(key: str, value: Any, known: Iterable[str]) -> str:
+    known = tuple(known)
+    if isinstance(value, str) and value in known:
+        return value
+    what = "missing" if value is None else f"{value!r:.60} is not supported"
+    raise ConfigError(f"{key}: {what}", hint=f"there is: {', '.join(known)}")
+
+
+def _expect_known(at: str, tree: Mapping[str, Any], known: Iterable[str]) -> None:
+    known = tuple(known)
+    for key in tree:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(known)}"
+            raise ConfigError(f"{at}{key}: not supported here", hint=hint)
+

@@ -1,0 +1,189 @@
+"""Sweeps and their trials on disk. A trial is recorded before its job is submitted, and never twice."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ugro.core.errors import NotFound
+from ugro.core.support import clock
+from ugro.core.support.codec import decode, dumps
+from ugro.core.sweep import Budget, Point, Settings, Sweep, SweepState, Trial, TrialState
+from ugro.store.engine import Database
+
+_LARGEST_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NewSweep:
+    key: str  # that its client chose: the same key is the same sweep
+    name: str
+    user: str
+    document: str
+    spec: str
+    budget: Budget
+
+
+class SweepStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, new: NewSweep) -> Sweep:
+        return await self._database.run(lambda db: _create(db, new))
+
+    async def created(self, key: str) -> Sweep | None:
+        """The sweep that was created with this key."""
+        query = "SELECT * FROM sweeps WHERE key = ?"
+        row = await self._database.run(lambda db: db.execute(query, (key,)).fetchone())
+        return None if row is None else _sweep(row)
+
+    async def find(self, word: str) -> Sweep:
+        """By name (the newest of that name), by number, or ``last``."""
+        return await self._database.run(lambda db: _find(db, word))
+
+    async def get(self, number: int) -> Sweep:
+        query = "SELECT * FROM sweeps WHERE id = ?"
+        row = await self._database.run(lambda db: db.execute(query, (number,)).fetchone())
+        if row is None:
+            raise NotFound(f"there is no sweep {number}", hint="see: ugro sweep ls")
+        return _sweep(row)
+
+    async def newest(self, limit: int) -> list[Sweep]:
+        query = "SELECT * FROM sweeps ORDER BY id DESC LIMIT ?"
+        return [_sweep(row) for row in await self._database.run(lambda db: db.execute(query, (limit,)).fetchall())]
+
+    async def unfinished(self) -> list[Sweep]:
+        """Those that run, or have trials that have not ended."""
+        query = (
+            "SELECT * FROM sweeps WHERE state = 'running' OR id IN "
+            "(SELECT sweep FROM sweep_trials WHERE state IN ('pending', 'running')) ORDER BY id"
+        )
+        return [_sweep(row) for row in await self._database.run(lambda db: db.execute(query).fetchall())]
+
+    async def snapshots(self) -> list[str]:
+        """The code of sweeps that may still make trials."""
+        query = "SELECT DISTINCT json_extract(spec, '$.snapshot') AS snapshot FROM sweeps WHERE state != 'done'"
+        rows = await self._database.run(lambda db: db.execute(query).fetchall())
+        return [str(row["snapshot"]) for row in rows if row["snapshot"] is not None]
+
+    async def trials(self, sweep: int) -> list[Trial]:
+        query = "SELECT * FROM sweep_trials WHERE sweep = ? ORDER BY number"
+        return [_trial(row) for row in await self._database.run(lambda db: db.execute(query, (sweep,)).fetchall())]
+
+    async def add(self, sweep: int, settings: Settings, asked: Sequence[tuple[str, float]]) -> Trial:
+        """Records the next trial."""
+        return await self._database.run(lambda db: _add(db, sweep, settings, asked))
+
+    async def put(self, sweep: int, trial: Trial) -> None:
+        """What has become of it."""
+        await self._database.run(lambda db: _put(db, sweep, trial))
+
+    async def move(self, sweep: int, state: SweepState, reason: str, budget: Budget | None = None) -> Sweep:
+        """As a person asks."""
+        return await self._database.run(lambda db: _move(db, sweep, state, reason, budget))
+
+    async def end(self, sweep: int, state: SweepState, reason: str) -> None:
+        """Unless a person has stopped it meanwhile."""
+        query = "UPDATE sweeps SET state = ?, reason = ? WHERE id = ? AND state = ?"
+        await self._database.run(lambda db: db.execute(query, (state, reason, sweep, SweepState.RUNNING)))
+
+    async def say(self, sweep: int, reason: str) -> None:
+        """What it waits for."""
+        query = "UPDATE sweeps SET reason = ? WHERE id = ? AND state = ?"
+        await self._database.run(lambda db: db.execute(query, (reason, sweep, SweepState.RUNNING)))
+
+    async def add_time(self, sweep: int, seconds: float) -> None:
+        query = "UPDATE sweeps SET elapsed_s = elapsed_s + ? WHERE id = ?"
+        await self._database.run(lambda db: db.execute(query, (seconds, sweep)))
+
+
+def _create(db: sqlite3.Connection, new: NewSweep) -> Sweep:
+    known = db.execute("SELECT * FROM sweeps WHERE key = ?", (new.key,)).fetchone()
+    if known is not None:
+        return _sweep(known)
+    about = (new.key, new.name, new.user, SweepState.RUNNING)
+    values = (*about, new.document, new.spec, dumps(new.budget), clock.now().at)
+    row = db.execute(
+        "INSERT INTO sweeps (key, name, user, state, document, spec, budget, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING *",
+        values,
+    ).fetchone()
+    return _sweep(row)
+
+
+def _find(db: sqlite3.Connection, word: str) -> Sweep:
+    chosen, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
+    row = db.execute(f"SELECT * FROM sweeps {chosen} ORDER BY id DESC LIMIT 1", values).fetchone()
+    if row is None and word.isdecimal() and int(word) <= _LARGEST_ID:
+        row = db.execute("SELECT * FROM sweeps WHERE id = ?", (int(word),)).fetchone()
+    if row is None:
+        what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
+        raise NotFound(what, hint="see: ugro sweep ls")
+    return _sweep(row)
+
+
+def _add(db: sqlite3.Connection, sweep: int, settings: Settings, asked: Sequence[tuple[str, float]]) -> Trial:
+    query = "SELECT COALESCE(MAX(number), 0) + 1 AS next FROM sweep_trials WHERE sweep = ?"
+    trial = Trial(int(db.execute(query, (sweep,)).fetchone()["next"]), settings, tuple(asked))
+    db.execute(
+        "INSERT INTO sweep_trials (sweep, number, settings, asked, state) VALUES (?, ?, ?, ?, ?)",
+        (sweep, trial.number, json.dumps(settings), json.dumps(trial.asked), trial.state),
+    )
+    return trial
+
+
+def _put(db: sqlite3.Connection, sweep: int, trial: Trial) -> None:
+    history = json.dumps([[point.step, point.value] for point in trial.history])
+    db.execute(
+        "UPDATE sweep_trials SET state = ?, job = ?, last = ?, best = ?, step = ?, took_s = ?, gpus = ?, reason = ?, "
+        "ending = ?, history = ? WHERE sweep = ? AND number = ?",
+        (
+            *(trial.state, trial.job, trial.last, trial.best, trial.step, trial.took_s, trial.gpus, trial.reason),
+            *(trial.ending, history, sweep, trial.number),
+        ),
+    )
+
+
+def _move(db: sqlite3.Connection, sweep: int, state: SweepState, reason: str, budget: Budget | None) -> Sweep:
+    row = db.execute(
+        "UPDATE sweeps SET state = ?, reason = ? WHERE id = ? RETURNING *", (state, reason, sweep)
+    ).fetchone()
+    if budget is not None:
+        db.execute("UPDATE sweeps SET budget = ? WHERE id = ?", (dumps(budget), sweep))
+    moved = _sweep(row)
+    return moved if budget is None else replace(moved, budget=budget)
+
+
+def _sweep(row: sqlite3.Row) -> Sweep:
+    return Sweep(
+        row["id"],
+        row["name"],
+        row["user"],
+        SweepState(row["state"]),
+        row["reason"],
+        row["document"],
+        row["spec"],
+        decode(Budget, json.loads(row["budget"])),
+        row["created_at"],
+        row["elapsed_s"],
+    )
+
+
+def _trial(row: sqlite3.Row) -> Trial:
+    return Trial(
+        row["number"],
+        tuple((name, text) for name, text in json.loads(row["settings"])),
+        tuple((name, float(at)) for name, at in json.loads(row["asked"])),
+        TrialState(row["state"]),
+        row["job"],
+        row["last"],
+        row["best"],
+        row["step"],
+        row["took_s"],
+        row["gpus"],
+        row["reason"],
+        None if row["ending"] is None else TrialState(row["ending"]),
+        tuple(Point(step, value) for step, value in json.loads(row["history"])),
+    )

@@ -1,0 +1,199 @@
+"""``ugro sweep`` on this machine: from the command line and from a file, killed, stopped, resumed, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Ugro
+from tests.integration.sharing import commands
+from tests.rig.terminal import Screen
+from tests.rig.waiting import wait_until
+
+_OVER_S = 60
+SCRIPT = """
+import argparse, json, os, time
+words = argparse.ArgumentParser()
+words.add_argument("--lr", type=float, default=0.1)
+words.add_argument("--size", type=int, default=1)
+words.add_argument("--steps", type=int, default=1)
+words.add_argument("--fail")
+given, _ = words.parse_known_args()
+with open(os.path.join(os.environ["MARKS"], "begun"), "a") as file:
+    file.write(f"{given.lr:g} {given.size} {os.environ['UGRO_PARAM_LR']}\\n")
+for step in range(1, given.steps + 1):
+    with open(os.environ["UGRO_OUTPUT"] + "/metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "val/loss": given.lr + given.size + 1 / step}) + "\\n")
+    time.sleep(0.1 if given.steps > 1 else 0)
+if given.fail:
+    raise SystemExit(3)
+"""
+WANDB = """
+program: train.py
+project: demo
+method: bayes
+metric: {name: val/loss, goal: minimize}
+parameters:
+  lr: {distribution: log_uniform_values, min: 1e-5, max: 1e-1}
+  size: {values: [1, 2, 4]}
+  steps: {value: 3}
+early_terminate: {type: hyperband, min_iter: 3}
+run_cap: 6
+"""
+
+
+@pytest.fixture(scope="module")
+def ugro() -> Iterator[Ugro]:
+    with commands() as ugro:
+        (ugro.home / "code").mkdir()
+        (ugro.home / "code" / "train.py").write_text(SCRIPT)
+        (ugro.home / "code" / "sweep.yaml").write_text(WANDB)
+        yield ugro
+
+
+def started(ugro: Ugro, *words: str, name: str) -> dict[str, Any]:
+    marks = ugro.home / name
+    marks.mkdir(exist_ok=True)
+    own = ["--name", name, "--cwd", str(ugro.home / "code"), "--env", f"MARKS={marks}", "--json"]
+    done = ugro("sweep", *own, *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["sweep"]
+    return found
+
+
+def shown(ugro: Ugro, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ugro("sweep", "status", name, "--json").stdout)["sweep"]
+    return found
+
+
+def over(ugro: Ugro, name: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        found = shown(ugro, name)
+        is_open = any(trial["state"] in ("pending", "running") for trial in found["trials"])
+        return None if found["state"] == "running" or is_open else found
+
+    found = wait_until(look, _OVER_S, f"sweep {name} to be over")
+    assert found is not None
+    return found
+
+
+def begun(ugro: Ugro, name: str) -> list[str]:
+    path = ugro.home / name / "begun"
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> None:
+    first = started(ugro, "train.py", "--lr", "1e-5,2e-5", "--size", "1,2", "--metric", "val/loss", name="grid")
+    assert (first["method"], first["total"], first["parameters"]) == ("grid", 4, ["lr", "size"])
+    wait_until(lambda: begun(ugro, "grid"), _OVER_S, "a trial to begin")
+    os.kill(json.loads(ugro("agent", "status", "--json").stdout)["agent"]["pid"], signal.SIGKILL)
+    found = over(ugro, "grid")
+    assert (found["state"], found["reason"]) == ("done", "every point was tried: 4")
+    assert begun(ugro, "grid") == ["1e-05 1 1e-05", "1e-05 2 1e-05", "2e-05 1 2e-05", "2e-05 2 2e-05"]
+    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 4, found["trials"]
+    assert found["best"] == 1
+    best = ugro("sweep", "best", "grid")
+    assert best.stdout.splitlines()[0].startswith("trial 1 (job ")
+    assert "  size = 1" in best.stdout
+    table = ugro("sweep", "status", "grid")
+    assert table.stdout.splitlines()[0].split("\t")[:5] == ["trial", "job", "state", "lr", "size"]
+    assert "best: trial 1, val/loss 2.00001 with lr 1e-05, size 1" in table.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["train.py", "--lr", "0.1"], 2, "nothing to search"),
+        (["train.py", "--lr", "log:0..1"], 2, "begins above 0"),
+        (["train.py", "--lr", "0.1..0.5", "--method", "grid"], 2, "a grid cannot try all values"),
+        (["train.py", "--lr", "0.1..0.5", "--method", "bayes"], 2, "method bayes needs one"),
+        (["train.py", "--lr", "1,2", "--dry-run"], 2, "a sweep has no --dry-run"),
+        (["other.py", "--lr", "1,2"], 2, "other.py: no such file"),
+        (["-f", "none.yaml"], 2, "none.yaml: no such file"),
+        (["--trials", "3"], 2, "a script or a sweep file is needed"),
+        (["status", "none"], 4, "there is no sweep 'none'"),
+        (["stop", "none"], 4, "there is no sweep 'none'"),
+        (["resume", "none", "--trials", "x"], 2, "expected a number such as 60 or +20"),
+        (["train.py", "--lr", "1,2", "--nodes", "9"], 3, ""),
+    ],
+)
+def test_a_mistake_is_one_clear_error(ugro: Ugro, words: list[str], code: int, says: str) -> None:
+    is_new = words[0] not in ("status", "stop", "resume")
+    done = ugro("sweep", *words, *(["--workdir", str(ugro.home / "code")] if is_new else []))
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert done.stderr.count("error:") == 1
+
+
+@pytest.mark.proof
+def test_a_file_of_wandb_runs_unchanged_and_its_best_is_launched(ugro: Ugro) -> None:
+    started(ugro, "-f", str(ugro.home / "code" / "sweep.yaml"), name="wandb")
+    found = over(ugro, "wandb")
+    assert (found["state"], len(found["trials"])) == ("done", 6)
+    assert found["notes"] == ["project is W&B's, and has no meaning here"]
+    states = {trial["state"] for trial in found["trials"]}
+    assert states <= {"complete", "pruned"}
+    assert len({json.dumps(trial["parameters"]) for trial in found["trials"]}) == 6
+    done = ugro("sweep", "best", "wandb", "--launch", "--json")
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["job"]
+    assert ugro("wait", str(job["id"])).returncode == 0
+    best = found["trials"][found["best"] - 1]["parameters"]
+    assert f"--lr={best['lr']}" in job["spec"]["argv"]
+    if sum(trial["state"] == "complete" for trial in found["trials"]) >= 4:
+        rows = ugro("sweep", "importance", "wandb").stdout.splitlines()
+        assert rows[0].startswith("parameter")
+
+
+@pytest.mark.proof
+def test_a_stopped_sweep_makes_its_open_points_again_and_can_be_extended(ugro: Ugro) -> None:
+    started(ugro, "train.py", "--lr", "1,2,3", "--steps", "600", "--metric", "val/loss", "--parallel", "1", name="halt")
+    wait_until(lambda: begun(ugro, "halt"), _OVER_S, "a trial to begin")
+    assert ugro("sweep", "stop", "halt").returncode == 0
+    found = over(ugro, "halt")
+    assert (found["state"], [trial["state"] for trial in found["trials"]]) == ("stopped", ["stopped"])
+    assert ugro("sweep", "resume", "halt", "--parallel", "2", "-d").returncode == 0
+    wait_until(lambda: len(begun(ugro, "halt")) == 3, _OVER_S, "two points to begin")
+    assert begun(ugro, "halt") == ["1 1 1", "1 1 1", "2 1 2"], "the stopped one first"
+    assert ugro("sweep", "stop", "halt").returncode == 0
+    over(ugro, "halt")
+
+    words = ["train.py", "--lr", "0.0..1.0", "--metric", "val/loss", "--trials", "2", "--method", "random"]
+    started(ugro, *words, name="more")
+    assert len(over(ugro, "more")["trials"]) == 2
+    assert ugro("sweep", "resume", "more", "--trials", "+2").returncode == 0
+    assert len(shown(ugro, "more")["trials"]) == 4
+
+
+@pytest.mark.proof
+def test_failures_and_a_missing_metric_stop_a_sweep_with_the_reason(ugro: Ugro) -> None:
+    started(ugro, "train.py", "--lr", "1,2,3,4,5", "--fail", "yes", name="bad")
+    found = over(ugro, "bad")
+    assert (found["state"], len(begun(ugro, "bad")) < 5) == ("stopped", True)
+    assert "trials failed" in found["reason"]
+    started(ugro, "train.py", "--lr", "1,2,3,4,5", "--metric", "acc", name="unnamed")
+    found = over(ugro, "unnamed")
+    assert "without a finite value of acc; it logged: val/loss" in found["reason"]
+
+
+@pytest.mark.proof
+def test_ctrl_c_detaches_and_a_terminal_shows_the_sweep_live(ugro: Ugro, tmp_path: Path) -> None:
+    (ugro.home / "live").mkdir()
+    words = ["train.py", "--lr", "1,2", "--steps", "600", "--metric", "val/loss", "--name", "live", "--parallel", "1"]
+    own = ["--cwd", str(ugro.home / "code"), "--env", f"MARKS={ugro.home / 'live'}"]
+    with closing(Screen(ugro, tmp_path, 120, 30)) as screen:
+        screen.type(" ".join(["ugro", "sweep", *words, *own]))
+        screen.wait_for("best: trial 1, val/loss", _OVER_S)
+        screen.press("C-c")
+        screen.wait_for("detached: sweep live continues", _OVER_S)
+    assert shown(ugro, "live")["state"] == "running"
+    assert ugro("sweep", "stop", "live").returncode == 0
+    assert over(ugro, "live")["state"] == "stopped"
+    assert ugro("sweep", "report", "live", "-o", str(tmp_path / "live.html")).returncode == 0
+    assert "<h1>Sweep live</h1>" in (tmp_path / "live.html").read_text()
