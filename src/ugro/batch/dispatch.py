@@ -290,7 +290,8 @@ def _not_picklable(error: BaseException) -> Death:
 
 def _unusable(problem: dict[str, Any], node: str) -> FunctionUnusable:
     what = f"the function cannot be loaded on {node}: {problem['kind']}: {problem['message']}"
-    hint = "the modules that it imports must be installed there"
+    is_missing = problem["kind"] in ("ImportError", "ModuleNotFoundError")
+    hint = "the modules that it imports must be installed there" if is_missing else "see what it says, and try again"
     return FunctionUnusable(what, hint=hint)
 
 

@@ -30,7 +30,7 @@ class Items:
         self.path, self._done = path, bytearray()
         self._numbers: dict[int, int] = {}  # of items under way: by their place in the map
         if path != _STDIN and not Path(path).is_file():
-            raise NotFound(f"there is no file {path}")
+            raise NotFound(f"there is no file {path}", hint="check its name, and the folder that you are in")
 
     @property
     def is_stream(self) -> bool:

@@ -108,10 +108,15 @@ def script_function(target: str) -> ScriptFunction:
         source = Path(path).read_text(encoding="utf-8")
         compile(source, path, "exec")
     except OSError as error:
-        raise NotFound(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise _unreadable(path, error) from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
     return ScriptFunction(str(Path(path).absolute()), source, name)
+
+
+def _unreadable(path: str, error: OSError) -> NotFound:
+    why = (error.strerror or str(error)).lower()
+    return NotFound(f"{path} cannot be read: {why}", hint="check its name, and the folder that you are in")
 
 
 def shared_files(files: Mapping[str, str]) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def shared_files(files: Mapping[str, str]) -> dict[str, Any]:
             content = Path(path).read_bytes()
             found[name] = json.loads(content) if path.endswith(".json") else content
         except OSError as error:
-            raise NotFound(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+            raise _unreadable(path, error) from error
         except ValueError as error:
             raise UsageError(f"{path} is not JSON: {error}") from error
     return found

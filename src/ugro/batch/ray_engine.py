@@ -160,7 +160,7 @@ def _imported() -> Any:
         import ray.cloudpickle
         import ray.exceptions
     except ImportError as error:
-        hint = "pip install 'ugro[ray]', or use backend='local'"
+        hint = "pip install 'ugro[ray]'; without Ray: the engine local, or jobs"
         raise FunctionUnusable("Ray is not installed", hint=hint) from error
     return ray
 
@@ -172,7 +172,7 @@ def _connect(ray: Any, address: str | None, shows_output: bool) -> None:
         settings: dict[str, Any] = {"include_dashboard": False} if where is None else {}
         ray.init(address=where, logging_level="warning", log_to_driver=shows_output, **settings)
     except (OSError, ValueError, RuntimeError) as error:
-        hint = "start one: ugro cluster start; or use backend='local'"
+        hint = 'start one: ugro cluster start; then: eval "$(ugro cluster env)"; without Ray: the engine local, or jobs'
         raise Unreachable(f"no Ray cluster at {where or 'this machine'}: {error}", hint=hint) from error
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import threading
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,8 +15,9 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.client.jobs import LogChoice
+from ugro.client.ray_clusters import connection, token_file, token_path
 from ugro.core.errors import Interrupted, NotFound, UgroError, UsageError
-from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Part, Phase, WorkerSize
+from ugro.core.ray_cluster import ClusterView, ClusterWish, Part, Phase, WorkerSize
 from ugro.core.support.quantity import parse_duration, parse_size
 
 _STYLES: dict[Phase, Style] = {
@@ -93,11 +92,18 @@ def start(session: Session, /, detach: bool, **given: Any) -> int:
     if not detach:
         found = _wait(output, client, found)
     _show_one(output, found)
-    if found.phase is Phase.FAILED:
-        raise UgroError(f"the Ray cluster {found.name} failed: {found.reason}", hint=_log_hint(found))
+    _expect_well(found)
     if not output.is_json:
         output.note(f'connect to it: eval "$(ugro cluster env {found.name})"; stop it: ugro cluster stop {found.name}')
     return 0
+
+
+def _expect_well(found: ClusterView) -> None:
+    if found.phase is Phase.FAILED:
+        raise UgroError(f"the Ray cluster {found.name} failed: {found.reason}", hint=_log_hint(found))
+    if (lost := found.lost) is not None:
+        hint = f"its log: ugro logs {lost.job}; replace it: ugro cluster scale {len(found.workers)} {found.name}"
+        raise UgroError(f"worker {lost.number} of {found.name} is {lost.state}: {lost.reason}", hint=hint)
 
 
 def _wish(given: dict[str, Any]) -> ClusterWish:
@@ -184,7 +190,7 @@ def stop(session: Session, name: str | None, detach: bool) -> int:
     client, output = session.client(), session.output
     calls = client.ray_clusters
     found = calls.stop(name)
-    _token_path(client, found.name).unlink(missing_ok=True)
+    token_path(client.home, found.name).unlink(missing_ok=True)
     if not detach:
         found = calls.wait_stopped(found.name, on_progress=output.progress)
     if output.is_json:
@@ -211,6 +217,7 @@ def scale(session: Session, workers: int, name: str | None, detach: bool) -> int
     if not detach:
         found = _wait(output, client, found)
     _show_one(output, found)
+    _expect_well(found)
     return 0
 
 
@@ -257,7 +264,7 @@ def dashboard(session: Session, name: str | None, port: int | None) -> int:
     """
     client, output = session.client(), session.output
     access = client.ray_clusters.access(name)
-    file = _token_file(client, access)
+    file = token_file(client.home, access)
     with client.tunnel(access.head_node, access.dashboard_port, local_port=port or 0) as local:
         url = f"http://127.0.0.1:{local}"
         if output.is_json:
@@ -270,17 +277,6 @@ def dashboard(session: Session, name: str | None, port: int | None) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
-
-
-def _token_file(client: Client, access: Access) -> Path:
-    """Only its user can read it."""
-    file = _token_path(client, access.name)
-    _write_private(file, access.token)
-    return file
-
-
-def _token_path(client: Client, name: str) -> Path:
-    return client.home.path / "ray" / f"{name}.token"
 
 
 @cluster.command()
@@ -298,31 +294,13 @@ def env(session: Session, name: str | None) -> int:
       eval "$(ugro cluster env)" && python driver.py
     """
     client = session.client()
-    access = client.ray_clusters.access(name)
-    file = _token_file(client, access)
-    variables = {
-        "RAY_ADDRESS": access.address,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(file),
-        "RAY_NAMESPACE": access.namespace,
-        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-    }
+    variables = connection(client.home, client.ray_clusters.access(name))
     if session.output.is_json:
         session.output.document({"env": variables})
         return 0
     for key, value in variables.items():
         session.output.text(f"export {key}={shlex.quote(value)}")
     return 0
-
-
-def _write_private(file: Path, text: str) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = file.with_suffix(f".{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-        opened.write(text)
-    fresh.rename(file)
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------

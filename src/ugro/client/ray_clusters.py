@@ -14,6 +14,7 @@ from ugro.client.http import lines
 from ugro.core.errors import TimedOut, UgroError
 from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Phase
 from ugro.core.support.codec import decode, dumps
+from ugro.core.support.state_dir import StateDir
 
 _ONLY = "-"
 _LOOK_S = 0.2
@@ -66,11 +67,11 @@ class RayClusterCalls:
     def wait(
         self, name: str | None = None, *, timeout_s: float | None = None, on_progress: Say = _nobody
     ) -> ClusterView:
-        """Returns when all workers have joined, or the cluster is over. Raises TimedOut."""
+        """Returns when all workers have joined, one has ended for good, or the cluster is over. Raises TimedOut."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             found = self.get(name)
-            if found.is_complete or found.phase in (Phase.STOPPED, Phase.FAILED):
+            if found.is_complete or found.lost or found.phase in (Phase.STOPPED, Phase.FAILED):
                 return found
             if deadline is not None and time.monotonic() > deadline:
                 raise TimedOut(f"the Ray cluster {found.name} is not complete: {found.reason}")
@@ -100,6 +101,34 @@ class RayClusterCalls:
     def stop(self, name: str | None = None) -> ClusterView:
         """Returns at once; ``wait_stopped`` waits until nothing of it runs."""
         return decode(ClusterView, self._ask("DELETE", _path(name))["cluster"])
+
+
+def connection(home: StateDir, access: Access) -> dict[str, str]:
+    """The variables with which a driver on one of its nodes connects."""
+    return {
+        "RAY_ADDRESS": access.address,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file(home, access)),
+        "RAY_NAMESPACE": access.namespace,
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+    }
+
+
+def token_file(home: StateDir, access: Access) -> Path:
+    """Only its user can read it."""
+    file = token_path(home, access.name)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = file.with_suffix(f".{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+        opened.write(access.token)
+    fresh.rename(file)
+    return file
+
+
+def token_path(home: StateDir, name: str) -> Path:
+    return home.path / "ray" / f"{name}.token"
 
 
 def _path(name: str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ugro.core.job import JobState
+from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.python_env import EnvRequest
 
 OWN_BYTES = 400_000_000  # what Ray's own processes of a worker take, beside tasks and objects
@@ -130,6 +130,10 @@ class Part:
     reason: str = ""
     number: int = 0
 
+    @property
+    def has_joined(self) -> bool:
+        return self.is_ready and self.is_alive is not False
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -151,7 +155,12 @@ class ClusterView:
     @property
     def is_complete(self) -> bool:
         """Every wanted worker has joined."""
-        return self.phase is Phase.RUNNING and all(worker.is_ready for worker in self.workers)
+        return self.phase is Phase.RUNNING and all(worker.has_joined for worker in self.workers)
+
+    @property
+    def lost(self) -> Part | None:
+        """A worker that has ended and does not come back by itself."""
+        return next((worker for worker in self.workers if worker.state in FINAL_STATES), None)
 
 
 @dataclass(frozen=True, slots=True)

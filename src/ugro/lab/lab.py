@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError, Unreachable
+from ugro.core.job import HOLDING_STATES
 from ugro.core.support.state_dir import StateDir
 from ugro.lab import cgroups, files, processes
 from ugro.lab.shape import LabNode, Shape, Throttle, Wish
@@ -109,6 +110,13 @@ class Lab:
     def _refuse_another_cluster(self) -> None:
         with Client(home=self.home.path, any_cluster=True) as client:
             agent = client.running_agent()
+            is_alone = agent is not None and agent.cluster_file is None
+            live = client.jobs.newest(1, states=HOLDING_STATES) if is_alone else []
+        if live:
+            raise NotAllowed(
+                f"job {live[0].id} {live[0].spec.name} runs on this machine, which the lab would replace",
+                hint="wait for it or cancel it; or give the lab an agent of its own: UGRO_HOME=~/.ugro-lab ugro lab up",
+            )
         if agent is not None and agent.cluster_file and not self._is_ours(agent.cluster_file):
             raise NotAllowed(
                 f"the agent of {self.home.path} serves {agent.cluster_file}",

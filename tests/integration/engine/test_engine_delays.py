@@ -162,8 +162,10 @@ def test_a_job_whose_nodes_name_leads_elsewhere_can_be_cancelled(place: EngineRi
             await place.lead_to("n1", "other")
             await soon(store, job, lambda seen: seen.state is JobState.UNREACHABLE)
             await asked_to_end(store, engine, job)
-            assert (await soon(store, job, is_final)).state is JobState.CANCELLED
+            ended = await soon(store, job, is_final)
+            assert ended.state is JobState.CANCELLED
             assert place.processes(1), "nobody could be asked to end it"
+            assert "n1 cannot be asked" in ended.reason, "and nobody is told that it has ended"
             await place.lead_to("n1", "n1")
             await seen_soon(lambda: not place.processes(), "what was left there to be swept")
 

@@ -161,6 +161,17 @@ def test_a_lab_is_refused_where_the_agent_serves_another_cluster(ugro: Ugro, lab
 
 
 @pytest.mark.proof
+def test_a_lab_is_refused_while_a_job_runs_on_this_machine(ugro: Ugro, lab: Lab) -> None:
+    assert ugro("run", "-d", "--", "sleep", "600").returncode == 0
+    wait_until(lambda: "running" in ugro("status", "last").stdout, 30, "the job to run")
+    done = ugro("lab", "up")
+    assert (done.returncode, "job 1 sleep runs on this machine" in done.stderr) == (6, True), done.stderr
+    assert ugro("cancel", "last").returncode == 0
+    assert ugro("wait", "last").returncode != 0
+    assert ugro("lab", "up", "--nodes", "1").returncode == 0
+
+
+@pytest.mark.proof
 def test_two_at_once_make_one_lab(ugro: Ugro, lab: Lab) -> None:
     both = [ugro.start("lab", "up", "--nodes", "2") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1].decode() for process in both]

@@ -172,4 +172,8 @@ def test_it_grows_and_shrinks(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> N
     wait_until(
         lambda: document(ugro("status", "ray-worker-2", "--json"))["job"]["state"] == "cancelled", 60, "its end"
     )
+    assert ugro("cancel", "ray-worker-1").returncode == 0
+    ugro("wait", "ray-worker-1", timeout=LIMIT_S)
+    replaced = document(ugro("cluster", "scale", "1", "--json", timeout=LIMIT_S))["cluster"]
+    assert [worker["number"] for worker in replaced["workers"]] == [3]
     assert run_driver(clusters.env()).stdout.strip() == "14"

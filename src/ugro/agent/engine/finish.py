@@ -14,6 +14,7 @@ from ugro.core.job import Ending, Job, JobState, Tries
 from ugro.core.support import clock
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.retry import JobView, Retry, after_failure
+from ugro.policy.wording import names
 from ugro.store.jobs import JobStore, StaleMove
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,25 @@ class Finish:
 
     async def _record(self, job: Job) -> None:
         if job.ending is Ending.CANCELLED:
-            await self._jobs.move(job, JobState.CANCELLED, "cancelled; every rank has ended", exit_code=130)
+            await self._jobs.move(job, JobState.CANCELLED, self._cancelled(job), exit_code=130)
         elif job.ending is Ending.DONE or self._has_succeeded(job):
             await self._jobs.move(job, JobState.SUCCEEDED, "every rank ended with 0", exit_code=0)
         else:
             await self._record_failure(job, self._failure(job))
+
+    def _cancelled(self, job: Job) -> str:
+        shares = job.placement.shares if job.placement else ()
+        out_of_sight = [
+            share.node
+            for share in shares
+            if (not self._watch.is_member(share.node) or self._watch.is_elsewhere(share))
+            and self._exit(job, share.node) is None
+            and not self._launch.was_never_asked(job, share.node)
+        ]
+        if not out_of_sight:
+            return "cancelled; every rank has ended"
+        left = f"{names(out_of_sight)} cannot be asked under this name any more"
+        return f"cancelled; {left}: what runs there goes on, and is ended when it is reached again"
 
     def _has_succeeded(self, job: Job) -> bool:
         """The reason to stop it came too late."""

@@ -126,26 +126,28 @@ class RayClusters:
         return await self.view(await self._change(found, state=ClusterState.STOPPING))
 
     async def scale(self, name: str | None, wanted: int) -> ClusterView:
-        """To so many workers. Raises Unsatisfiable if there is no room for them on any node."""
+        """To so many workers; those that have ended are replaced. Raises Unsatisfiable if no node has room."""
         if not 0 <= wanted <= _MOST_WORKERS:
             raise UsageError(f"a cluster has 0 to {_MOST_WORKERS} workers", hint="ugro cluster scale 3")
         found = await self._find(name, is_open=True)
-        if wanted <= len(found.workers):
-            gone = to_drop(found.workers, wanted)
-            workers = tuple(worker for worker in found.workers if worker not in gone)
-        else:
-            gone, workers = (), (*found.workers, *await self._added(found, wanted))
+        jobs = await self._submitted(found)
+        lost = tuple(worker for worker in found.workers if worker.number in jobs and jobs[worker.number].is_final)
+        kept = tuple(worker for worker in found.workers if worker not in lost)
+        gone = to_drop(kept, wanted)
+        workers = tuple(worker for worker in kept if worker not in gone)
+        if len(workers) < wanted:
+            workers += await self._added(found, workers, wanted)
         async with self._writing:
             now = self._open.get(found.id)
             if now is None or now.state is not ClusterState.ACTIVE or now.workers != found.workers:
                 raise NotAllowed(f"the Ray cluster {found.name} has changed meanwhile", hint="ugro cluster status")
-            scaled = await self._put(replace(now, workers=workers, dropped=(*now.dropped, *gone)))
+            scaled = await self._put(replace(now, workers=workers, dropped=(*now.dropped, *lost, *gone)))
         return await self.view(scaled)
 
-    async def _added(self, cluster: RayCluster, wanted: int) -> tuple[Worker, ...]:
+    async def _added(self, cluster: RayCluster, kept: Sequence[Worker], wanted: int) -> tuple[Worker, ...]:
         usable = await self._starting.usable(cluster.wish)
         places = await self._starting.places(usable)
-        added = more_workers(cluster.wish, cluster.workers, places, wanted, cluster.next_number)
+        added = more_workers(cluster.wish, kept, places, wanted, cluster.next_number)
         pythons = await self._starting.more(cluster, list({worker.node for worker in added}))
         return tuple(replace(worker, python=pythons[worker.node]) for worker in added)
 

@@ -67,7 +67,18 @@ def open_pool(session: Session, engine: str, **wanted: Any) -> Pool:
     if engine == "ray":
         from ugro.batch.ray_engine import RayEngine
 
-        return Pool(engine=RayEngine(os.environ.get("RAY_ADDRESS") or "auto", workers, shows_output=False))
+        return Pool(engine=RayEngine(_ray_address(session), workers, shows_output=False))
     from ugro.batch.local import LocalEngine
 
     return Pool(engine=LocalEngine(workers, sys.stderr))
+
+
+def _ray_address(session: Session) -> str:
+    """As RAY_ADDRESS says; else of the only cluster of UGRO's that runs; else whatever Ray finds."""
+    if "RAY_ADDRESS" not in os.environ:
+        from ugro.client.ray_clusters import connection
+
+        client = session.client()
+        if client.running_agent() is not None and len(client.ray_clusters.list()) == 1:
+            os.environ.update(connection(client.home, client.ray_clusters.access()))
+    return os.environ.get("RAY_ADDRESS") or "auto"

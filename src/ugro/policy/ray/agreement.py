@@ -58,6 +58,13 @@ def note(looks: Mapping[str, Look]) -> str | None:
 
 def lack_of_memory(wish: ClusterWish, looks: Mapping[str, Look]) -> UgroError | None:
     """The object stores of all workers of a node share its /dev/shm."""
+    size = wish.size
+    if size.memory_bytes and size.object_store_bytes is None and size.memory_bytes * 3 // 10 < LEAST_STORE_BYTES:
+        return Unsatisfiable(
+            f"{format_size(size.memory_bytes)} of memory are too little for a worker: 30% of it are for objects, of "
+            f"which Ray needs {format_size(LEAST_STORE_BYTES)} at least",
+            hint="give each worker more: --memory 300MB",
+        )
     for node, look in looks.items():
         part = look.available_bytes * 2 // 10 // wish.workers_per_node  # for objects, roughly
         if wish.size.memory_bytes is None and part < LEAST_STORE_BYTES:

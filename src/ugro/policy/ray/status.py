@@ -126,10 +126,10 @@ def _reason(cluster: RayCluster, phase: Phase, head: Part, workers: Sequence[Par
         return _waits_for("the head", head)
     if phase is not Phase.RUNNING:
         return ""
-    ready = sum(worker.is_ready for worker in workers)
+    ready = sum(worker.has_joined for worker in workers)
     if ready == len(workers):
         return ""
-    late = next(worker for worker in workers if not worker.is_ready)
+    late = next(worker for worker in workers if not worker.has_joined)
     return f"{ready} of {len(workers)} workers have joined; {_waits_for(f'worker {late.number}', late)}"
 
 

@@ -30,6 +30,12 @@ def test_a_node_without_ray_is_named_with_the_command_that_installs_it() -> None
     assert hint.startswith('ugro exec n3 -- /opt/py -m pip install "ray[default]==2.60.0"')
 
 
+def test_memory_that_cannot_hold_an_object_store_is_refused_before_anything_starts() -> None:
+    small = lack_of_memory(ClusterWish(size=WorkerSize(memory_bytes=1_000_000)), {"n1": GOOD})
+    assert "too little for a worker" in str(small)
+    assert lack_of_memory(ClusterWish(size=WorkerSize(memory_bytes=300_000_000)), {"n1": GOOD}) is None
+
+
 def test_an_environment_of_ours_without_ray_is_to_name_it() -> None:
     error = objection({"n1": replace(GOOD, ray=None)}, {})
     assert error is not None

@@ -45,6 +45,19 @@ def test_it_is_complete_when_every_worker_has_joined() -> None:
     assert view_of(cluster(2), jobs, dict.fromkeys(jobs, Said(True))).is_complete
 
 
+def test_a_worker_that_ray_does_not_see_has_not_joined() -> None:
+    jobs, ready = {0: job(1), 1: job(2)}, Said(True, frozenset({"n1-head"}))
+    assert not view_of(cluster(1), jobs, {0: ready, 1: Said(True)}).is_complete
+
+
+def test_a_worker_that_has_ended_is_named_since_nobody_else_starts_it() -> None:
+    going = view_of(cluster(2), {0: job(1), 1: job(2), 2: job(3, JobState.RECOVERING)}, {})
+    assert going.lost is None
+    failed = view_of(cluster(2), {0: job(1), 1: job(2), 2: job(3, JobState.FAILED, "out of memory")}, {})
+    assert failed.lost is not None
+    assert (failed.lost.number, failed.lost.reason) == (2, "out of memory")
+
+
 def test_what_an_ended_attempt_said_does_not_count() -> None:
     view = view_of(cluster(1), {0: job(1), 1: job(2, JobState.RECOVERING)}, dict.fromkeys((0, 1), Said(True)))
     assert (view.workers[0].is_ready, view.is_complete) == (False, False)
