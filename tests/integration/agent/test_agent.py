@@ -176,6 +176,7 @@ def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> No
 # --- versions ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_an_idle_agent_of_another_version_is_replaced(inside: Ugro) -> None:
     old = start_agent(inside, OLD, code=("-c", AS_VERSION.format(module="agent")))
     assert status(inside)["version"] == OLD, "looking at it replaces nothing"

@@ -40,6 +40,7 @@ def nodes(ugro: Ugro, cwd: Path, *options: str) -> list[str]:
     return [str(one["name"]) for one in json.loads(answer.stdout)["nodes"]]
 
 
+@pytest.mark.proof
 def test_the_cluster_does_not_depend_on_the_folder_below_it_nor_on_a_crash(ugro: Ugro) -> None:
     ours, elsewhere = allowed(ugro, project(ugro, "ours", "a1")), ugro.home / "user" / "other"
     elsewhere.mkdir()

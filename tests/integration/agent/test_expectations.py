@@ -27,6 +27,7 @@ def names_of(ugro: Ugro, folder: Path) -> list[str]:
     return [node["name"] for node in json.loads(answer.stdout)["nodes"]]
 
 
+@pytest.mark.proof
 def test_a_command_right_after_an_edit_means_the_edited_file(ugro: Ugro, tmp_path: Path) -> None:
     write_cluster(tmp_path, "a", "b")
     assert names_of(ugro, tmp_path) == ["a", "b"]

@@ -145,6 +145,7 @@ def test_damage_that_is_met_while_the_agent_runs_is_said_everywhere_and_jobs_run
     wait_until(lambda: not is_alive(rank), END_S, "the job to end")
 
 
+@pytest.mark.proof
 def test_an_agent_whose_home_was_removed_ends_and_leaves_the_next_one_alone(ugro: Ugro, farm_of: Farms) -> None:
     ugro.cluster = farm_of(1).cluster_yaml()
     assert ugro("run", "--no-sync", "-d", "--", "sleep", "876.5").returncode == 0

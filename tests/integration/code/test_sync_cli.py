@@ -39,6 +39,7 @@ def sync(ugro: Ugro, *words: str) -> dict[str, dict[str, object]]:
     return {str(one["node"]): one for one in json.loads(done.stdout)["nodes"]}
 
 
+@pytest.mark.proof
 def test_jobs_run_the_code_they_were_submitted_with_whatever_is_edited_later(ugro: Ugro, here: Path) -> None:
     go = ugro.home / "user" / "go"
     (here / "train.py").write_text(HELD.format(go=str(go)))

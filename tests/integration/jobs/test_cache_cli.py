@@ -71,6 +71,7 @@ def events(ugro: Ugro, job: dict[str, Any]) -> str:
     return ugro("events", str(job["id"])).stdout
 
 
+@pytest.mark.proof
 def test_the_same_work_is_done_once_until_anything_that_counts_differs(
     ugro: Ugro, farm: SshdFarm, project: Path
 ) -> None:

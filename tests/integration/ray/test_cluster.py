@@ -12,6 +12,7 @@ from tests.rig.ray import ASKS, LIMIT_S, SHARED, document, leftovers, run_driver
 from tests.rig.waiting import wait_until
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_cluster_runs_tasks_for_its_token_and_leaves_nothing(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> None:
     nodes(1)

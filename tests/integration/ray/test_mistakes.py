@@ -12,8 +12,6 @@ from tests.integration.conftest import Farms, Ugro
 from tests.rig.ray import document
 from tests.rig.sshd import SshdFarm
 
-pytestmark = pytest.mark.proof
-
 
 def farm(ugro: Ugro, farm_of: Farms, pythons: list[str], **more: object) -> SshdFarm:
     made = farm_of(len(pythons))
@@ -55,6 +53,7 @@ def test_a_node_without_ray_is_named(ugro: Ugro, farm_of: Farms, tmp_path: Path)
     assert "error: Ray is not installed on n002" in refused(ugro)
 
 
+@pytest.mark.proof
 def test_a_node_with_another_ray_is_named(ugro: Ugro, farm_of: Farms, tmp_path: Path) -> None:
     farm(ugro, farm_of, [sys.executable, sys.executable, python_with(tmp_path / "other", "2.53.1")])
     said = refused(ugro)
@@ -62,6 +61,7 @@ def test_a_node_with_another_ray_is_named(ugro: Ugro, farm_of: Farms, tmp_path: 
     assert "n003 has 2.53.1" in said
 
 
+@pytest.mark.proof
 def test_a_port_that_was_asked_for_and_is_taken_is_named(ugro: Ugro, farm_of: Farms) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -71,6 +71,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_named(ugro: Ugro, farm_of: Fa
         assert f"error: n001: port {port} is taken (ray.redis_port in cluster.yaml)" in refused(ugro)
 
 
+@pytest.mark.proof
 def test_too_little_shared_memory_and_too_few_cores_are_named(ugro: Ugro, farm_of: Farms) -> None:
     farm(ugro, farm_of, [sys.executable])
     assert "error: n001: too little shared memory" in refused(ugro, "--object-store-memory", "900GB")
@@ -78,6 +79,7 @@ def test_too_little_shared_memory_and_too_few_cores_are_named(ugro: Ugro, farm_o
     assert "cores" in refused(ugro, "--cpus", "9999")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -132,6 +132,7 @@ def test_a_limit_that_was_reached_comes_with_the_status_of_a_run() -> None:
     assert parse_status(answer).ranks[0].reached_bytes == 1 << 30
 
 
+@pytest.mark.proof
 @needs_groups
 def test_a_user_sees_which_limit_was_reached_and_how_a_node_holds_jobs_to_theirs(farm_of: Farms, ugro: Ugro) -> None:
     ugro.cluster = farm_of(1).cluster_yaml()

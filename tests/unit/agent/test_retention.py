@@ -359,6 +359,7 @@ def test_a_job_that_never_ends_does_not_fill_the_disk_with_events(tmp_path: Path
     run(tmp_path, work)
 
 
+@pytest.mark.proof
 def test_thousands_are_removed_in_small_steps(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         waiting = [(JobSpec("job", ("true",)), "ann", str(number)) for number in range(1200)]

@@ -64,6 +64,7 @@ def test_without_ugro_nobody_can_ask(tmp_path: Path) -> None:
     assert Tracer(None, "None.1", tmp_path, 0, is_cuda=False).asked() == 0
 
 
+@pytest.mark.proof
 @pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 def test_some_steps_are_recorded_and_what_fails_is_told_where_the_trace_would_be(tmp_path: Path) -> None:
     import torch

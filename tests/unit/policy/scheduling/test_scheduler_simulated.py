@@ -247,6 +247,7 @@ def possible(work: Work, views: tuple[NodeView, ...]) -> Work:
     return [(job, takes) for job, takes in work if can_run(job.spec.resources)]
 
 
+@pytest.mark.proof
 def test_twice_the_queue_takes_at_most_about_twice_the_time() -> None:
     full = running(ClusterView(1e6, cluster(), jobs(5000)))
     half = replace(full, waiting=full.waiting[:2500])
