@@ -43,9 +43,10 @@ def nodes(ugro: Ugro, farm_of: Farms) -> None:
     ugro.cluster = farm.cluster_yaml(nodes={node.name: {"python": sys.executable} for node in farm.nodes})
 
 
+@pytest.mark.proof  # the README's test has a training on three nodes
 @pytest.mark.timeout(200)
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("count", [2, pytest.param(_NODES, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("count", [2, _NODES])
 def test_a_launch_on_several_nodes_ends_with_the_loss_of_one_process(ugro: Ugro, count: int) -> None:
     done = ugro("launch", "--nodes", str(count), str(_SCRIPT), "--", "--epochs", "1", timeout=_LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
