@@ -87,8 +87,8 @@ def start(session: Session, /, detach: bool, **given: Any) -> int:
     client = session.client(uses_nodes=True)
     output.progress("looking at the nodes")
     found = client.ray_clusters.start(wish, environment=environment, on_progress=output.progress)
-    if (advice := _advice(wish)) is not None:
-        output.note(f"note: {advice}")
+    if (cheaper := wish.advice) is not None:
+        output.note(f"note: {cheaper}")
     if not detach:
         found = _wait(output, client, found)
     _show_one(output, found)
@@ -141,14 +141,6 @@ def _environment_parameters() -> list[click.Parameter]:
         pass
 
     return nothing.params
-
-
-def _advice(wish: ClusterWish) -> str | None:
-    if wish.workers_per_node < 2 or wish.size.gpus:
-        return None
-    cpus = wish.size.cpus
-    whole = f"one worker with {cpus * wish.workers_per_node} CPUs" if cpus else "one worker with all cores"
-    return f"each worker takes about 310 MB by itself; {whole} on each node is cheaper"
 
 
 def _wait(output: Output, client: Client, found: ClusterView) -> ClusterView:

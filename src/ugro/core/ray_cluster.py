@@ -59,6 +59,15 @@ class ClusterWish:
     priority: int = 50
     time_limit_s: float | None = None
 
+    @property
+    def advice(self) -> str | None:
+        """Several workers on one node cost memory that one with all their cores would not."""
+        if self.workers_per_node < 2 or self.size.gpus:
+            return None
+        cpus = self.size.cpus
+        whole = f"one worker with {cpus * self.workers_per_node} CPUs" if cpus else "one worker with all cores"
+        return f"each worker takes about 310 MB by itself; {whole} on each node is cheaper"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.errors import Unsatisfiable
@@ -79,12 +79,3 @@ def _most(wish: ClusterWish, place: Place) -> int:
 def to_drop(workers: Sequence[Worker], wanted: int) -> tuple[Worker, ...]:
     """The newest go first."""
     return tuple(sorted(workers, key=lambda worker: worker.number)[wanted:])
-
-
-def advice(wish: ClusterWish, workers: Mapping[str, int]) -> str | None:
-    """Several workers on one node cost memory that one with all their cores would not."""
-    if wish.workers_per_node < 2 or wish.size.gpus:
-        return None
-    cpus = wish.size.cpus
-    whole = f"one worker with {cpus * wish.workers_per_node} CPUs" if cpus else "one worker with all its cores"
-    return f"each worker takes about 310 MB; {whole} on each node would be cheaper"

@@ -47,3 +47,11 @@ def test_the_newest_go_first() -> None:
     first = first_workers(ClusterWish(workers_per_node=2), PLACES)
     assert [one.number for one in to_drop(first, 1)] == [2, 3, 4]
     assert to_drop(first, 4) == ()
+
+
+def test_several_workers_on_a_node_are_said_to_cost_more_than_one() -> None:
+    said = ClusterWish(workers_per_node=4, size=WorkerSize(cpus=2)).advice
+    assert said is not None
+    assert "one worker with 8 CPUs" in said
+    assert ClusterWish().advice is None
+    assert ClusterWish(workers_per_node=2, size=WorkerSize(gpus=1)).advice is None, "each has GPUs of its own"
