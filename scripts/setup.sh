@@ -31,6 +31,7 @@ wanted() {
         tcsh tcsh
         tmux tmux
         openssl openssl
+        haproxy haproxy
         promtool prometheus
         /usr/share/java/zookeeper.jar zookeeper
         chromium chromium'
@@ -89,7 +90,7 @@ keep_services_off() {
     case $package in
       openssh-server) units+=(ssh.service ssh.socket) ;;
       prometheus) units+=(prometheus.service) ;;
-      munge | slurmctld | slurmd) units+=("$package.service") ;;
+      munge | slurmctld | slurmd | haproxy) units+=("$package.service") ;;
     esac
   done
   [ ${#units[@]} = 0 ] || systemctl --quiet disable "${units[@]}" || say "check that you want these: ${units[*]}"
@@ -133,7 +134,8 @@ install_packages() {
     [ ! -e "requirements/$group.txt" ] || locked+=(--requirement "requirements/$group.txt")
   done
   [ ${#locked[@]} != 0 ] || locked=(--requirement requirements/demo.txt)
-  pip_install --require-hashes --only-binary :all: "${locked[@]}"
+  # A lock is complete; some of it needs PyTorch, which comes after it.
+  pip_install --no-deps --require-hashes --only-binary :all: "${locked[@]}"
   unlocked=$(.venv/bin/python scripts/lock.py --unlocked "${groups[@]}")
   mapfile -t packages <<<"$unlocked"
   [ -z "$unlocked" ] || pip_install "${packages[@]}"

@@ -57,7 +57,7 @@ def test_every_entry_has_hashes_and_nothing_of_the_machine_that_made_it(group: s
     assert len(entries) > 15
     for entry in entries:
         first, *hashes = entry.splitlines()
-        assert re.fullmatch(r"[a-z0-9.-]+==[^ ]+ ; [a-zA-Z0-9_' .=!<>]+ \\", first), first
+        assert re.fullmatch(r"[a-z0-9.-]+==[^ ]+ ; [a-zA-Z0-9_' .=!<>()]+ \\", first), first
         assert hashes
         assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes), entry
     text = lock.path_of(group).read_text()
