@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ugro.client.http import AgentGone, lines
-from ugro.client.jobs import Ask, body_of, new_key, trying_again
-from ugro.core.errors import ConfigError, NotAllowed
+from ugro.client.asking import Asking
+from ugro.client.jobs import body_of, new_key
+from ugro.client.small_file import text_of
+from ugro.core.errors import NotAllowed
 from ugro.core.job import Job
 from ugro.core.support.codec import decode
-from ugro.core.sweep import Budget, Importance, SweepReport
-
-_LARGEST_FILE = 1 << 20
+from ugro.core.sweep import Budget, Importance, SweepPlan, SweepReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +30,58 @@ class SweepWish:
     prune: str | None = None
     budget: Budget = field(default_factory=Budget)
     force: bool = False  # even if its code is very large
+    study: bool = False  # the script has an Optuna study of its own: its jobs are workers of that
 
 
-class Sweeps:
+@dataclass(frozen=True, slots=True)
+class SweepText:
+    """A sweep file that is not on disk."""
+
+    text: str
+    name: str
+
+
+class Sweeps(Asking):
     """Created by ``Client``."""
-
-    def __init__(self, ask: Ask, stream: Ask) -> None:
-        self._ask_once = ask
-        self._stream = stream
 
     def start(
         self,
-        file: Path | None = None,
+        file: Path | SweepText | None = None,
         wish: SweepWish | None = None,
         *,
         env: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> SweepReport:
         """Starts a sweep from a file, from ranges, or both. The same key is the same sweep."""
+        return decode(SweepReport, self._asked("/v1/sweeps", file, wish, env, key)["sweep"])
+
+    def plan(
+        self,
+        file: Path | SweepText | None = None,
+        wish: SweepWish | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> SweepPlan:
+        """What such a sweep would do; starts nothing."""
+        return decode(SweepPlan, self._asked("/v1/sweeps/plan", file, wish, env, None)["plan"])
+
+    def _asked(
+        self,
+        path: str,
+        file: Path | SweepText | None,
+        wish: SweepWish | None,
+        env: Mapping[str, str] | None,
+        key: str | None,
+    ) -> Any:
         wish = wish or SweepWish()
         submit = {**body_of(None, wish.fields, key), "force": wish.force}
         body: dict[str, Any] = {"submit": submit, "budget": asdict(wish.budget)}
         named = {"method": wish.method, "metric": wish.metric, "goal": wish.goal}
-        body |= {**named, "target": wish.target, "prune": wish.prune}
+        body |= {**named, "target": wish.target, "prune": wish.prune, "study": wish.study}
         if file is not None:
-            body |= {"text": _text(file), "file": str(file)}
-        answer = self._ask("POST", "/v1/sweeps", body)
-        if "needs" in answer:
-            known = os.environ if env is None else env
-            submit["env"] = {name: known[name] for name in answer["needs"] if name in known}
-            answer = self._ask("POST", "/v1/sweeps", body)
-        return decode(SweepReport, answer["sweep"])
+            given = SweepText(text_of(file, "a sweep file"), str(file)) if isinstance(file, Path) else file
+            body |= {"text": given.text, "file": given.name}
+        return self._submitted(path, body, env)
 
     def newest(self, limit: int = 50) -> list[SweepReport]:
         """The newest first."""
@@ -73,26 +91,15 @@ class Sweeps:
         """By name (the newest of that name), by number, or ``last``; with the values of its trials if asked for."""
         return decode(SweepReport, self._ask("GET", f"{_path(sweep)}?history={str(history).lower()}")["sweep"])
 
+    def document(self, sweep: str | int) -> dict[str, Any]:
+        """What it searches, as its file has it."""
+        found: dict[str, Any] = self._ask("GET", f"{_path(sweep)}/document")["document"]
+        return found
+
     def watch(self, sweep: str | int) -> Iterator[SweepReport]:
         """Yields the sweep now and after changes, until it is over; survives the end of the agent."""
-        for again in trying_again():
-            try:
-                for document in lines(self._stream("GET", f"{_path(sweep)}/watch", timeout_s=None)):
-                    found = decode(SweepReport, document)
-                    sweep = found.id
-                    again()
-                    yield found
-                    if found.is_over:
-                        return
-            except AgentGone:
-                continue
-
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
-        for _ in trying_again():
-            with contextlib.suppress(AgentGone):
-                return self._ask_once(method, path, body)
-        return None
+        # By its number from then on: a newer one may get the same name.
+        return self._watched(SweepReport, f"{_path(sweep)}/watch", lambda found: f"{_path(found.id)}/watch")
 
     def stop(self, sweep: str | int) -> SweepReport:
         """Ends its trials and starts no more."""
@@ -119,30 +126,20 @@ class Sweeps:
 
     def html(self, sweep: str | int) -> tuple[SweepReport, str]:
         """The sweep, and as one HTML file that needs no server; without importances if they cannot be computed."""
-        from ugro.policy.sweep.page import page
+        from ugro.client.sweep_page import assets
+        from ugro.policy.sweep.page import Explained, page
 
         found = self.get(sweep)
-        importances: list[Importance] = []
-        with contextlib.suppress(NotAllowed):  # too few trials, or no Optuna
-            importances = self.importance(found.id)
-        return found, page(found, importances)
+        try:
+            explained = Explained(self.importance(found.id))
+        except NotAllowed as error:  # too few trials, or no Optuna
+            explained = Explained(problem=str(error))
+        return found, page(found, explained, assets())
 
     def launch_best(self, sweep: str | int, *, key: str | None = None) -> Job:
         """Submits the settings of the best trial as a job."""
         body = {"user": getpass.getuser(), "key": key or new_key()}
         return decode(Job, self._ask("POST", f"{_path(sweep)}/launch", body)["job"])
-
-
-def _text(file: Path) -> str:
-    try:
-        content = file.read_bytes()
-        if len(content) > _LARGEST_FILE:
-            raise ConfigError(f"{file}: too large for a sweep file")
-        return content.decode()
-    except OSError as error:
-        raise ConfigError(f"{file}: {(error.strerror or str(error)).lower()}", hint="name a sweep file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: not a text in UTF-8", hint="name a sweep file") from None
 
 
 def _path(sweep: str | int) -> str:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 KEY = "sweep-"  # how the keys of trials' submissions begin
+METHODS = ("grid", "random", "bayes", "tpe", "gp", "cmaes", "qmc")
+PRUNERS = ("asha", "median", "hyperband", "wilcoxon")
 
 
 class SweepState(StrEnum):
@@ -52,6 +54,7 @@ class Trial:
     reason: str = ""
     ending: TrialState | None = None  # its job was asked to end, and what the trial is then
     history: tuple[Point, ...] = ()
+    memory: str = ""  # what its sampler wants to find again, as JSON
 
     @property
     def is_open(self) -> bool:
@@ -72,6 +75,8 @@ class Budget:
     no_improvement: int | None = None  # ends after so many trials without a better one
     parallel: int | None = None  # trials at once; None: as many as fit
     max_failed: int | None = None
+    trials_per_gpu: int = 1
+    workers_ended: int = 0  # of a study: by themselves, before it was resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,18 @@ class Sweep:
     budget: Budget
     created_at: str
     elapsed_s: float = 0.0  # while it was running
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How the values of a parameter are placed on an axis. ``None``: no end is known."""
+
+    name: str
+    kind: str = "float"  # or "int", "choice"
+    is_log: bool = False
+    low: float | None = None
+    high: float | None = None
+    values: tuple[str, ...] = ()  # of a choice, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +125,57 @@ class SweepReport:
     best: int | None = None  # number of the best trial
     eta_s: float | None = None
     notes: tuple[str, ...] = ()
+    scales: tuple[Scale, ...] = ()  # of the parameters that vary
+    workers: tuple[Trial, ...] = ()  # of a study: the jobs that make its trials
 
     @property
     def is_over(self) -> bool:
-        return self.state is not SweepState.RUNNING and not any(trial.is_open for trial in self.trials)
+        """A trial of a study may wait for a worker for ever: there its workers count."""
+        jobs = self.workers or self.trials
+        return self.state is not SweepState.RUNNING and not any(one.is_open for one in jobs)
 
     @property
     def best_trial(self) -> Trial | None:
         return next((trial for trial in self.trials if trial.number == self.best), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """One parameter, in words."""
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    number: int
+    settings: Settings
+    argv: tuple[str, ...]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: json.loads(text) for name, text in self.settings}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep would do; nothing of it is recorded."""
+
+    name: str
+    method: str
+    metric: str | None
+    goal: str
+    prune: str | None
+    space: tuple[Searched, ...]
+    points: int | None  # of the space; None: without end
+    total: int | None
+    budget: Budget
+    first: tuple[PlannedTrial, ...]  # if no trial ends meanwhile
+    starts_now: bool  # the first of them
+    where: str  # the nodes it would get
+    reason: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

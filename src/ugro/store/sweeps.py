@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ugro.config.problems import nearest
 from ugro.core.errors import NotFound
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
@@ -14,6 +15,8 @@ from ugro.core.sweep import Budget, Point, Settings, Sweep, SweepState, Trial, T
 from ugro.store.engine import Database
 
 _LARGEST_ID = 2**63 - 1
+_NAMED = 1000  # among whose names one that is mistyped is searched
+_PLAIN = "number, settings, asked, state, job, last, best, step, took_s, gpus, reason, ending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,31 @@ class SweepStore:
         rows = await self._database.run(lambda db: db.execute(query).fetchall())
         return [str(row["snapshot"]) for row in rows if row["snapshot"] is not None]
 
-    async def trials(self, sweep: int) -> list[Trial]:
-        query = "SELECT * FROM sweep_trials WHERE sweep = ? ORDER BY number"
+    async def folders(self) -> list[str]:
+        """The folders of sweeps that may still make trials: the hashes of their trees."""
+        query = (
+            "SELECT DISTINCT json_extract(one.value, '$.tree') AS tree "
+            "FROM sweeps, json_each(sweeps.spec, '$.folders') AS one WHERE state != 'done'"
+        )
+        rows = await self._database.run(lambda db: db.execute(query).fetchall())
+        return [str(row["tree"]) for row in rows if row["tree"] is not None]
+
+    async def trials(self, sweep: int, *, with_history: bool = True) -> list[Trial]:
+        """``with_history``: also the values of each trial, and what the sampler noted; most who ask only count."""
+        more = "history, memory" if with_history else "'[]' AS history, '' AS memory"
+        query = f"SELECT {_PLAIN}, {more} FROM sweep_trials WHERE sweep = ? ORDER BY number"
         return [_trial(row) for row in await self._database.run(lambda db: db.execute(query, (sweep,)).fetchall())]
 
-    async def add(self, sweep: int, settings: Settings, asked: Sequence[tuple[str, float]]) -> Trial:
+    async def next_number(self) -> int:
+        """That a sweep would get which is created now."""
+        query = "SELECT COALESCE(MAX(id), 0) + 1 AS next FROM sweeps"
+        return int(await self._database.run(lambda db: db.execute(query).fetchone()["next"]))
+
+    async def add(
+        self, sweep: int, settings: Settings, asked: Sequence[tuple[str, float]], memory: str = ""
+    ) -> Trial:
         """Records the next trial."""
-        return await self._database.run(lambda db: _add(db, sweep, settings, asked))
+        return await self._database.run(lambda db: _add(db, sweep, Trial(0, settings, tuple(asked), memory=memory)))
 
     async def put(self, sweep: int, trial: Trial) -> None:
         """What has become of it."""
@@ -120,16 +141,19 @@ def _find(db: sqlite3.Connection, word: str) -> Sweep:
         row = db.execute("SELECT * FROM sweeps WHERE id = ?", (int(word),)).fetchone()
     if row is None:
         what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
-        raise NotFound(what, hint="see: ugro sweep ls")
+        names = db.execute("SELECT DISTINCT name FROM sweeps ORDER BY id DESC LIMIT ?", (_NAMED,))
+        near = nearest(word, [row["name"] for row in names])
+        raise NotFound(what, hint=f"did you mean {near}?" if near else "see: ugro sweep ls")
     return _sweep(row)
 
 
-def _add(db: sqlite3.Connection, sweep: int, settings: Settings, asked: Sequence[tuple[str, float]]) -> Trial:
+def _add(db: sqlite3.Connection, sweep: int, new: Trial) -> Trial:
     query = "SELECT COALESCE(MAX(number), 0) + 1 AS next FROM sweep_trials WHERE sweep = ?"
-    trial = Trial(int(db.execute(query, (sweep,)).fetchone()["next"]), settings, tuple(asked))
+    trial = replace(new, number=int(db.execute(query, (sweep,)).fetchone()["next"]))
+    point, values = (json.dumps(trial.settings), json.dumps(trial.asked)), (trial.state, trial.memory)
     db.execute(
-        "INSERT INTO sweep_trials (sweep, number, settings, asked, state) VALUES (?, ?, ?, ?, ?)",
-        (sweep, trial.number, json.dumps(settings), json.dumps(trial.asked), trial.state),
+        "INSERT INTO sweep_trials (sweep, number, settings, asked, state, memory) VALUES (?, ?, ?, ?, ?, ?)",
+        (sweep, trial.number, *point, *values),
     )
     return trial
 
@@ -186,4 +210,5 @@ def _trial(row: sqlite3.Row) -> Trial:
         row["reason"],
         None if row["ending"] is None else TrialState(row["ending"]),
         tuple(Point(step, value) for step, value in json.loads(row["history"])),
+        row["memory"],
     )

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
+from tests.integration.sweeps import over, shown
 from tests.rig.terminal import Screen
 from tests.rig.waiting import wait_until
 
@@ -55,6 +57,7 @@ def ugro() -> Iterator[Ugro]:
         (ugro.home / "code").mkdir()
         (ugro.home / "code" / "train.py").write_text(SCRIPT)
         (ugro.home / "code" / "sweep.yaml").write_text(WANDB)
+        (ugro.home / "cwd" / "mistyped.yaml").write_text(WANDB.replace("parameters", "paramters"))
         yield ugro
 
 
@@ -68,27 +71,12 @@ def started(ugro: Ugro, *words: str, name: str) -> dict[str, Any]:
     return found
 
 
-def shown(ugro: Ugro, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(ugro("sweep", "status", name, "--json").stdout)["sweep"]
-    return found
-
-
-def over(ugro: Ugro, name: str) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
-        found = shown(ugro, name)
-        is_open = any(trial["state"] in ("pending", "running") for trial in found["trials"])
-        return None if found["state"] == "running" or is_open else found
-
-    found = wait_until(look, _OVER_S, f"sweep {name} to be over")
-    assert found is not None
-    return found
-
-
 def begun(ugro: Ugro, name: str) -> list[str]:
     path = ugro.home / name / "begun"
     return sorted(path.read_text().splitlines()) if path.exists() else []
 
 
+@pytest.mark.proof
 def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> None:
     first = started(ugro, "train.py", "--lr", "1e-5,2e-5", "--size", "1,2", "--metric", "val/loss", name="grid")
     assert (first["method"], first["total"], first["parameters"]) == ("grid", 4, ["lr", "size"])
@@ -114,9 +102,10 @@ def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> N
         (["train.py", "--lr", "log:0..1"], 2, "begins above 0"),
         (["train.py", "--lr", "0.1..0.5", "--method", "grid"], 2, "a grid cannot try all values"),
         (["train.py", "--lr", "0.1..0.5", "--method", "bayes"], 2, "method bayes needs one"),
-        (["train.py", "--lr", "1,2", "--dry-run"], 2, "a sweep has no --dry-run"),
+        (["train.py", "--lr", "1,2", "--method", "cmaes", "--metric", "loss"], 2, "all of these are choices"),
         (["other.py", "--lr", "1,2"], 2, "other.py: no such file"),
         (["-f", "none.yaml"], 2, "none.yaml: no such file"),
+        (["-f", "mistyped.yaml"], 2, "paramters: not supported here\nhint:  did you mean parameters?"),
         (["--trials", "3"], 2, "a script or a sweep file is needed"),
         (["status", "none"], 4, "there is no sweep 'none'"),
         (["stop", "none"], 4, "there is no sweep 'none'"),
@@ -129,6 +118,31 @@ def test_a_mistake_is_one_clear_error(ugro: Ugro, words: list[str], code: int, s
     done = ugro("sweep", *words, *(["--workdir", str(ugro.home / "code")] if is_new else []))
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert done.stderr.count("error:") == 1
+
+
+def test_a_dry_run_shows_the_first_trials_and_starts_nothing(ugro: Ugro) -> None:
+    words = ["train.py", "--lr", "1e-5,2e-5", "--size", "1..3", "--steps", "7", "--metric", "val/loss", "--dry-run"]
+    before = ugro("sweep", "ls", "--json").stdout
+    shown = ugro("sweep", *words, "--workdir", str(ugro.home / "code"))
+    assert shown.returncode == 0, shown.stderr
+    assert "size  whole numbers from 1 to 3" in shown.stdout
+    assert "points: 6; at most 6 trials" in shown.stdout
+    assert "  1  train.py --steps 7 --lr=1e-05 --size=1" in shown.stdout
+    assert "the first trial would" in shown.stdout
+    found = ugro("sweep", *words, "--method", "qmc", "--json", "--workdir", str(ugro.home / "code"))
+    plan = json.loads(found.stdout)["plan"]
+    assert (plan["method"], plan["points"], len(plan["first"])) == ("qmc", 6, 5), found.stderr
+    assert ugro("sweep", "ls", "--json").stdout == before
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("method", ["cmaes", "qmc", "gp"])
+def test_a_sampler_of_optuna_runs_in_the_agent(ugro: Ugro, method: str) -> None:
+    words = ["train.py", "--lr", "log:1e-5..1e-1", "--size", "1..9", "--metric", "val/loss", "--trials", "14"]
+    started(ugro, *words, "--method", method, name=method)
+    found = over(ugro, method)
+    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 14, found
+    assert len(begun(ugro, method)) == 14
 
 
 @pytest.mark.proof
@@ -169,6 +183,20 @@ def test_a_stopped_sweep_makes_its_open_points_again_and_can_be_extended(ugro: U
     assert len(over(ugro, "more")["trials"]) == 2
     assert ugro("sweep", "resume", "more", "--trials", "+2").returncode == 0
     assert len(shown(ugro, "more")["trials"]) == 4
+
+
+@pytest.mark.proof
+def test_the_next_trial_is_submitted_while_a_pruned_one_ends_and_never_runs_beside_it(ugro: Ugro) -> None:
+    words = ["train.py", "--lr", "0.1,0.2,0.3,0.4", "--steps", "20", "--metric", "val/loss", "--prune", "asha"]
+    started(ugro, *words, "--parallel", "1", name="handover")
+    found = over(ugro, "handover")
+    assert [trial["state"] for trial in found["trials"]] == ["complete", "pruned", "pruned", "pruned"]
+    assert all(trial["step"] < 20 for trial in found["trials"][1:]), found["trials"]
+    jobs = [json.loads(ugro("status", str(trial["job"]), "--json").stdout)["job"] for trial in found["trials"]]
+    for one, following in pairwise(jobs):
+        assert one["ended_at"] <= following["started_at"], (one, following)
+    for one, following in pairwise(jobs[1:]):
+        assert following["submitted_at"] <= one["ended_at"], "it was made ready before"
 
 
 @pytest.mark.proof

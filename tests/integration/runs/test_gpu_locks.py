@@ -290,3 +290,53 @@ def test_a_gpu_that_a_run_has_is_not_measured_unless_forced(node: LocalNode, led
     forced, said = measure(node, link, is_forced=True)
     assert "port" in said
     node.wait(ended(forced))
+
+
+def sharing(ledger: Ledger, rank: int, group: str = "sweep-1", most: int = 2, *words: str) -> dict[str, Any]:
+    spec = training(ledger)
+    return {**spec, "ranks": [ledger.rank(rank, *(words or ("sleep",)))], "share": [group, most]}
+
+
+def test_runs_of_one_group_share_a_gpu_and_nobody_else_gets_it(node: LocalNode, ledger: Ledger) -> None:
+    link = node.link()
+    for number in (1, 2):
+        assert start(node, link, sharing(ledger, number), job=f"t{number}")["run"]["status"] == "running"
+    for job, spec, says in [
+        ("t3", sharing(ledger, 3), "GPU 0 is used by 2 others of its group"),
+        ("stranger", sharing(ledger, 4, "sweep-2"), "GPU 0 is shared by job t1 on here"),
+        ("whole", training(ledger), "GPU 0 is shared by job t1 on here"),
+    ]:
+        with pytest.raises(RemoteFailure, match=re.escape(says)) as caught:
+            start(node, link, spec, job=job)
+        assert caught.value.cause == BUSY
+    text = refusal(start_as(node, link, "agent-2", sharing(ledger, 5)))
+    assert text.startswith("GPU 0 is shared by job t1 of another agent"), "its group of the same name is another"
+    node.call(link, "stop", job="t1", attempt=1)
+    with pytest.raises(RemoteFailure, match="GPU 0 is shared by job t2"):
+        start(node, link, training(ledger), job="whole")
+    assert start(node, link, sharing(ledger, 3), job="t3")["run"]["status"] == "running"
+    for job in ("t2", "t3"):
+        node.call(link, "stop", job=job, attempt=1)
+    assert start(node, link, training(ledger), job="whole")["run"]["status"] == "running"
+    with pytest.raises(RemoteFailure, match="GPU 0 is used by job whole"):
+        start(node, link, sharing(ledger, 6), job="t6")
+
+
+@pytest.mark.proof
+def test_a_shared_gpu_is_not_free_before_the_last_rank_of_a_killed_supervisor_is_dead(
+    node: LocalNode, ledger: Ledger
+) -> None:
+    link = node.link()
+    start(node, link, sharing(ledger, 1, "sweep-1", 2, "hostile", "plain"), job="t1")
+    wait_until(lambda: ledger.lines("ready"), 20, "a rank that ignores SIGTERM")
+    node.kill_supervisor("t1", 1)
+    with pytest.raises(RemoteFailure, match="GPU 0 is shared by processes that are left of job t1"):
+        start(node, link, training(ledger), job="whole")
+    assert start(node, link, sharing(ledger, 2), job="t2")["run"]["status"] == "running", "the other seat"
+    with pytest.raises(RemoteFailure, match="2 others of its group"):
+        start(node, link, sharing(ledger, 3), job="t3")
+    for pid in ledger.alive():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not ledger.alive(), 20, "the ranks to be dead")
+    node.call(link, "stop", job="t2", attempt=1)
+    assert start(node, link, training(ledger), job="whole")["run"]["status"] == "running"

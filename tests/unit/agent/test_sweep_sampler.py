@@ -5,7 +5,8 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from ugro.agent.sweep.sampler import Chooser, UsedUp, ask, importances, seed_of
+from ugro.agent.sweep.optuna_study import ask, importances
+from ugro.agent.sweep.sampler import Chooser, UsedUp, seed_of
 from ugro.core.errors import NotAllowed
 from ugro.core.sweep import Trial, TrialState
 from ugro.policy.sweep.reading import read
@@ -43,8 +44,8 @@ def loss(one: Trial) -> float:
 def searched(count: int) -> list[Trial]:
     chooser, trials = Chooser(7, SPEC, []), list[Trial]()
     for number in range(1, count + 1):
-        settings, asked = chooser.choose(trials, number)
-        trials += made([Trial(number, settings, asked)])
+        chosen = chooser.choose(trials, number)
+        trials += made([Trial(number, chosen.settings, chosen.asked)])
         chooser.note(trials[-1])
     return trials
 
@@ -61,15 +62,15 @@ def test_a_study_made_from_rows_asks_what_optunas_own_study_asks() -> None:
     for one in trials:
         place = {name: value if name == "lr" else int(value) for name, value in one.asked}
         own.add_trial(optuna.trial.create_trial(value=one.best, params=place, distributions=distributions))
-    assert own.ask(distributions).params == ask(SPEC, trials, seed_of(7, 16))
+    assert own.ask(distributions).params == ask(SPEC, trials, (seed_of(7, 16), 0)).place
 
 
 def test_the_same_rows_give_the_same_point_and_a_running_trial_another_one() -> None:
     trials = searched(15)
     first = Chooser(7, SPEC, trials).choose(trials, 16)
     assert Chooser(7, SPEC, trials).choose(trials, 16) == first
-    running = [*trials, Trial(16, *first, state=TrialState.RUNNING)]
-    assert Chooser(7, SPEC, running).choose(running, 17)[0] != first[0]
+    running = [*trials, Trial(16, first.settings, first.asked, TrialState.RUNNING)]
+    assert Chooser(7, SPEC, running).choose(running, 17).settings != first.settings
 
 
 def test_what_does_not_fit_the_memory_is_avoided() -> None:
@@ -85,7 +86,7 @@ def test_what_does_not_fit_the_memory_is_avoided() -> None:
     infeasible = [tried(number, number % 10 + 11) for number in range(13, 33)]
 
     def too_many(trials: list[Trial]) -> int:
-        return sum(ask(SPEC, trials, seed)["layers"] > 10 for seed in range(25))
+        return sum(ask(SPEC, trials, (seed, 0)).place["layers"] > 10 for seed in range(25))
 
     assert too_many([*complete, *infeasible]) < too_many(complete) / 2
 
@@ -93,8 +94,8 @@ def test_what_does_not_fit_the_memory_is_avoided() -> None:
 def test_a_small_space_is_used_up_without_a_point_twice() -> None:
     chooser, trials = Chooser(3, SMALL, []), list[Trial]()
     for number in range(1, 13):
-        settings, asked = chooser.choose(trials, number)
-        trials.append(Trial(number, settings, asked, TrialState.COMPLETE, best=1.0))
+        chosen = chooser.choose(trials, number)
+        trials.append(Trial(number, chosen.settings, chosen.asked, TrialState.COMPLETE, best=1.0))
         chooser.note(trials[-1])
     assert len({trial.settings for trial in trials}) == 12
     with pytest.raises(UsedUp):
@@ -109,8 +110,8 @@ def test_a_large_grid_is_each_point_exactly_once_also_after_a_restart() -> None:
     for number in range(1, 22_501):
         if number == 9000:
             chooser = Chooser(1, spec, trials)
-        settings, asked = chooser.choose((), number)
-        trials.append(Trial(number, settings, asked, TrialState.COMPLETE))
+        chosen = chooser.choose((), number)
+        trials.append(Trial(number, chosen.settings, chosen.asked, TrialState.COMPLETE))
         chooser.note(trials[-1])
     assert len({trial.settings for trial in trials}) == 22_500
     with pytest.raises(UsedUp):

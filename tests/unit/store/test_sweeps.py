@@ -29,6 +29,9 @@ def test_the_same_key_is_the_same_sweep_and_a_name_means_the_newest(file: Path) 
         words = [await store.sweeps.find(word) for word in ("train", "last", str(first.id))]
         with pytest.raises(NotFound, match="there is no sweep 'none'"):
             await store.sweeps.find("none")
+        with pytest.raises(NotFound) as mistyped:
+            await store.sweeps.find("trian")
+        assert mistyped.value.hint == "did you mean train?"
         assert again == first == words[2]
         assert words[:2] == [second, second]
         return [first]

@@ -36,6 +36,16 @@ def add_sweep_routes(app: FastAPI, sweeps: SweepService) -> None:
 
         return await while_connected(request, answer())
 
+    @app.post("/v1/sweeps/plan")
+    async def plan(request: Request, body: SweepRequest) -> Response:
+        """``{"plan"}``, or ``{"needs"}``."""
+
+        async def answer() -> Response:
+            found = await sweeps.plan(body)
+            return json_response({"needs": found.variables} if isinstance(found, Needs) else {"plan": found})
+
+        return await while_connected(request, answer())
+
     _add_looks(app, sweeps)
     _add_changes(app, sweeps)
 
@@ -48,6 +58,10 @@ def _add_looks(app: FastAPI, sweeps: SweepService) -> None:
     @app.get("/v1/sweeps/{word}")
     async def report(word: str, history: bool = False) -> Response:
         return json_response({"sweep": await sweeps.report(word, with_history=history)})
+
+    @app.get("/v1/sweeps/{word}/document")
+    async def document(word: str) -> Response:
+        return json_response({"document": await sweeps.document(word)})
 
     @app.get("/v1/sweeps/{word}/watch")
     async def watch(word: str) -> Response:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, ClassVar
@@ -12,23 +13,27 @@ from pydantic import ConfigDict
 
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
-from ugro.agent.sweep.sampler import require
+from ugro.agent.sweep.job_options import check_options, with_options
+from ugro.agent.sweep.optuna_study import require
 from ugro.config.document import read_document
 from ugro.config.problems import config_error
 from ugro.core.errors import ConfigError, UsageError
-from ugro.core.job import JobSpec
+from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec
 from ugro.core.support.codec import dumps
 from ugro.core.support.quantity import parse_duration
 from ugro.core.sweep import Budget, Settings
 from ugro.policy.sweep.macros import expanded, template, variables, wanted_variables, with_variables
+from ugro.policy.sweep.options import Options, flags_of, options_of, scripts_of
 from ugro.policy.sweep.ranges import split_arguments
-from ugro.policy.sweep.reading import read
+from ugro.policy.sweep.reading import check_keys, read
 from ugro.policy.sweep.space import grid_size
 from ugro.policy.sweep.spec import SweepSpec
 from ugro.store.sweeps import NewSweep
+from ugro.train import study_worker
 
 _ARGS = "${args}"
 _LONGEST_NAME = 64
+_MOST_PER_GPU = 16
 _EXAMPLE = 'ugro sweep train.py --lr "1e-3,1e-4", or: ugro sweep -f sweep.yaml'
 
 
@@ -47,15 +52,18 @@ class SweepRequest:
     target: float | None = None
     prune: str | None = None
     budget: Budget = field(default_factory=Budget)
+    study: bool = False  # the script has an Optuna study of its own
 
 
 async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     """Reads and checks everything; records nothing."""
+    if request.study:
+        return await _prepare_study(request, jobs)
     submit = request.submit
     words, given = split_arguments(submit.fields.get("args") or [])
     tree = _with_options(_tree(request), given, request)
     spec = _read(tree, request)
-    require(spec.method)
+    require(spec.method, spec.pruning.kind if spec.pruning else "")
     fields = _job_fields(request, spec, words)
     wanted = wanted_variables([*fields.get("args", []), *fields.get("command", [])])
     if wanted and submit.env is None:
@@ -66,17 +74,61 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     base = await jobs.read(replace(submit, fields=fields))
     if isinstance(base, Needs):
         return Needs((*wanted, *base.variables))
+    budget = _budget(request, spec)
+    base = sharing_one(base, budget)
+    check_options(spec.options, base)
     await jobs.place_idle(base)  # what can never run is refused now
+    for script in scripts_of(spec.options):
+        await jobs.with_script(replace(base, argv=(script, *base.argv[1:])))
     name = (spec.name if submit.fields.get("name") is None else base.name) or base.name
-    return NewSweep(submit.key, _short(name), submit.user, json.dumps(tree), dumps(base), _budget(request, spec))
+    return NewSweep(submit.key, _short(name), submit.user, json.dumps(tree), dumps(base), budget)
 
 
-def trial_spec(base: JobSpec, name: str, settings: Settings) -> JobSpec:
+async def _prepare_study(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
+    submit = request.submit
+    named = {name: getattr(request, name) for name in ("method", "metric", "goal", "target", "prune", "text")}
+    named["no_improvement"] = request.budget.no_improvement
+    if given := [name.replace("_", "-") for name, value in named.items() if value is not None]:
+        what = "a sweep file" if given[0] == "text" else f"--{given[0]}"
+        raise UsageError(f"{what} and --study exclude each other", hint="the script itself says what it searches")
+    if not submit.fields.get("script"):
+        raise UsageError("--study needs a script", hint="ugro sweep --study search.py")
+    base = await jobs.read(submit)
+    if isinstance(base, Needs):
+        return base
+    name = _short(base.name)
+    env = {**dict(base.env), "UGRO_STUDY": name}
+    base = replace(base, argv=("-m", study_worker.MODULE, *base.argv), sdk=True, env=tuple(sorted(env.items())))
+    base = sharing_one(base, request.budget)
+    await jobs.place_idle(base)
+    tree = {"method": "study", "parameters": {"worker": {"min": 1, "max": 1_000_000}}}
+    return NewSweep(submit.key, name, submit.user, json.dumps(tree), dumps(base), request.budget)
+
+
+def sharing_one(base: JobSpec, budget: Budget) -> JobSpec:
+    """With one GPU, if several trials are to share each. Raises UsageError if that cannot be."""
+    if budget.trials_per_gpu == 1:
+        return base
+    wanted = base.resources
+    if wanted.any_of or wanted.max_nodes > 1 or wanted.gpus_per_node not in (1, ALL_GPUS, ANY_GPUS):
+        raise UsageError("trials that share a GPU have one on one node", hint="leave --nodes and --gpus-per-node out")
+    if base.is_preemptible:  # a job that needs the GPU would have to end all of them
+        raise UsageError("trials that share a GPU cannot be preemptible", hint="leave one of both out")
+    return replace(base, resources=replace(wanted, gpus_per_node=1))
+
+
+def trial_spec(base: JobSpec, name: str, settings: Settings, options: Options) -> JobSpec:
     """The job of a trial: the same for the same settings, whenever it is made."""
     env = {**dict(base.env), **variables(settings)}
-    return replace(
-        base, name=_short(name), argv=tuple(expanded(base.argv, settings)), env=tuple(sorted(env.items()))
-    )
+    argv = tuple(expanded(base.argv, flags_of(options, settings)))
+    made = replace(base, name=_short(name), argv=argv, env=tuple(sorted(env.items())))
+    return with_options(made, options_of(options, settings))
+
+
+async def trial_job(base: JobSpec, name: str, trial: Settings, options: Options, jobs: JobService) -> JobSpec:
+    """The same, with what its script imports if that is another one."""
+    made = trial_spec(base, name, trial, options)
+    return made if made.argv[:1] == base.argv[:1] else await jobs.with_script(made)
 
 
 def _short(name: str) -> str:
@@ -92,14 +144,25 @@ def _tree(request: SweepRequest) -> dict[str, Any]:
         raise config_error(request.file, document.problems)
     if not isinstance(document.tree, dict):
         raise ConfigError(f"{request.file}:1: expected a map of keys to values", hint="method: random …")
+    with _of_file(request):  # before anything is missed that is only mistyped
+        check_keys(document.tree)
+    if document.tree.get("method") == "study":
+        raise ConfigError(f"{request.file}: method: 'study' is not supported", hint="ugro sweep --study SCRIPT")
     if request.method is None and document.tree.get("method") is None:
         raise ConfigError(f"{request.file}: method: missing", hint="method: grid, random or bayes")
     return document.tree
 
 
 def _read(tree: dict[str, Any], request: SweepRequest) -> SweepSpec:
-    try:
+    with _of_file(request):
         return read(tree)
+
+
+@contextlib.contextmanager
+def _of_file(request: SweepRequest) -> Iterator[None]:
+    """Errors name the file, if there is one."""
+    try:
+        yield
     except ConfigError as error:
         if request.text is None:
             raise
@@ -162,11 +225,16 @@ def _budget(request: SweepRequest, spec: SweepSpec) -> Budget:
             no_improvement=_count(limits, "no_improvement"),
             parallel=_count(limits, "max_parallel"),
             max_failed=_count(limits, "max_failed"),
+            trials_per_gpu=_count(limits, "trials_per_gpu") or 1,
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"ugro: {error}") from None
     names = ("trials", "time_s", "gpu_s", "no_improvement", "parallel", "max_failed")
-    return Budget(*(getattr(budget if getattr(budget, name) is not None else of_file, name) for name in names))
+    per_gpu = budget.trials_per_gpu if budget.trials_per_gpu > 1 else of_file.trials_per_gpu
+    if per_gpu > _MOST_PER_GPU:
+        raise UsageError(f"{per_gpu} trials on a GPU are too many", hint=f"at most {_MOST_PER_GPU}")
+    found = Budget(*(getattr(budget if getattr(budget, name) is not None else of_file, name) for name in names))
+    return replace(found, trials_per_gpu=per_gpu)
 
 
 def _count(limits: Mapping[str, Any], key: str) -> int | None:

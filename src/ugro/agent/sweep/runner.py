@@ -11,14 +11,15 @@ from typing import Protocol
 
 from ugro.agent.jobs.service import JobService
 from ugro.agent.support.crashpoint import point
-from ugro.agent.sweep.creation import trial_spec
+from ugro.agent.sweep.creation import trial_job
 from ugro.agent.sweep.measuring import Measuring
+from ugro.agent.sweep.optuna_study import worse_than_best
 from ugro.agent.sweep.sampler import Chooser, UsedUp
 from ugro.core.errors import NotFound, UgroError
-from ugro.core.job import Job, JobSpec, JobState
+from ugro.core.job import Ending, Job, JobSpec, JobState, Sharing
 from ugro.core.support.codec import decode
 from ugro.core.sweep import Sweep, SweepState, Trial, TrialState, trial_key
-from ugro.policy.sweep.decision import Act, View, decide
+from ugro.policy.sweep.decision import Act, Decision, View, decide, predecessor
 from ugro.policy.sweep.pruning import to_prune
 from ugro.policy.sweep.reading import read
 from ugro.store.jobs import JobStore
@@ -27,7 +28,8 @@ from ugro.store.sweeps import SweepStore
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 32  # trials that one look may submit
-_NOT_STARTED = (JobState.QUEUED, JobState.STARTING)
+_PRUNED_GRACE_S = 2.0  # to tidy up; nobody needs the checkpoint of a trial that others have beaten
+NOT_STARTED = (JobState.QUEUED, JobState.STARTING)
 
 
 class Parts(Protocol):
@@ -53,24 +55,52 @@ class Runner:
         self._chooser = Chooser(sweep.id, self.spec, trials)
         self._found: dict[int, Job] = {}  # the jobs of open trials, by trial
         self._on_change = on_change
+        self._compared: list[tuple[int, TrialState, int]] = []  # the values that Optuna has judged
         self.more_s = 0.0  # that it ran since its time was recorded
 
     @property
     def open(self) -> list[Trial]:
         return [trial for trial in self.trials.values() if trial.is_open]
 
+    @property
+    def _measured(self) -> list[tuple[int, TrialState, int]]:
+        return [(trial.number, trial.state, len(trial.history)) for trial in self.trials.values() if trial.history]
+
+    @property
+    def _leaving(self) -> list[Job]:
+        """The jobs of open trials that were asked to end, and have not yet."""
+        return [job for job in self._found.values() if job.ending is Ending.CANCELLED and not job.is_final]
+
+    @property
+    def _as_known(self) -> list[Trial]:
+        """For the sampler: a trial that is being pruned will have no more values."""
+        is_pruned = TrialState.PRUNED
+        return [
+            replace(trial, state=is_pruned) if trial.is_open and trial.ending is is_pruned else trial
+            for trial in self.trials.values()
+        ]
+
+    def _predecessor(self) -> int | None:
+        """Of a trial that is submitted now and counts as open."""
+        taken = {number for job in self._found.values() for number in job.spec.after.any}
+        return predecessor(self.sweep.budget.parallel, len(self.open) - 1, [job.id for job in self._leaving], taken)
+
     def view(self) -> View:
-        waiting = [job for job in self._found.values() if job.state in _NOT_STARTED]
+        waiting = [job for job in self._found.values() if job.state in NOT_STARTED]
         pending = sum(trial.state is TrialState.PENDING for trial in self.trials.values())
         elapsed_s = self.sweep.elapsed_s + self.more_s
-        return View(self.spec, self.sweep.budget, list(self.trials.values()), len(waiting) + pending, elapsed_s)
+        trials, leaving = list(self.trials.values()), len(self._leaving)
+        return View(self.spec, self.sweep.budget, trials, len(waiting) + pending, leaving, elapsed_s)
+
+    def decision(self) -> Decision:
+        return decide(self.view())
 
     async def step(self) -> None:
         """Raises UgroError if a job cannot be submitted or ended now."""
-        for trial in self.open:
+        # First those that have a job: what is submitted then may wait for one of them to end.
+        for trial in sorted(self.open, key=lambda trial: trial.state is TrialState.PENDING):
             await self._adopt(trial)
-        for trial in self.open:
-            await self._look(trial)
+            await self._look(self.trials[trial.number])
         if self.sweep.state is not SweepState.RUNNING:
             for trial in self.open:
                 await self._end(trial, TrialState.STOPPED, "stopped with the sweep")
@@ -80,9 +110,12 @@ class Runner:
             if not await self._next():
                 return
 
+    def leave(self) -> None:
+        """It is over."""
+
     async def _next(self) -> bool:
         """Whether there may be more to do at once."""
-        decision = decide(self.view())
+        decision = self.decision()
         if decision.act is Act.TRY:
             return await self._try_another()
         if decision.act is Act.END:
@@ -94,12 +127,12 @@ class Runner:
     async def _try_another(self) -> bool:
         number = max(self.trials, default=0) + 1
         try:
-            settings, asked = await asyncio.to_thread(self._chooser.choose, list(self.trials.values()), number)
+            chosen = await asyncio.to_thread(self._chooser.choose, self._as_known, number)
         except UsedUp:
             if not self.open:
                 await self._over(SweepState.DONE, "no new point was found")
             return False
-        trial = await self._parts.sweeps.add(self.sweep.id, settings, asked)
+        trial = await self._parts.sweeps.add(self.sweep.id, chosen.settings, chosen.asked, chosen.memory)
         point("trial.recorded")
         self._keep(trial)
         await self._submit(trial)
@@ -118,7 +151,11 @@ class Runner:
 
     async def _submit(self, trial: Trial) -> None:
         name = f"{self.sweep.name[:50]}-{trial.number}"
-        spec = trial_spec(self._base, name, trial.settings)
+        spec = await trial_job(self._base, name, trial.settings, self.spec.options, self._parts.jobs)
+        if (most := self.sweep.budget.trials_per_gpu) > 1:
+            spec = replace(spec, resources=replace(spec.resources, sharing=Sharing(f"sweep-{self.sweep.id}", most)))
+        if (before := self._predecessor()) is not None:
+            spec = replace(spec, after=replace(spec.after, any=(*spec.after.any, before)))
         job = await self._parts.jobs.submit_made(spec, self.sweep.user, trial_key(self.sweep.id, trial.number))
         point("trial.submitted")
         self._found[trial.number] = job
@@ -135,6 +172,8 @@ class Runner:
             return
         self._found[trial.number] = job
         if not job.is_final:
+            if self.spec.pruning is not None and self.spec.metric is not None:
+                self._parts.measuring.listening.follow(job, self.spec.metric.name)
             seen = await self._parts.measuring.look(trial, job, self.spec.metric)
             if replace(seen, took_s=trial.took_s) != trial:
                 self._on_change()
@@ -150,18 +189,24 @@ class Runner:
             return
         for found in to_prune(self.spec.pruning, self.spec.metric, self.trials.values()):
             await self._end(self.trials[found.number], TrialState.PRUNED, found.reason)
+        if self.spec.pruning.kind == "wilcoxon" and self._compared != (seen := self._measured):
+            self._compared = seen
+            worse = await asyncio.to_thread(worse_than_best, self.spec, list(self.trials.values()))
+            for trial in worse:
+                await self._end(trial, TrialState.PRUNED, f"worse than the best trial at {len(trial.history)} steps")
 
     async def _end(self, trial: Trial, ending: TrialState, reason: str) -> None:
         """Why is recorded first: after a crash its end is not taken for a person's."""
         job = self._found.get(trial.number)
         if trial.job is None or job is None or job.is_final or job.ending is not None:
             return
-        if trial.ending is None:
+        if trial.ending is not ending:
             trial = replace(trial, ending=ending, reason=reason)
             await self._put(trial)
             point("trial.ending")
             await self._parts.store.note(str(ending), f"trial {trial.number}: {reason}", job=job)
-        self._found[trial.number] = await self._parts.jobs.cancel(str(trial.job))
+        grace_s = _PRUNED_GRACE_S if ending is TrialState.PRUNED else None
+        self._found[trial.number] = await self._parts.jobs.cancel(str(trial.job), grace_s=grace_s)
 
     async def _over(self, state: SweepState, reason: str) -> None:
         await self._parts.sweeps.end(self.sweep.id, state, reason)
@@ -173,6 +218,8 @@ class Runner:
         await self._parts.sweeps.put(self.sweep.id, trial)
         if not trial.is_open:
             self._found.pop(trial.number, None)
+            if trial.job is not None:
+                self._parts.measuring.forget(trial.job)
         self._keep(trial)
         self._on_change()
 

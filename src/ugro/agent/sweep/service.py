@@ -8,24 +8,28 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
-from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs
-from ugro.agent.monitoring.service import MonitoringService
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.support.crashpoint import point
-from ugro.agent.sweep.creation import SweepRequest, prepare, trial_spec
+from ugro.agent.sweep.creation import SweepRequest, prepare, trial_job
 from ugro.agent.sweep.measuring import Measuring
+from ugro.agent.sweep.optuna_study import importances
+from ugro.agent.sweep.preview import preview
 from ugro.agent.sweep.runner import Runner, problem_of
-from ugro.agent.sweep.sampler import importances
-from ugro.core.errors import NotAllowed, UgroError
+from ugro.agent.sweep.studies import METHOD, Studies, study_importances, study_report
+from ugro.agent.sweep.study_host import StudyHost
+from ugro.agent.sweep.study_runner import StudyRunner
+from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job, JobSpec
 from ugro.core.support.codec import decode
-from ugro.core.sweep import Budget, Importance, Sweep, SweepReport, SweepState
+from ugro.core.sweep import Budget, Importance, Sweep, SweepPlan, SweepReport, SweepState, Trial, TrialState
 from ugro.policy.sweep.decision import View, best_trial, eta_s, total
 from ugro.policy.sweep.reading import read
+from ugro.policy.sweep.scales import scales
 from ugro.store.database import Store
 from ugro.store.jobs import JobStore
 from ugro.store.sweeps import SweepStore
@@ -34,9 +38,11 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0  # without a signal
 _LEAST_S = 0.05  # between two looks: metrics arrive all the time
+_REST = 4  # times as long as a look keeps the agent busy
 _SHOW_S = 0.3  # between two reports of a stream
 _SHOW_TRIAL_S = 0.001  # more for each trial: a report has all of them
 _IDLE_S = 600.0
+_PLAN_HINT = "to see the plan of a worker: ugro launch SCRIPT --dry-run"
 _RECORD_S = 10.0  # of time that a crash may forget
 
 
@@ -50,17 +56,18 @@ class Extension:
 
 class SweepService:
     def __init__(
-        self, store: Store, jobs: JobService, moved: ChangeSignal, monitoring: MonitoringService, results: ResultService
+        self, store: Store, jobs: JobService, moved: ChangeSignal, measuring: Measuring, grown: ChangeSignal
     ) -> None:
+        """``moved``: some job has; ``grown``: some metric has."""
         self.sweeps: SweepStore = store.sweeps
         self.store: JobStore = store.jobs
         self.jobs = jobs
-        self.measuring = Measuring(store.jobs, monitoring, results)
-        self._moved = moved  # some job has moved
-        self._grown = monitoring.grown
+        self.measuring = measuring
+        self._signals = (moved, grown, measuring.listening.grown)
         self._asked = ChangeSignal()  # by a person
         self.changed = ChangeSignal()  # what reports show
         self._runners: dict[int, Runner] = {}
+        self.studies: Studies | None = None
         self.is_ending = False
 
     # --- requests ----------------------------------------------------------------------------------------------
@@ -76,11 +83,23 @@ class SweepService:
         self._asked.notify()
         return await self._report(sweep)
 
+    async def plan(self, request: SweepRequest) -> SweepPlan | Needs:
+        """What it would do; records and starts nothing."""
+        if request.study:
+            raise UsageError("a study has no --dry-run: its script chooses the points", hint=_PLAN_HINT)
+        new = await prepare(request, self.jobs)
+        return new if isinstance(new, Needs) else await preview(new, await self.sweeps.next_number(), self.jobs)
+
     async def newest(self, limit: int) -> list[SweepReport]:
         return [await self._report(sweep) for sweep in await self.sweeps.newest(limit)]
 
     async def report(self, word: str, *, with_history: bool = False) -> SweepReport:
         return await self._report(await self.sweeps.find(word), with_history=with_history)
+
+    async def document(self, word: str) -> dict[str, Any]:
+        """What it searches, as its file has it."""
+        found: dict[str, Any] = json.loads((await self.sweeps.find(word)).document)
+        return found
 
     async def stop(self, word: str) -> SweepReport:
         sweep = await self.sweeps.find(word)
@@ -92,23 +111,33 @@ class SweepService:
 
     async def resume(self, word: str, how: Extension) -> SweepReport:
         sweep = await self.sweeps.find(word)
-        sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", _extended(sweep.budget, how))
+        rows = await self.sweeps.trials(sweep.id, with_history=False)
+        ended = sum(row.state is TrialState.COMPLETE for row in rows) if _is_study(sweep) else 0
+        budget = replace(_extended(sweep.budget, how), workers_ended=ended)
+        sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", budget)
         self._asked.notify()
         return await self._report(sweep)
 
     async def importance(self, word: str) -> tuple[Importance, ...]:
         sweep = await self.sweeps.find(word)
+        if _is_study(sweep):
+            return await asyncio.to_thread(study_importances, (await self._host(sweep.id)).path)
         trials = await self.sweeps.trials(sweep.id)
         return await asyncio.to_thread(importances, read(json.loads(sweep.document)), trials)
 
     async def launch_best(self, word: str, user: str, key: str) -> Job:
         """The settings of the best trial, as a job of its own."""
         sweep = await self.sweeps.find(word)
-        best = best_trial(read(json.loads(sweep.document)).metric, await self.sweeps.trials(sweep.id))
+        if _is_study(sweep):
+            raise NotAllowed("the script of a study chooses its parameters itself", hint="ugro launch SCRIPT")
+        trials = await self.sweeps.trials(sweep.id, with_history=False)
+        spec = read(json.loads(sweep.document))
+        best = best_trial(spec.metric, trials)
         if best is None:
             raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
-        spec = trial_spec(decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best", best.settings)
-        return await self.jobs.submit_made(spec, user, key)
+        base, name = decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best"
+        made = await trial_job(base, name, best.settings, spec.options, self.jobs)
+        return await self.jobs.submit_made(made, user, key)
 
     async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
         """The sweep now and after each change, until it is over."""
@@ -130,33 +159,57 @@ class SweepService:
     # --- the loop ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:  # of what is followed on nodes
+            self.measuring.listening.begin(group)
+            await self._drive(group)
+
+    async def _drive(self, group: asyncio.TaskGroup) -> None:
         since = time.monotonic()
         self._runners.clear()
         while True:
-            seen = {signal: signal.count for signal in (self._moved, self._grown, self._asked)}
-            asked = {self._asked: self._asked.count}
-            await self._load()
+            seen = {signal: signal.count for signal in (*self._signals, self._asked)}
+            asked, busy_s = {self._asked: self._asked.count}, time.thread_time()
+            await self._load(group)
             for runner in list(self._runners.values()):
                 await self._step(runner, time.monotonic() - since)
             since = time.monotonic()
             if self._runners:
-                await asyncio.sleep(_LEAST_S)
+                await asyncio.sleep(max(_LEAST_S, _REST * (time.thread_time() - busy_s)))
                 await wait_for_any(seen, _SHOW_S if self.measuring.is_waiting else _LOOK_S)
             else:
                 await wait_for_any(asked, _IDLE_S)
                 since = time.monotonic()
 
-    async def _load(self) -> None:
+    async def _load(self, group: asyncio.TaskGroup) -> None:
         found = {sweep.id: sweep for sweep in await self.sweeps.unfinished()}
         for number in self._runners.keys() - found.keys():
-            await self._record_time(self._runners.pop(number))
+            runner = self._runners.pop(number)
+            runner.leave()
+            await self._record_time(runner)
             self.changed.notify()
         for number, sweep in found.items():
             if (known := self._runners.get(number)) is not None:
                 known.sweep = replace(sweep, elapsed_s=known.sweep.elapsed_s)
             else:
-                trials = await self.sweeps.trials(number)
-                self._runners[number] = Runner(self, sweep, trials, self.changed.notify)
+                await self._take_up(sweep, group)
+
+    async def _take_up(self, sweep: Sweep, group: asyncio.TaskGroup) -> None:
+        try:
+            self._runners[sweep.id] = await self._runner(sweep, await self.sweeps.trials(sweep.id), group)
+        except UgroError as error:  # its journal cannot be read: that is no reason for others to wait
+            log.error("sweep %s cannot continue: %s", sweep.name, error)
+            await self.sweeps.end(sweep.id, SweepState.STOPPED, str(error))
+
+    async def _runner(self, sweep: Sweep, trials: list[Trial], group: asyncio.TaskGroup) -> Runner:
+        if not _is_study(sweep):
+            return Runner(self, sweep, trials, self.changed.notify)
+        runner = StudyRunner(self, sweep, trials, self.changed.notify, await self._host(sweep.id))
+        runner.group = group
+        return runner
+
+    async def _host(self, sweep: int) -> StudyHost:
+        assert self.studies is not None, "the agent has not started"
+        return await self.studies.host(sweep, self.changed.notify)
 
     async def _step(self, runner: Runner, passed_s: float) -> None:
         reason = ""
@@ -183,9 +236,16 @@ class SweepService:
 
     async def _report(self, sweep: Sweep, *, with_history: bool = False) -> SweepReport:
         runner = self._runners.get(sweep.id)
-        trials = list(runner.trials.values()) if runner else await self.sweeps.trials(sweep.id)
-        spec = read(json.loads(sweep.document))
+        known = runner.trials.values() if runner else await self.sweeps.trials(sweep.id, with_history=with_history)
+        trials = [replace(one, memory="", history=one.history if with_history else ()) for one in known]
         elapsed_s = sweep.elapsed_s + (runner.more_s if runner else 0.0)
+        if _is_study(sweep):
+            try:
+                host = await self._host(sweep.id)
+            except UgroError as error:
+                return study_report(replace(sweep, reason=str(error)), trials, None, elapsed_s)
+            return study_report(sweep, trials, host, elapsed_s)
+        spec = read(json.loads(sweep.document))
         view = View(spec, sweep.budget, trials, elapsed_s=elapsed_s)
         best = best_trial(spec.metric, trials)
         return SweepReport(
@@ -201,11 +261,16 @@ class SweepService:
             spec.varying,
             sweep.budget,
             total(spec, sweep.budget),
-            tuple(trials if with_history else [replace(trial, history=()) for trial in trials]),
+            tuple(trials),
             best.number if best else None,
             eta_s(view) if sweep.state is SweepState.RUNNING else None,
             spec.notes,
+            scales(spec),
         )
+
+
+def _is_study(sweep: Sweep) -> bool:
+    return bool(json.loads(sweep.document).get("method") == METHOD)
 
 
 def _extended(budget: Budget, how: Extension) -> Budget:

@@ -10,19 +10,20 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs.arguments import LaunchCommand
 from ugro.cli.jobs.document import job_document
-from ugro.cli.jobs.options import job_options
+from ugro.cli.jobs.folders import read_folders
+from ugro.cli.jobs.options import job_options, recipe_options
+from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.cli.sweep.show import document, follow, importance_table, show, summary_row
+from ugro.cli.sweep.plan import show_plan
+from ugro.cli.sweep.show import document, follow, importance_table, show, summary_row, trial_document
 from ugro.core.errors import Interrupted, UgroError, UsageError
 from ugro.core.support.quantity import parse_duration
-from ugro.core.sweep import Budget
+from ugro.core.sweep import METHODS, PRUNERS, Budget
 
 if TYPE_CHECKING:
     from ugro.client.sweeps import SweepWish
 
-_METHODS = ("grid", "random", "bayes", "tpe", "gp")
-_PRUNERS = ("asha", "median", "hyperband", "none")
-_OWN = ("method", "metric", "goal", "target", "prune", "force")
+_OWN = ("method", "metric", "goal", "target", "prune", "force", "study")
 _LISTED = ("SWEEP", "STATE", "TRIALS", "METRIC", "BEST", "CREATED")
 
 
@@ -65,34 +66,41 @@ class SweepGroup(CommandGroup):
 def sweep() -> None:
     """Search for the best settings of a training.
 
+    All options of a new sweep, such as --trials, --metric, --prune and --gpus-per-node: ugro sweep start --help
+
     \b
     Examples:
       ugro sweep train.py --lr "1e-5,2e-5,5e-5" --batch_size "1,2"
       ugro sweep train.py --lr log:1e-5..1e-2 --layers 2..8 --trials 40 --metric val/loss --prune asha
       ugro sweep -f sweep.yaml --parallel 3
+      ugro sweep --study search.py --parallel 4
       ugro sweep best NAME
     """
 
 
 @sweep.command(cls=LaunchCommand)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A sweep file, as W&B has them (docs/sweeps.md).")
-@click.option("--method", type=click.Choice(_METHODS), help="Default: grid if all points can be tried, else bayes.")
+@click.option("--study", is_flag=True, help="The script has an Optuna study: run it as several workers of that.")
+@click.option("--method", type=click.Choice(METHODS), help="Default: grid if all points can be tried, else bayes.")
 @click.option("--metric", metavar="NAME", help="The metric to compare, as the script logs it.")
 @click.option("--goal", type=click.Choice(["minimize", "maximize"]), help="Default: minimize.")
 @click.option("--target", type=float, help="Start no more trials once a trial is as good as this.")
-@click.option("--prune", type=click.Choice(_PRUNERS), help="End trials early that are worse at the same step.")
+@click.option("--prune", type=click.Choice([*PRUNERS, "none"]), help="End trials that are worse at the same step.")
 @click.option("--trials", type=click.IntRange(1, 1_000_000), help="The most trials to make.")
 @click.option("--parallel", type=click.IntRange(1, 10_000), help="The most trials at once. Default: as many as fit.")
+@click.option("--trials-per-gpu", type=click.IntRange(1, 16), default=1, help="Trials that share each GPU.")
 @click.option("--max-time", "time_s", type=_Duration(), metavar="TIME", help="Start no more after this time: 8h.")
 @click.option("--gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Start no more after these GPU-hours.")
 @click.option("--no-improvement", type=click.IntRange(1, 1_000_000), help="End after so many trials no better.")
 @click.option("--max-failed", type=click.IntRange(1, 1_000_000), help="Stop when more trials than this have failed.")
+@recipe_options
 @job_options(submits=False)
+@click.option("--dry-run", is_flag=True, help="Show the space and the first trials; start nothing.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for the sweep.")
 @json_option
 @pass_session
 @click.pass_context
-def start(ctx: click.Context, session: Session, /, file: Path | None, detach: bool, **fields: Any) -> int:
+def start(ctx: click.Context, session: Session, /, file: Path | None, **fields: Any) -> int:
     """Start a sweep: ugro sweep start SCRIPT, or without the word start.
 
     Runs SCRIPT once for each point, as ordinary jobs. An option of SCRIPT whose value is a list or a range is searched;
@@ -106,15 +114,19 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, detach: bo
       --dropout 0.0..0.5      numbers; with a step: 0.0..0.5:0.1
       --lr log:1e-5..1e-2     numbers, each order of magnitude as likely
     """
+    apply_recipe(ctx, session, file, fields)
     script = ctx.meta["script"]
     if file is None and script is None:
         raise UsageError("a script or a sweep file is needed", hint='ugro sweep train.py --lr "0.1,0.01"')
-    if "--dry-run" in ctx.meta["args"]:
-        raise UsageError("a sweep has no --dry-run", hint="to see the plan of one trial: ugro launch SCRIPT --dry-run")
+    is_dry, detach = fields.pop("dry_run"), fields.pop("detach")
     wish = _wish({**fields, "script": script, "args": ctx.meta["args"]})
     client = session.client(uses_nodes=True)
     session.output.progress("reading the code")
+    if is_dry:
+        show_plan(session.output, client.sweeps.plan(file, wish))
+        return 0
     try:
+        read_folders(session.output, client, None, dict(wish.fields))
         found = client.sweeps.start(file, wish)
     except KeyboardInterrupt:
         client.close()
@@ -125,7 +137,7 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, detach: bo
         return 0
     for note in found.notes:
         session.output.note(f"note: {note}")
-    if found.total is None and found.budget.time_s is None and found.budget.gpu_s is None:
+    if found.total is None and found.budget.time_s is None and found.budget.gpu_s is None and not wish.study:
         session.output.note(f"note: it has no limit, such as --trials; end it with: ugro sweep stop {found.name}")
     if detach:
         session.output.note(f"sweep {found.name} runs; follow it: ugro sweep status {found.name} --follow")
@@ -138,7 +150,7 @@ def _wish(given: dict[str, Any]) -> SweepWish:
 
     hours = given.pop("gpu_hours")
     own = {name: given.pop(name) for name in _OWN}
-    names = ("trials", "time_s", "no_improvement", "parallel", "max_failed")
+    names = ("trials", "time_s", "no_improvement", "parallel", "max_failed", "trials_per_gpu")
     limits = {name: given.pop(name) for name in names}
     budget = Budget(**limits, gpu_s=None if hours is None else 3600 * hours)
     fields = {name: value for name, value in given.items() if value is not None and value not in ((), [])}
@@ -192,7 +204,7 @@ def best(session: Session, name: str, launch: bool) -> int:
     job = client.sweeps.launch_best(found.id) if launch else None
     if output.is_json:
         more = {} if job is None else {"job": job_document(job)}
-        output.document({"best": document(found)["trials"][trial.number - 1], "sweep": found.name, **more})
+        output.document({"best": trial_document(trial), "sweep": found.name, **more})
         return 0
     output.text(f"trial {trial.number} (job {trial.job}): {found.metric} {trial.best:.6g} best, {trial.last:.6g} last")
     for key, value in trial.values.items():

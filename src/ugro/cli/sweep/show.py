@@ -29,13 +29,14 @@ _LIVE_ROWS = 12
 def document(found: SweepReport) -> dict[str, Any]:
     """For programs: the values of parameters as they are."""
     own = asdict(found)
-    own["trials"] = [_trial_document(trial) for trial in found.trials]
+    own["trials"] = [trial_document(trial) for trial in found.trials]
+    own["workers"] = [{"job": one.job, "state": one.state, "reason": one.reason} for one in found.workers]
     return own
 
 
-def _trial_document(trial: Trial) -> dict[str, Any]:
+def trial_document(trial: Trial) -> dict[str, Any]:
     own = asdict(trial)
-    for name in ("settings", "asked", "ending"):
+    for name in ("settings", "asked", "ending", "memory"):
         del own[name]
     own["parameters"] = trial.values
     own["history"] = [[point.step, point.value] for point in trial.history]
@@ -104,8 +105,11 @@ def _headlines(found: SweepReport) -> list[str]:
     reason = f": {found.reason}" if found.reason else ""
     first = f"sweep {found.name} is {found.state}{reason}"
     lines = [first, f"{_size(found)}: {', '.join(words) or 'none yet'}{left}"]
+    if found.workers:
+        said = [f"job {one.job} {one.state}{f': {one.reason}' if one.reason else ''}" for one in found.workers]
+        lines.append(f"workers: {', '.join(said)}")
     if (best := found.best_trial) is not None:
-        values = ", ".join(f"{name} {best.values[name]}" for name in found.parameters)
+        values = ", ".join(f"{name} {_shown(best.values[name])}" for name in found.parameters if name in best.values)
         lines.append(f"best: trial {best.number}, {found.metric} {_number(best.best)} with {values}")
     return lines
 
@@ -135,7 +139,10 @@ def _row(found: SweepReport, trial: Trial) -> list[Cell]:
 
 
 def _size(found: SweepReport) -> str:
-    return f"{found.total} trials" if found.total is not None else "trials without a limit"
+    if found.total is not None:
+        return f"{found.total} trials"
+    # Its script says how many (n_trials) when it runs.
+    return "as many trials as its script makes" if found.method == "study" else "trials without a limit"
 
 
 def _number(value: float | None) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from ugro.core.sweep import Point
+from ugro.policy.sweep.spec import Metric
 
 MOST_KEPT = 500  # of a trial that has ended
 
@@ -26,6 +28,18 @@ def merged(series: Series) -> tuple[Point, ...]:
             found = {step: value for step, value in found.items() if step < begin}
             found.update(points)
     return tuple(Point(step, found[step]) for step in sorted(found))
+
+
+def joined(stored: Series, heard: Series) -> Series:
+    """Of each attempt and rank what is longer: the same values are heard sooner, and stored for longer."""
+    return {**stored, **{key: points for key, points in heard.items() if len(points) > len(stored.get(key, ()))}}
+
+
+def score_of(points: Sequence[Point], metric: Metric) -> float | None:
+    """What a trial counts by."""
+    if metric.is_mean:
+        return statistics.fmean(point.value for point in points) if points else None
+    return best_of(points, metric.sign)
 
 
 def best_of(points: Sequence[Point], sign: int, last_step: int | None = None) -> float | None:

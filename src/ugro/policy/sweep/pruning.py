@@ -27,7 +27,9 @@ class Prune:
 def to_prune(rule: Pruning, metric: Metric, trials: Iterable[Trial]) -> list[Prune]:
     known = [trial for trial in trials if trial.state in _COMPARED and trial.history]
     running = [trial for trial in known if trial.state is TrialState.RUNNING]
-    judge = {"hyperband": _hyperband, "asha": _asha, "median": _median}[rule.kind]
+    judge = _JUDGES.get(rule.kind)
+    if judge is None:  # Optuna judges
+        return []
     found = [(trial, judge(rule, metric, trial, known)) for trial in running]
     return [Prune(trial.number, reason) for trial, reason in found if reason is not None]
 
@@ -44,8 +46,10 @@ def _hyperband(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Tria
 
 
 def _asha(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Trial]) -> str | None:
-    newest = trial.history[-1].step
-    band = max((band for band in rule.bands or _bands(rule, known) if band <= newest), default=None)
+    newest, bracket = trial.history[-1].step, trial.number % rule.brackets
+    bands = (rule.bands or _bands(rule, known))[bracket:]
+    known = [one for one in known if one.number % rule.brackets == bracket]
+    band = max((band for band in bands if band <= newest), default=None)
     if band is None:
         return None
     reached = [best_of(one.history, metric.sign, band) for one in known if one.history[-1].step >= band]
@@ -88,3 +92,6 @@ def _median(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Trial])
     if metric.sign * own <= metric.sign * middle:
         return None
     return f"{metric.name} {own:.4g} at step {step}: the median of {len(values)} trials is {middle:.4g}"
+
+
+_JUDGES = {"hyperband": _hyperband, "asha": _asha, "median": _median}

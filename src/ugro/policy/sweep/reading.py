@@ -9,19 +9,22 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ugro.core.errors import ConfigError
+from ugro.core.sweep import METHODS, PRUNERS
 from ugro.policy.sweep.macros import check_command
-from ugro.policy.sweep.space import Parameter, grid_size
-from ugro.policy.sweep.spec import METHODS, PRUNERS, Metric, Pruning, SweepSpec
+from ugro.policy.sweep.options import read_options
+from ugro.policy.sweep.space import Kind, Parameter, grid_size
+from ugro.policy.sweep.spec import Metric, Pruning, SweepSpec
 
 _KEYS = (
     "program", "method", "metric", "parameters", "early_terminate", "command", "name", "run_cap", "ugro",
     "project", "entity", "description",
 )  # fmt: skip
 _UNUSED = ("project", "entity", "description")
-_LIMITS = ("max_parallel", "max_failed", "no_improvement", "time", "gpu_hours")
+_LIMITS = ("max_parallel", "max_failed", "no_improvement", "time", "gpu_hours", "trials_per_gpu")
 _DISTRIBUTIONS = (
     "constant", "categorical", "categorical_w_probabilities", "int_uniform", "uniform", "q_uniform",
     "log_uniform", "log_uniform_values", "q_log_uniform", "q_log_uniform_values",
@@ -30,6 +33,9 @@ _DISTRIBUTIONS = (
 _OF_PARAMETER = (
     "values", "value", "probabilities", "distribution", "min", "max", "mu", "sigma", "q", "a", "b", "parameters",
 )  # fmt: skip
+_OF_PRUNING = ("type", "min_iter", "max_iter", "s", "eta", "strict", "startup", "brackets", "p_threshold")
+_OPTIONS = "options"
+_OWN_METHODS = ("study",)  # of ``--study``, which no file has
 _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-5 as a text
 _BANDS = 100
 _MOST_DEPTH = 8
@@ -37,32 +43,48 @@ _MOST_DEPTH = 8
 
 def read(tree: Mapping[str, Any]) -> SweepSpec:
     """Raises ConfigError, which names the key."""
-    _expect_known("", tree, _KEYS)
+    check_keys(tree)
     parameters = tuple(_parameters(_mapping("parameters", tree.get("parameters")), ""))
     if not parameters:
         raise ConfigError("parameters: a sweep needs at least one", hint="parameters: {lr: {values: [0.1, 0.01]}}")
-    method = _one_of("method", tree.get("method", "grid"), METHODS)
+    method = _one_of("method", tree.get("method", "grid"), (*METHODS, *_OWN_METHODS))
     metric = _metric(tree.get("metric"))
     if method == "grid" and grid_size(parameters) is None:
         endless = next(one.name for one in parameters if one.grid() is None)
         hint = "give values, whole numbers or a q; or another method: random, bayes"
         raise ConfigError(f"parameters.{endless}: a grid cannot try all values of a range", hint=hint)
-    if metric is None and method not in ("grid", "random"):
-        raise ConfigError(f"metric: method {method} needs one", hint="metric: {name: val/loss, goal: minimize}")
+    _expect_suitable(method, metric, parameters)
+    pruning = _pruning(tree.get("early_terminate"), metric)
+    if metric is not None and pruning is not None and pruning.kind == "wilcoxon":
+        metric = replace(metric, is_mean=True)
     own = _mapping("ugro", tree.get("ugro", {}))
     return SweepSpec(
         parameters,
         method,
         metric,
-        _pruning(tree.get("early_terminate"), metric),
+        pruning,
         _text("name", tree.get("name")),
         _text("program", tree.get("program")),
         check_command(tree.get("command")),
         _whole("run_cap", tree.get("run_cap"), 1),
-        {key: value for key, value in own.items() if key not in _LIMITS},
+        {key: value for key, value in own.items() if key not in (*_LIMITS, _OPTIONS)},
         {key: value for key, value in own.items() if key in _LIMITS},
+        read_options(own.get(_OPTIONS, {}), parameters),
         tuple(f"{key} is W&B's, and has no meaning here" for key in _UNUSED if tree.get(key) is not None),
     )
+
+
+def check_keys(tree: Mapping[str, Any]) -> None:
+    """Raises ConfigError for one that no sweep file has."""
+    _expect_known("", tree, _KEYS)
+
+
+def _expect_suitable(method: str, metric: Metric | None, parameters: Iterable[Parameter]) -> None:
+    if metric is None and method not in ("grid", "random", "qmc", *_OWN_METHODS):
+        raise ConfigError(f"metric: method {method} needs one", hint="metric: {name: val/loss, goal: minimize}")
+    if method == "cmaes" and all(one.axis.kind is Kind.CHOICE for one in parameters):
+        hint = "give a range, such as min and max; or another method: bayes"
+        raise ConfigError("parameters: method cmaes searches numbers, and all of these are choices", hint=hint)
 
 
 def _metric(tree: Any) -> Metric | None:
@@ -85,14 +107,22 @@ def _pruning(tree: Any, metric: Metric | None) -> Pruning | None:
     kind = _one_of(f"{at}type", tree.get("type"), PRUNERS)
     if metric is None:
         raise ConfigError("early_terminate: it needs a metric to compare", hint="metric: {name: val/loss}")
-    _expect_known(at, tree, ("type", "min_iter", "max_iter", "s", "eta", "strict", "startup"))
+    _expect_known(at, tree, _OF_PRUNING)
     eta = _number(f"{at}eta", tree.get("eta", 3))
     if eta <= 1:
         raise ConfigError(f"{at}eta: expected more than 1, got {eta:g}")
-    startup = _whole(f"{at}startup", tree.get("startup", 5), 1) or 5
+    startup = _whole(f"{at}startup", tree.get("startup", 2 if kind == "wilcoxon" else 5), 1) or 5
     if kind == "median":
         return Pruning(kind, startup=startup)
-    return Pruning(kind, _bands(tree, eta), eta, bool(tree.get("strict", False)))
+    if kind == "wilcoxon":
+        p = _number(f"{at}p_threshold", tree.get("p_threshold", 0.1))
+        if not 0 < p < 1:
+            raise ConfigError(f"{at}p_threshold: expected a number between 0 and 1, got {p:g}")
+        return Pruning(kind, startup=startup, p=p)
+    brackets = _whole(f"{at}brackets", tree.get("brackets", 1), 1) or 1
+    if kind == "hyperband" and brackets > 1:
+        raise ConfigError(f"{at}brackets: W&B's hyperband has none", hint="type: asha")
+    return Pruning(kind, _bands(tree, eta), eta, bool(tree.get("strict", False)), brackets=brackets)
 
 
 def _bands(tree: Mapping[str, Any], eta: float) -> tuple[int, ...]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ugro.policy.sweep.options import Options
 from ugro.policy.sweep.space import Parameter
 
 Goal = Literal["minimize", "maximize"]
-METHODS = ("grid", "random", "bayes", "tpe", "gp")
-PRUNERS = ("hyperband", "asha", "median")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +17,7 @@ class Metric:
     name: str
     goal: Goal = "minimize"
     target: float | None = None
+    is_mean: bool = False  # a trial counts by the mean of its values, and not by the best of them
 
     @property
     def sign(self) -> int:
@@ -27,13 +27,15 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """When trials end early. Bands of ``hyperband`` count values, as W&B does; ``asha`` and ``median`` count steps."""
+    """When trials end early. Bands of ``hyperband`` count values, as W&B does; the other rules count steps."""
 
     kind: str
     bands: tuple[int, ...] = ()
     eta: float = 3.0
     is_strict: bool = False
-    startup: int = 5  # trials that ``median`` lets run before it compares
+    startup: int = 5  # trials that ``median`` lets run before it compares, steps of ``wilcoxon``
+    brackets: int = 1  # of ``asha``: trials of each begin at another band, and are compared among themselves
+    p: float = 0.1  # of ``wilcoxon``: how likely it may be that chance alone makes a trial look so bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class SweepSpec:
     run_cap: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its jobs
     limits: Mapping[str, Any] = field(default_factory=dict)  # of its budget
+    options: Options = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what is read and not used
 
     @property

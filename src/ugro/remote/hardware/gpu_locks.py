@@ -5,6 +5,9 @@ holds the lock of each of its GPUs, and the file says who that is. The folder is
 /run/user or /dev/shm may be deleted while they are held, because they are old or because the user logs out. A
 supervisor that was killed leaves its record: the GPU is free when no process of that run is left, or when the machine
 was restarted since.
+
+Runs of one group may share a GPU. Each holds the lock of a seat, a file of its own, and takes it while it holds the
+GPU's own lock for a moment; who wants the whole GPU holds that, and finds no seat taken.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 Record = Dict[str, Any]
 
 
+MOST_SHARES = 16  # runs on one GPU
+
+
+class Sharing(NamedTuple):
+    group: str  # whose runs may have a GPU together
+    most: int  # of them on one GPU
+
+
 class Device(NamedTuple):
     number: int  # the driver's index of it
     uuid: str
@@ -46,8 +57,13 @@ class GpuLocks:
     def __init__(self) -> None:
         self._files: List[int] = []
 
-    def take(self, devices: List[Device], root: str, record: Record) -> None:
-        """All or none; ``gpu-busy`` when somebody has one of them. A GPU without a UUID has no lock."""
+    def take(
+        self, devices: List[Device], root: str, record: Record, share: Optional[Sharing] = None
+    ) -> None:
+        """All or none; ``gpu-busy`` when somebody has one of them. A GPU without a UUID has no lock.
+
+        ``share``: runs of the same group may have them, too.
+        """
         known = {device.uuid: device for device in devices if device.uuid}
         if not known:
             return
@@ -55,7 +71,10 @@ class GpuLocks:
         folder = _make_folder(root)
         try:
             for _, device in sorted(known.items()):
-                self._take(folder, device, own)
+                if share is None:
+                    self._take(folder, device, own)
+                else:
+                    self._take_seat(folder, device, {**own, "group": share.group}, share)
         except (OSError, Refused):
             self.release(is_over=True)
             raise
@@ -63,19 +82,31 @@ class GpuLocks:
             os.close(folder)
 
     def _take(self, folder: int, device: Device, own: Record) -> None:
-        file = _open(folder, device.uuid, os.O_CREAT)
+        file = _locked(folder, device, own)
         try:
-            is_held = not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)
-            record = _read(file)
-            if not is_held and not _is_named(file, folder, device.uuid):
-                raise Refused(BUSY, "GPU %d: its lock was deleted meanwhile" % device.number)
-            if is_held or (record and not is_over(record)):
-                raise Refused(BUSY, "GPU %d is used by %s" % (device.number, _words(record, own, is_held)))
+            _expect_no_seats(folder, device, own)
             _write(file, json.dumps(own).encode())
         except (OSError, Refused):
             os.close(file)
             raise
         self._files.append(file)
+
+    def _take_seat(self, folder: int, device: Device, own: Record, share: Sharing) -> None:
+        """The lock of the GPU itself is held meanwhile, so nobody else takes it or a seat of it."""
+        file = _locked(folder, device, own)
+        try:
+            _expect_no_seats(folder, device, own)
+            for number in range(share.most):
+                seat = _open(folder, _seat(device.uuid, number), os.O_CREAT)
+                # Free, but for those who only look.
+                if _is_free(seat) and durable.lock_within(seat, fcntl.LOCK_EX, _LOCK_S):
+                    self._files.append(seat)
+                    _write(seat, json.dumps(own).encode())
+                    return
+                os.close(seat)
+            raise Refused(BUSY, "GPU %d is used by %d others of its group" % (device.number, share.most))
+        finally:
+            os.close(file)
 
     def release(self, *, is_over: bool) -> None:
         """``is_over``: no process of the run is left. Otherwise the records stay, and the next taker looks for some."""
@@ -85,6 +116,22 @@ class GpuLocks:
                 if is_over:
                     os.ftruncate(file, 0)
             os.close(file)
+
+
+def _locked(folder: int, device: Device, own: Record) -> int:
+    """The file of a GPU that no run has, with its lock."""
+    file = _open(folder, device.uuid, os.O_CREAT)
+    try:
+        is_held = not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)
+        record = _read(file)
+        if not is_held and not _is_named(file, folder, device.uuid):
+            raise Refused(BUSY, "GPU %d: its lock was deleted meanwhile" % device.number)
+        if is_held or (record and not is_over(record)):
+            raise Refused(BUSY, "GPU %d is used by %s" % (device.number, _words(record, own, is_held)))
+    except (OSError, Refused):
+        os.close(file)
+        raise
+    return file
 
 
 class Holders:
@@ -100,9 +147,18 @@ class Holders:
             with contextlib.suppress(OSError, Refused):
                 folder = _open_folder(path)
                 try:
-                    holder = self._in(folder, uuid)
+                    holder = self._in(folder, uuid) or self._in_seats(folder, uuid)
                 finally:
                     os.close(folder)
+                if holder is not None:
+                    return holder
+        return None
+
+    def _in_seats(self, folder: int, uuid: str) -> Optional[Record]:
+        """One of those that share it: they are of one group."""
+        with contextlib.suppress(FileNotFoundError):
+            for number in range(MOST_SHARES):
+                holder = self._in(folder, _seat(uuid, number))
                 if holder is not None:
                     return holder
         return None
@@ -129,6 +185,32 @@ def is_over(record: Record) -> bool:
         return True
     left = terminate.marked(os.fsencode(str(record.get("mark")))) or terminate.in_cgroup(record.get("cgroup"))
     return not left
+
+
+def _seat(uuid: str, number: int) -> str:
+    return "%s.seat-%d" % (uuid, number)
+
+
+def _expect_no_seats(folder: int, device: Device, own: Record) -> None:
+    """Of others than its own group. Seats are made in their order, and stay."""
+    with contextlib.suppress(FileNotFoundError):
+        for number in range(MOST_SHARES):
+            seat = _open(folder, _seat(device.uuid, number), 0)
+            try:
+                record = _read(seat)
+                is_stranger = not record or "group" not in own or record.get("group") != own["group"]
+                if is_stranger and not _is_free(seat):
+                    words = _words(record, own, not durable.lock_within(seat, fcntl.LOCK_SH, 0))
+                    raise Refused(BUSY, "GPU %d is shared by %s" % (device.number, words))
+            finally:
+                os.close(seat)
+
+
+def _is_free(seat: int) -> bool:
+    """Nobody holds it, and what has held it is over."""
+    is_held = not durable.lock_within(seat, fcntl.LOCK_SH, 0)
+    record = _read(seat)
+    return not is_held and (not record or is_over(record))
 
 
 def _words(record: Record, own: Record, is_held: bool) -> str:

@@ -1,4 +1,4 @@
-"""``/sweeps``: searches for the best settings, and one of them with its history and its trials."""
+"""``/sweeps``: searches for the best settings, and one of them with its charts and its trials."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import csv
 import io
 
 from fastapi import FastAPI, Request, Response
-from markupsafe import Markup
 
-from ugro.core.sweep import SweepReport
-from ugro.policy.sweep.page import coordinates, history, rows
+from ugro.agent.api.app import http_status
+from ugro.agent.api.responses import json_response
+from ugro.core.errors import NotAllowed
+from ugro.core.support.codec import dumps
+from ugro.core.sweep import SweepReport, Trial
+from ugro.policy.sweep.charts import document
+from ugro.policy.sweep.page import rows, shown_value
 from ugro.web.site import Site
 
 _LISTED = 100
@@ -27,6 +31,7 @@ def add_sweep_pages(app: FastAPI, site: Site) -> None:
     async def sweep(request: Request, word: str) -> Response:
         found = await site.agent.sweeps.report(word)
         header, *shown = rows(found)
+        charts, best = document(found, has_jobs=True), found.best_trial
         return await site.render(
             request,
             "sweep.html",
@@ -35,11 +40,22 @@ def add_sweep_pages(app: FastAPI, site: Site) -> None:
             header=header,
             rows=shown[-_MOST_ROWS:],
             left_out=max(0, len(shown) - _MOST_ROWS),
-            # Made of numbers and of escaped texts.
-            history=Markup(history(found)),
-            coordinates=Markup(coordinates(found)),
+            document=charts,
+            best_values=_varying(found, best) if best else {},
             compared=_best(found),
         )
+
+    _add_documents(app, site)
+
+
+def _add_documents(app: FastAPI, site: Site) -> None:
+    @app.get("/sweeps/{word}/importance")
+    async def importance(word: str) -> Response:
+        """Apart from the page, which need not wait for it."""
+        try:
+            return json_response({"importance": await site.agent.sweeps.importance(word)})
+        except NotAllowed as error:  # too few trials, or no Optuna: it says what to do
+            return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
 
     @app.get("/sweeps/{word}/trials.csv")
     async def trials(word: str) -> Response:
@@ -48,6 +64,12 @@ def add_sweep_pages(app: FastAPI, site: Site) -> None:
         csv.writer(text).writerows(rows(found))
         name = {"content-disposition": f'attachment; filename="{found.name}.csv"'}
         return Response(text.getvalue(), media_type="text/csv", headers=name)
+
+
+def _varying(found: SweepReport, trial: Trial) -> dict[str, str]:
+    """A trial of a study need not have all parameters."""
+    values = trial.values
+    return {name: shown_value(values[name]) for name in found.parameters if name in values}
 
 
 def _best(found: SweepReport) -> list[int]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ugro.core.sweep import Budget, Point, Trial, TrialState
-from ugro.policy.sweep.decision import Act, View, best_trial, decide, total
-from ugro.policy.sweep.history import MOST_KEPT, best_of, merged, thinned
+from ugro.policy.sweep.decision import Act, View, best_trial, decide, eta_s, predecessor, total
+from ugro.policy.sweep.history import MOST_KEPT, best_of, joined, merged, score_of, thinned
 from ugro.policy.sweep.pruning import to_prune
 from ugro.policy.sweep.reading import read
 from ugro.policy.sweep.spec import Metric, Pruning
@@ -38,6 +38,59 @@ def test_one_trial_waits_beyond_what_runs() -> None:
     assert decide(View(SPEC, Budget(), running, waiting=1)).act is Act.WAIT
     assert decide(View(SPEC, Budget(parallel=3), running, waiting=0)).act is Act.WAIT
     assert decide(View(SPEC, Budget(parallel=4), running, waiting=4)).act is Act.TRY
+
+
+def test_the_next_trial_is_made_ready_while_one_is_ended_and_starts_after_it() -> None:
+    running = done(3, TrialState.RUNNING)
+    assert decide(View(SPEC, Budget(parallel=3), running, leaving=1)).act is Act.TRY
+    assert decide(View(SPEC, Budget(parallel=3), done(4, TrialState.RUNNING), leaving=1)).act is Act.WAIT
+    assert predecessor(3, 3, [7], ()) == 7
+    assert predecessor(3, 4, [7, 8], {7}) == 8, "each end makes room for one"
+    assert predecessor(3, 2, [7], ()) is None, "there is room for it anyway"
+    assert predecessor(None, 9, [7], ()) is None
+
+
+def test_of_values_that_are_heard_and_stored_the_longer_series_counts() -> None:
+    stored = {(1, 0): [(1, 0.5), (2, 0.4)], (2, 0): [(3, 0.3)]}
+    heard = {(2, 0): [(3, 0.3), (4, 0.2)], (1, 0): [(1, 0.5)]}
+    assert joined(stored, heard) == {(1, 0): [(1, 0.5), (2, 0.4)], (2, 0): [(3, 0.3), (4, 0.2)]}
+    assert joined({}, heard) == heard
+
+
+def test_the_time_that_is_left_counts_what_runs_and_not_what_came_from_the_cache() -> None:
+    """Two at once, ten seconds each: after the first two of ten, eight are left on two lanes."""
+    ended = [trial(number, TrialState.COMPLETE, 1.0, took_s=10.0) for number in (1, 2)]
+    assert eta_s(View(SPEC, Budget(trials=10), ended, elapsed_s=10.0)) == pytest.approx(40.0)
+    running = [trial(number, TrialState.RUNNING, took_s=5.0) for number in (3, 4)]
+    assert eta_s(View(SPEC, Budget(trials=10), [*ended, *running], elapsed_s=15.0)) == pytest.approx(35.0)
+    one = [trial(1, TrialState.COMPLETE, 1.0, took_s=10.0), trial(2, TrialState.RUNNING, took_s=9.0)]
+    assert eta_s(View(SPEC, Budget(trials=10), one, elapsed_s=10.0)) == pytest.approx(8.1 * 10 / 1.9), "and not 90"
+    cached = [*ended, *(trial(number, TrialState.COMPLETE, 1.0, took_s=0.0) for number in range(3, 7))]
+    assert eta_s(View(SPEC, Budget(trials=10), cached, elapsed_s=10.0)) == pytest.approx(20.0)
+    assert eta_s(View(SPEC, Budget(trials=10, time_s=25), ended, elapsed_s=10.0)) == pytest.approx(15.0)
+    assert eta_s(View(SPEC, Budget(trials=10), running, elapsed_s=10.0)) is None
+
+
+def test_trials_that_share_a_gpu_use_up_a_part_of_its_hours() -> None:
+    ended = [trial(number, TrialState.COMPLETE, 1.0, took_s=20.0, gpus=1) for number in (1, 2)]
+    assert decide(View(SPEC, Budget(gpu_s=36), ended)).act is Act.END
+    assert decide(View(SPEC, Budget(gpu_s=36, trials_per_gpu=2), ended)).act is Act.TRY
+
+
+def test_where_the_mean_counts_only_complete_trials_are_the_best() -> None:
+    mean = replace(LOSS, is_mean=True)
+    trials = [trial(1, TrialState.RUNNING, 0.1), trial(2, TrialState.PRUNED, 0.2), trial(3, TrialState.COMPLETE, 0.3)]
+    assert (best := best_trial(mean, trials)) is not None
+    assert best.number == 3
+    assert score_of((Point(1, 1.0), Point(2, 3.0)), mean) == 2.0
+
+
+def test_brackets_of_asha_begin_at_other_rungs_and_are_compared_among_themselves() -> None:
+    rule = Pruning("asha", bands=(1, 3), brackets=2)
+    trials = [trial(number, TrialState.RUNNING, float(number)) for number in range(1, 9)]
+    assert [found.number for found in to_prune(rule, LOSS, trials)] == [4, 6, 8], "the odd ones run to the third step"
+    longer = [trial(number, TrialState.RUNNING, *[float(number)] * 3) for number in range(1, 9)]
+    assert [found.number for found in to_prune(rule, LOSS, longer)] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

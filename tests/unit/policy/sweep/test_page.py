@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from ugro.client.sweep_page import assets
 from ugro.core.sweep import Budget, Importance, SweepReport, SweepState, Trial, TrialState
-from ugro.policy.sweep.page import page
+from ugro.policy.sweep.html import Assets
+from ugro.policy.sweep.page import Explained, page
 
 TRIALS = tuple(
     Trial(number, (("lr", str(10.0**-number)), ("opt", '"<b>"')), (), TrialState.COMPLETE, number, best=1 / number)
@@ -30,42 +33,55 @@ REPORT = SweepReport(
     TRIALS,
     best=4,
 )
+NONE = Explained(problem="no Optuna")
+PLAIN = Assets("body {}", "draw();")
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.seen: list[str] = []
+        self.tags: list[str] = []
+        self.texts: dict[str, str] = {}
+        self._id = ""
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.tags.append(tag)
+        self._id = dict(attrs).get("id") or ""
+
+    def handle_data(self, data: str) -> None:
+        if self._id:
+            self.texts[self._id] = self.texts.get(self._id, "") + data
 
 
-def tags(text: str) -> list[str]:
-    parser = Tags()
-    parser.feed(text)
-    return parser.seen
-
-
-def test_a_report_has_charts_a_table_and_its_rows_as_csv() -> None:
-    text = page(REPORT, [Importance("lr", 0.9), Importance("opt", 0.1)])
-    found = tags(text)
-    assert found.count("circle") == 4
-    assert found.count("polyline") == 5, "the best so far, and a line for each trial"
-    assert (found.count("script"), found.count("b"), found.count("link")) == (0, 0, 0)
+def test_a_report_has_its_charts_a_table_and_its_rows_as_csv() -> None:
+    text = page(REPORT, Explained([Importance("lr", 0.9), Importance("opt", 0.1)]), PLAIN)
+    found = Page(text)
+    assert (found.tags.count("script"), found.tags.count("b"), found.tags.count("link")) == (2, 0, 0)
     assert not re.search(r'(?:src|href)="(?!data:text/csv)', text)
+    shown = json.loads(found.texts["sweep-document"])
+    assert [trial[0] for trial in shown["trials"]] == [1, 2, 3, 4]
+    assert shown["importance"][0] == {"parameter": "lr", "share": 0.9}
+    assert shown["has_jobs"] is False, "a file has no pages to link to"
     rows = base64.b64decode(text.partition("base64,")[2].partition('"')[0]).decode().splitlines()
     assert rows[0].startswith("trial,job,state,lr,opt,val/loss best")
     assert len(rows) == 5
     assert "Best: trial 4 (job 4), val/loss 0.25" in text
 
 
-def test_a_sweep_with_nothing_to_draw_has_a_table_only() -> None:
-    text = page(replace(REPORT, trials=TRIALS[:1], metric=None, best=None, parameters=("lr",)), [])
-    assert "svg" not in tags(text)
-    assert tags(text).count("tr") == 2
+def test_why_there_are_no_importances_is_said() -> None:
+    shown = json.loads(Page(page(REPORT, NONE, PLAIN)).texts["sweep-document"])
+    assert (shown["importance"], shown["importance_problem"]) == ([], "no Optuna")
 
 
-def test_values_of_any_kind_have_a_place() -> None:
-    odd = replace(TRIALS[0], number=9, settings=(("lr", "null"), ("opt", "[1, true]")))
-    assert tags(page(replace(REPORT, trials=(*TRIALS, odd)), [])).count("polyline") == 6
+def test_a_sweep_without_a_metric_has_its_table() -> None:
+    text = page(replace(REPORT, trials=TRIALS[:1], metric=None, best=None, parameters=("lr",)), NONE, PLAIN)
+    assert Page(text).tags.count("tr") == 2
+
+
+def test_the_dashboards_own_files_are_in_it() -> None:
+    found = assets()
+    assert "--series-1" in found.style
+    assert ".axis-strip" in found.style
+    assert "class Parallel" in found.script
+    assert "/static/" not in re.sub(r'const SHEET = "[^"]*"', "", found.script), "nothing is loaded"
