@@ -1,0 +1,1 @@
+"""Launches without a script: recipes, models and data that nodes lack, and whether it fits."""

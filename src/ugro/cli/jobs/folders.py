@@ -1,0 +1,30 @@
+"""Reading the folders of a job before it is submitted: it may take minutes, and says how far it is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ugro.cli.output import Output
+from ugro.client.client import Client
+from ugro.client.folders import FolderReading
+from ugro.core.support.progress import Speed
+from ugro.core.support.quantity import format_size
+
+
+def read_folders(output: Output, client: Client, file: Path | None, fields: dict[str, Any]) -> None:
+    has_work = fields.get("script") or fields.get("command")
+    if file is None and not (fields.get("folder") and has_work):
+        return
+    speed = Speed(time.monotonic())
+    for step in client.folders.read(file, fields=fields):
+        if isinstance(step, FolderReading) and step.total:
+            speed.note(time.monotonic(), step.bytes)
+            rate = speed.at(time.monotonic())
+            output.progress(f"reading {step.path}: {_words(step, rate)}")
+
+
+def _words(step: FolderReading, rate: float | None) -> str:
+    found = f"{format_size(step.bytes)} of {format_size(step.total)}"
+    return found if rate is None else f"{found}, {format_size(rate)}/s"

@@ -1,0 +1,1 @@
+"""A recipe: train.py is the script, recipe.yaml describes it."""

@@ -1,0 +1,1 @@
+"""Recipes in real processes: alone, on several unequal ranks, killed and resumed, and launched on nodes."""

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from ugro.agent.services.model_folder import expect_complete
+from ugro.core.errors import NotAllowed
+from ugro.core.results import JobResults, LeftFile, NodeResults, ResultState
+
+
+def results(state: ResultState, *left: str) -> JobResults:
+    files = tuple(LeftFile(name, 3, "over results.limit") for name in left)
+    return JobResults(7, 1, "/jobs/7", state, 1, 2, (), (NodeResults("n1", state, left=files),), ())
+
+
+def test_a_model_of_which_files_stayed_on_a_node_is_not_served() -> None:
+    made = results(ResultState.HOME, "model/model.safetensors", "trace.json")
+    with pytest.raises(NotAllowed, match=r"model/model.safetensors stayed on n1: over results\.limit") as caught:
+        expect_complete(made, "model", is_final=True)
+    assert caught.value.hint == "get it: ugro results 7 --fetch"
+    expect_complete(made, "other", is_final=True)
+    with pytest.raises(NotAllowed, match="and 1 more"):
+        expect_complete(made, ".", is_final=True)
+
+
+@pytest.mark.parametrize("state", [ResultState.COMING, ResultState.WAITING, ResultState.UNKNOWN])
+def test_a_model_that_is_still_being_collected_is_not_served(state: ResultState) -> None:
+    with pytest.raises(NotAllowed, match="not complete yet"):
+        expect_complete(results(state), "model", is_final=True)
+
+
+def test_a_folder_of_a_job_that_runs_is_served_as_it_is_if_somebody_names_it() -> None:
+    expect_complete(results(ResultState.LIVE), "checkpoints", is_final=False)
