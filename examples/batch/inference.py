@@ -41,9 +41,9 @@ class Classifier:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=2000)
-    parser.add_argument("--backend", default="local", choices=["local", "ray"])
+    parser.add_argument("--engine", default="local", choices=["local", "ray"])
     arguments = parser.parse_args()
-    with ugro.Pool(backend=arguments.backend) as pool:
+    with ugro.Pool(engine=arguments.engine) as pool:
         found = list(pool.map(Classifier(seed=0), range(arguments.items)))
     classes = Counter(label for label, _ in found)
     processes = len({process for _, process in found})

@@ -69,6 +69,9 @@ async def _serve_until_stopped(
             group.create_task(keep_running(agent.discovery.run), name="discover nodes"),
             group.create_task(keep_running(agent.sweeps.run), name="run sweeps"),
             group.create_task(keep_running(agent.ray_clusters.run), name="run Ray clusters"),
+            group.create_task(keep_running(agent.services.run), name="run services"),
+            group.create_task(keep_running(agent.power.run), name="suspend and wake nodes"),
+            group.create_task(keep_running(agent.hooks.run), name="call hooks"),
         ]
         # Meanwhile links are being opened, which is mostly waiting for ssh.
         server, api = await asyncio.to_thread(_load, agent)

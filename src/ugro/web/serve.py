@@ -19,7 +19,8 @@ from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.support.clock import boot_clock_s
-from ugro.web.access import AccessSettings, is_loopback
+from ugro.core.support.loopback import is_loopback
+from ugro.web.access import AccessSettings
 from ugro.web.app import create_web
 from ugro.web.door import Door
 from ugro.web.tokens import LINK_LIFETIME_S, Tokens

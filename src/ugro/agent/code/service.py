@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ugro.agent.code.diff import CodeDiff, code_diff
+from ugro.agent.code.folders import Folders
 from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.script_imports import ScriptImports
@@ -21,7 +22,7 @@ from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.cluster import Cluster
-from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
+from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.core.errors import UgroError
 from ugro.core.job import FINAL_STATES, Imports, Job, JobSpec, JobState
 from ugro.core.support.progress import together
@@ -48,13 +49,16 @@ class Code:
         self._transfers = CodeTransfers(self._snapshots, store.code, cluster.inventory.get, identity)
         self._imports = ScriptImports(self._snapshots)
         self._sdk = Sdk(self._snapshots)
+        self.folders = Folders(state.folders, cluster, store.code, identity, self._live_folders)
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
 
-    async def take(self, folder: Path, *, force: bool = False, is_lasting: bool = True) -> Snapshot:
-        """Stores the folder as it is now; ``is_lasting``: so that it survives a power cut."""
-        taken = await asyncio.to_thread(self._take, self._request(folder, force), is_lasting)
+    async def take(
+        self, folder: Path, *, force: bool = False, is_lasting: bool = True, without: Iterable[Path] = ()
+    ) -> Snapshot:
+        """Stores the folder as it is now; ``is_lasting``: so that it survives a power cut. ``without`` is left out."""
+        taken = await asyncio.to_thread(self._take, self._request(folder, force, without), is_lasting)
         self._count(taken)
         if taken.new_bytes:
             self._make_room_soon()
@@ -97,14 +101,14 @@ class Code:
                     return what
         return None
 
-    def _request(self, folder: Path, force: bool) -> SnapshotRequest:
+    def _request(self, folder: Path, force: bool, without: Iterable[Path]) -> SnapshotRequest:
         sync = self._cluster.config.sync
-        own = os.stat(self._state.path)
+        left_out = [os.stat(path) for path in (self._state.path, *without) if path.exists()]
         choices = Choices(
             sync.exclude_patterns,
             sync.follow_symlinks,
             Links(sync.outside_links),
-            frozenset({(own.st_dev, own.st_ino)}),
+            frozenset((one.st_dev, one.st_ino) for one in left_out),
         )
         return SnapshotRequest(str(folder), choices, sync.max_size, force, trusts_times=not sync.use_checksums)
 
@@ -136,8 +140,15 @@ class Code:
             live = [job.spec.snapshot for job in await self._store.jobs.in_states(_LIVE) if job.spec.snapshot]
             own = [self._sdk.tree] if self._sdk.tree else []
             own += await self._store.sweeps.snapshots()
+            own += [spec.snapshot for spec in await self._store.services.specs() if spec.snapshot]
             done = await asyncio.to_thread(self._snapshots.tidy, limit, [*live, *own])
         return Tidied(None, done.freed_bytes, done.kept_bytes, done.roots)
+
+    async def _live_folders(self) -> list[str]:
+        """Those that jobs which have not ended need, and trials and replicas that may still be made."""
+        live = await self._store.jobs.in_states(_LIVE)
+        specs = [*(job.spec for job in live), *await self._store.services.specs()]
+        return [*(one.tree for spec in specs for one in spec.folders), *await self._store.sweeps.folders()]
 
     # --- sending -----------------------------------------------------------------------------------------------
 
@@ -193,18 +204,23 @@ class Code:
             if tree is not None:
                 self._transfers.forget(node, tree)
 
+    def forget_all(self, spec: JobSpec, node: str) -> None:
+        """The same for all that goes with a job."""
+        self.forget(spec.snapshot, node)
+        self.folders.forget(spec.folders, node)
+
     def moved_at(self, job: Job) -> float:
         """When the transfer of its code last made progress, by the monotonic clock; 0 if there is none."""
         own = [tree for tree in (job.spec.snapshot, self._sdk.tree) if tree is not None]
         moved = [self._transfers.moved.get((node, tree), 0.0) for node in _nodes(job) for tree in own]
-        return max(moved, default=0.0)
+        return max([*moved, self.folders.moved_at(job)])
 
     def progress(self, job: Job) -> str | None:
         """A sentence, while its code is being sent."""
         under_way = {node: self._transfers.transfer(node, job.spec.snapshot or "") for node in _nodes(job)}
         found = {node: one.progress for node, one in under_way.items() if one is not None and one.bytes}
         if not found:
-            return None
+            return self.folders.progress(job)
         nodes = ", ".join(found) if len(found) <= _MOST_NAMED else f"{len(found)} nodes"
         return f"sending code to {nodes}: {together(found.values())}"
 
@@ -224,12 +240,14 @@ class Code:
     def end(self) -> None:
         """Takes no more snapshots."""
         self._snapshots.end()
+        self.folders.end()
 
     async def close(self) -> None:
         if self._making_room is not None:
             self._making_room.cancel()
             await asyncio.gather(self._making_room, return_exceptions=True)
         await self._transfers.close()
+        await self.folders.close()
 
     # --- by hand -----------------------------------------------------------------------------------------------
 
@@ -280,7 +298,9 @@ class Code:
     async def tidy(self, nodes: Sequence[str], *, everything: bool) -> list[Tidied]:
         """On the nodes and on this machine."""
         limit = 0 if everything else self._cluster.config.sync.store_limit
-        return [*await asyncio.gather(*(self._tidy(node, limit) for node in nodes)), await self._tidy_home(limit)]
+        code = [*await asyncio.gather(*(self._tidy(node, limit) for node in nodes)), await self._tidy_home(limit)]
+        folders = await self.folders.tidy(nodes, everything=everything)
+        return [both(one, other) for one, other in zip(code, folders, strict=True)]
 
     async def _tidy(self, node: str, limit: int) -> Tidied:
         try:

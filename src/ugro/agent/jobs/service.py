@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
@@ -18,7 +19,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import NotAllowed, NotFound, UsageError
 from ugro.core.event import Event
-from ugro.core.job import WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState, Placement
+from ugro.core.job import HOLDING_STATES, WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun
 from ugro.core.python_env import EnvRequest
 from ugro.core.safe_mode import REMEDY
@@ -106,16 +107,25 @@ class JobService:
         await self._submitting.check_fit([spec])
         found = await self._previews.dry_run(spec, submit.user)
         predicted = await self._submitting.predict(spec, found.placement)
-        return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted)
+        memory = await self._submitting.memory(spec, found.placement)
+        return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted, memory=memory)
 
     async def read(self, submit: Submit) -> JobSpec | Needs:
         """The spec of a job that is not submitted itself."""
         spec = await self._submitting.spec(submit)
         return spec if isinstance(spec, Needs) else await self._submitting.upgraded(spec)
 
+    def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Reads the folders of a job that is about to be submitted, and says how far it is."""
+        return self._submitting.read_folders(submit)
+
     async def uses(self, spec: JobSpec, module: str) -> bool:
         """Whether its script imports it; True if no code is sent, or nobody can tell."""
         return await self._submitting.uses(spec, module)
+
+    async def with_script(self, spec: JobSpec) -> JobSpec:
+        """A spec that now runs another script of its code: with what that imports."""
+        return await self._submitting.with_script(spec)
 
     async def place_idle(self, spec: JobSpec) -> Placement:
         """The nodes that it would get if the cluster were idle."""
@@ -198,9 +208,13 @@ class JobService:
         known = await self._jobs.states_of((*after.ok, *after.any))
         return After(*(tuple(number for number in some if number in known) for some in (after.ok, after.any)))
 
-    async def cancel(self, word: str) -> Job:
+    async def cancel(self, word: str, *, grace_s: float | None = None) -> Job:
+        """``grace_s``: less than what its spec gives it, as nobody needs what it would save."""
         self._engine.safe_mode.check("and ends no jobs")
-        job = await self._jobs.ask_to_end((await self.find(word)).id, Ending.CANCELLED)
+        found = await self.find(word)
+        if grace_s is not None and found.state in HOLDING_STATES:
+            self._engine.shorten_grace(found.id, grace_s)
+        job = await self._jobs.ask_to_end(found.id, Ending.CANCELLED)
         point("cancel.recorded")
         self._engine.wake()
         return job
@@ -278,6 +292,8 @@ class JobService:
             return Why(job.id, f"the agent is in safe mode: {safe_mode.brief}", (REMEDY,))
         if (reason := self._engine.first_answers.reason(job.id)) is not None:
             return Why(job.id, reason)
+        if (missing := self._engine.missing_ranks(job)) is not None:
+            return Why(job.id, missing, nodes=job.placement.nodes if job.placement else ())
         await live.read()
         view = await self._scheduler_input.take(live)
         if job.ending is Ending.CANCELLED and job.state in WAITING_STATES:
@@ -300,6 +316,8 @@ class JobService:
     def _prepared(self, job: Job) -> Job:
         if job.state is JobState.STARTING and (text := self._submitting.progress(job)):
             return replace(job, reason=text)
+        if (missing := self._engine.missing_ranks(job)) is not None and job.state is JobState.RUNNING:
+            return replace(job, reason=missing)
         return job
 
     # --- following ---------------------------------------------------------------------------------------------

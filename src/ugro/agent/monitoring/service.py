@@ -18,7 +18,7 @@ from ugro.agent.monitoring.headlines import Headlines
 from ugro.agent.monitoring.job_notifications import JobNotifications
 from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
-from ugro.agent.monitoring.prometheus import PrometheusMetrics
+from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services
 from ugro.agent.support.aio import keep_running
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
@@ -92,6 +92,10 @@ class MonitoringService:
         """What was measured of the nodes' hardware, for alerts and Prometheus."""
         self.monitor.slower = measured.findings
         self.parts.prometheus.measured = measured
+
+    def use_services(self, services: Services) -> None:
+        """What services do, for Prometheus."""
+        self.parts.prometheus.services = services
 
     async def run(self) -> None:
         parts = self.parts

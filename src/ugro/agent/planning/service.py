@@ -18,8 +18,9 @@ from ugro.agent.planning.trials import Busy, Ran, Request, Trials
 from ugro.core.errors import NotAllowed, Unsatisfiable, UsageError
 from ugro.core.job import Ending, JobSpec, JobState, Launcher, Placement, Share
 from ugro.core.planning import MOST_NODES, JointTrial, LaunchPlan, LeftOut, NodeTrial
+from ugro.policy.planning.memory import too_large
 from ugro.policy.planning.plan import make_plan
-from ugro.policy.planning.reading import About, joint_trial, node_trial
+from ugro.policy.planning.reading import About, joint_trial, model_size, node_trial
 
 LIMIT_S = 30.0
 _LOOK_S = 0.3
@@ -97,12 +98,21 @@ class PlanService:
         about = About(name, self._forecasts.device(request.shares[0]), _now(), ran.job.id, ran.ran_out_of_memory)
         found = joint_trial(ran.training, about) if request.is_joint else node_trial(ran.training, about)
         if isinstance(found, str):
-            return LeftOut(name, _why(ran, found), ran.job.id)
+            return LeftOut(name, _why(ran, found) + self._too_large(ran, request), ran.job.id)
         await self._forecasts.keep(request.spec, request.shares, found)
         return found
 
+    def _too_large(self, ran: Ran, request: Request) -> str:
+        """What would help a training that ran out of memory, if it has come far enough to say how large it is."""
+        model = ran.training.model
+        size = model_size(model, ran.training.trial) if model is not None and ran.ran_out_of_memory else None
+        devices = self._forecasts.devices(request.candidates)
+        return f"; {too_large(size, devices)}" if size is not None and devices else ""
+
     async def conclude(self, spec: JobSpec, known: Known, cached: dict[str, bool], left: list[LeftOut]) -> LaunchPlan:
-        return make_plan(spec.name, await self._forecasts.knowledge(spec, known), cached, left)
+        plan = make_plan(spec.name, await self._forecasts.knowledge(spec, known), cached, left)
+        shares = [share for name in known.trials if (share := self._forecasts.whole(name, spec.resources)) is not None]
+        return replace(plan, memory=self._forecasts.needs(known.trials, shares))
 
     async def knows_links(self, nodes: Sequence[str]) -> bool:
         return len(await self._forecasts.links(nodes)) == len(nodes) * (len(nodes) - 1) // 2
@@ -174,7 +184,7 @@ class _Work:
 
     def _trial(self, shares: tuple[Share, ...]) -> Request:
         parts = len(self._shares)
-        return Request(self._spec, shares, parts, self._request.limit_s, self._request.submit.user)
+        return Request(self._spec, shares, parts, self._request.limit_s, self._request.submit.user, self._shares)
 
     async def _all(
         self, requests: dict[str, Request], found: dict[str, NodeTrial | JointTrial | LeftOut]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +60,7 @@ class RayClusters:
         self._changed = ChangeSignal()  # a row was written
         self._problems: dict[int, str] = {}  # what keeps clusters from going on
         self._writing = asyncio.Lock()
-        self._preparing = asyncio.Lock()
+        self.preparing = asyncio.Lock()  # two that are prepared at once would choose the same ports
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -82,17 +83,22 @@ class RayClusters:
     async def _made(
         self, wish: ClusterWish, user: str, environment: EnvRequest | None, said: list[str]
     ) -> RayCluster:
-        """Recorded. One after the other: two that are prepared at once would choose the same ports."""
-        async with self._preparing:
-            used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
-            request = Request(wish, user, environment, frozenset(used))
-            prepared = await self._starting.prepare(request, said.append)
+        async with self.preparing:
+            prepared = await self.prepare(wish, user, environment, said.append)
             # To its end, also if the client leaves now: what is recorded must be known.
             return await asyncio.shield(self._add(prepared))
 
+    async def prepare(
+        self, wish: ClusterWish, user: str, environment: EnvRequest | None, say: Callable[[str], None]
+    ) -> RayCluster:
+        """Not recorded. The caller holds ``preparing`` until it is."""
+        self._expect_new(wish.name)
+        used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
+        return await self._starting.prepare(Request(wish, user, environment, frozenset(used)), say)
+
     async def _add(self, cluster: RayCluster) -> RayCluster:
         made = await self._store.add(cluster)
-        self._note(made)
+        self.note(made)
         return made
 
     def _expect_new(self, name: str) -> None:
@@ -120,6 +126,21 @@ class RayClusters:
             head.dashboard_port,
             head.node,
         )
+
+    async def active(self, name: str) -> RayCluster:
+        """Raises NotFound, with the nearest name."""
+        known = [one for one in await self._store.open() if one.state is ClusterState.ACTIVE]
+        if (found := next((one for one in known if one.name == name), None)) is not None:
+            return found
+        near = difflib.get_close_matches(name, [one.name for one in known], 1)
+        hint = f"did you mean {near[0]}?" if near else f"start it: ugro cluster start --name {name}; or leave it out"
+        raise NotFound(f"there is no Ray cluster {name}", hint=hint)
+
+    async def is_open(self, name: str) -> bool:
+        return any(one.name == name for one in await self._store.open())
+
+    async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
+        return await self._starting.lack_of_serve(cluster)
 
     async def stop(self, name: str | None) -> ClusterView:
         found = await self._find(name, is_open=True)
@@ -264,10 +285,11 @@ class RayClusters:
 
     async def _put(self, cluster: RayCluster) -> RayCluster:
         await self._store.put(cluster)
-        self._note(cluster)
+        self.note(cluster)
         return cluster
 
-    def _note(self, cluster: RayCluster) -> None:
+    def note(self, cluster: RayCluster) -> None:
+        """It was recorded."""
         if cluster.state is ClusterState.ENDED:
             self._open.pop(cluster.id, None)
         else:

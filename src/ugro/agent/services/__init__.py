@@ -1,0 +1,1 @@
+"""Services: a row and ordinary jobs, and the loop that brings them together."""

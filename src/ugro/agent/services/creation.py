@@ -1,0 +1,405 @@
+"""Makes a service of a file, options or both: what its replicas run, how many, and where its door is.
+
+Nothing is recorded or started here. What is wrong is one error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.service import JobService
+from ugro.agent.jobs.submission import Needs, Submit
+from ugro.agent.services.door_place import DoorPlaces
+from ugro.agent.services.model_folder import ModelFolder, described, expect_complete, in_results
+from ugro.agent.services.ray_place import RayPlaces, at_head, expect_unnamed
+from ugro.config.service import ALL, FILE, ScaleSection, ServiceDraft, ServiceSection, name_problem, read_service
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable, UsageError
+from ugro.core.job import ANY_GPUS, Job, JobSpec, Launcher, Placement
+from ugro.core.ray_cluster import RayCluster
+from ugro.core.service import (
+    ENGINE_COMMAND,
+    Autoscale,
+    DoorPlace,
+    Probe,
+    Probes,
+    RayPlace,
+    Restarts,
+    Revision,
+    Service,
+    ServiceSpec,
+    Update,
+)
+from ugro.core.support import clock
+from ugro.policy.serving.engines import DEFAULT, RAY_SERVE, Engine, check_words, command_of, engine_named
+from ugro.policy.serving.requests import only_one
+from ugro.store.services import ServiceStore, name_taken
+from ugro.workloads.service_jobs import KEY_VARIABLES
+
+_EXAMPLE = "ugro serve JOB, ugro serve ./folder, or: ugro serve -- CMD --port {port}"
+_MOST_NODES = 10_000
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRequest:
+    """As a client sends it. Options override the file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    submit: Submit  # its fields are those of the replicas' jobs
+    text: str | None = None  # of a file
+    file: str = FILE  # its name
+    model: str | None = None  # a job, or a folder
+    options: Mapping[str, Any] = field(default_factory=dict)  # keys of a service file
+
+
+@dataclass(frozen=True, slots=True)
+class _What:
+    """What replicas run."""
+
+    engine: Engine | None  # None: a command of the user's
+    source: str
+    name: str
+    fields: Mapping[str, Any]  # of their jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Not recorded yet."""
+
+    service: Service
+    cluster: RayCluster | None = None  # that is to be started with it
+
+
+class Creation:
+    def __init__(
+        self, services: ServiceStore, jobs: JobService, results: ResultService, doors: DoorPlaces, rays: RayPlaces
+    ) -> None:
+        self._services = services
+        self._jobs = jobs
+        self._results = results
+        self._doors = doors
+        self._rays = rays
+
+    def starts_cluster(self, request: ServiceRequest) -> bool:
+        section = _draft(request).section
+        return section.engine == RAY_SERVE and section.cluster is None
+
+    async def prepare(self, request: ServiceRequest) -> Prepared | Needs:
+        draft = _draft(request)
+        what = await self._what(draft, request)
+        if (problem := name_problem(what.name)) is not None:
+            raise problem
+        if await self._services.is_taken(what.name):  # said before that its port is taken
+            raise name_taken(what.name)
+        made = await self._revision(what, request)
+        if isinstance(made, Needs):
+            return made
+        made, ray, cluster = await self._on_ray(draft, what, made, request.submit.user)
+        spec = _spec(what.name, draft.section, what.engine)
+        placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
+        everywhere = await self._everywhere(made.job)
+        key = secrets.token_hex(4)
+        door = await self._doors.choose(draft.section.door, spec, everywhere.nodes, key)
+        service = Service(
+            id=0,
+            key=key,
+            user=request.submit.user,
+            spec=replace(spec, spreads=not any(share.gpus for share in placement.shares)),
+            door=door,
+            wanted=_count(draft.section, placement, everywhere),
+            revision=1,
+            revisions=(made,),
+            secret=secrets.token_hex(32) if what.engine is not None and what.engine.is_keyed else "",
+            made_at=now(),
+            request_key=request.submit.key,
+            ray=ray,
+        )
+        return Prepared(service, cluster)
+
+    async def _on_ray(
+        self, draft: ServiceDraft, what: _What, made: Revision, user: str
+    ) -> tuple[Revision, RayPlace | None, RayCluster | None]:
+        """The revision at the head of its Ray cluster; that is not recorded yet, if it is the service's own."""
+        if what.engine is None or what.engine.name != RAY_SERVE:
+            return made, None, None
+        if draft.section.replicas != 1:
+            raise only_one()
+        if (name := draft.section.cluster) is not None:
+            expect_unnamed(name, (_RESOURCES | _ENVIRONMENT) & what.fields.keys())
+            cluster = await self._rays.existing(name)
+        else:
+            cluster = await self._rays.own(what.name, user, made.job)
+        place = RayPlace(cluster.name, is_own=name is None)
+        source = f"{made.source} on the Ray cluster {cluster.name}"
+        return replace(made, job=at_head(made.job, cluster), source=source), place, cluster if place.is_own else None
+
+    async def door_address(self, service: Service) -> str:
+        """At which the nodes that are there now reach its door. Raises UgroError if they do not."""
+        everywhere = await self._everywhere(service.current.job)
+        return await self._doors.address_now(service.door, everywhere.nodes)
+
+    async def next_door(self, service: Service, *, has_failed: bool) -> DoorPlace:
+        """For a door whose node was lost. Raises UgroError if there is no place for it now."""
+        everywhere = await self._everywhere(service.current.job)
+        return await self._doors.move(service, everywhere.nodes, has_failed=has_failed)
+
+    async def next_revision(self, service: Service, request: ServiceRequest) -> Revision | Needs:
+        """For an update, without its number. What is not given stays as it was."""
+        old, given = service.current, request.submit.fields
+        request = _like(old, request)
+        what = await self._what(_draft(request), request)
+        made = await self._revision(what, request)
+        if isinstance(made, Needs):
+            return made
+        is_ray = service.ray is not None  # its code is what an update brings
+        job = _kept(made.job, old.job, {**given, "command": ()} if is_ray else given)
+        job = replace(job, resources=old.job.resources, environment=old.job.environment) if is_ray else job
+        await self._jobs.place_idle(job)
+        return replace(made, job=job, request_key=request.submit.key)
+
+    async def _revision(self, what: _What, request: ServiceRequest) -> Revision | Needs:
+        job = await self._jobs.read(replace(request.submit, fields={**what.fields, "name": what.name}))
+        if isinstance(job, Needs):
+            return job
+        engine = what.engine
+        if engine is None:
+            return Revision(1, job, what.source, ENGINE_COMMAND, now())
+        if engine.key_variable:
+            job = replace(job, env=tuple(sorted({**dict(job.env), KEY_VARIABLES: engine.key_variable}.items())))
+        if "gpus_per_node" not in what.fields and engine.name != RAY_SERVE:
+            job = await self._with_gpu(job)
+        job = replace(job, sdk=job.sdk or engine.name in (DEFAULT, RAY_SERVE))
+        note = "" if engine.is_keyed else f"{engine.name}: {engine.note}"
+        return Revision(1, job, what.source, engine.name, now(), note=note)
+
+    async def _with_gpu(self, job: JobSpec) -> JobSpec:
+        """One for each replica, if a node has any that it may use."""
+        wanted = replace(job, resources=replace(job.resources, gpus_per_node=1))
+        try:
+            await self._jobs.place_idle(wanted)
+        except Unsatisfiable:
+            return job
+        return wanted
+
+    # --- what is served ----------------------------------------------------------------------------------------
+
+    async def _what(self, draft: ServiceDraft, request: ServiceRequest) -> _What:
+        section, fields = draft.section, {**draft.fields}
+        word = request.model if request.model is not None else section.model
+        command = fields.get("command")
+        _expect_one_thing(section, word, has_command=command is not None)
+        if section.engine == RAY_SERVE:
+            return _application(section, fields)
+        found, source, name = await self._model(word, section.path, request.submit.here)
+        if found is not None:
+            base = [f"base={found.base}"] if found.base else []
+            fields["folder"] = [*_listed(fields.get("folder")), f"model={found.path}", *base]
+        if command is not None:
+            words = [command] if isinstance(command, str) else [str(word) for word in command]
+            check_words(words)
+            if found is None and any("{model}" in word for word in words):
+                raise UsageError("the command has {model}, and there is none", hint="ugro serve JOB -- CMD {model}")
+            return _What(None, source or " ".join(words), _name(fields, name or Path(words[0]).stem), fields)
+        engine = engine_named(section.engine or DEFAULT)
+        if not _CODE & fields.keys():
+            fields["sync"] = False
+        fields["command"] = _engine_command(engine, found)
+        return _What(engine, source, _name(fields, name), fields)
+
+    async def _model(self, word: str | None, path: str | None, here: Path) -> tuple[ModelFolder | None, str, str]:
+        """The folder, where it came from in words, and a name."""
+        if word is None:
+            return None, "", ""
+        if word.startswith((".", "/", "~")) or "/" in word:
+            folder = here / Path(word).expanduser() / (path or "")
+            if not await asyncio.to_thread(folder.exists):
+                raise NotFound(f"{folder}: no such file or folder", hint=_EXAMPLE)
+            return await asyncio.to_thread(described, folder.resolve()), str(folder), folder.resolve().stem
+        job = await self._jobs.find(word)
+        return await self._of_job(job, path), f"job {job.id} {job.spec.name}", job.spec.name
+
+    async def _of_job(self, job: Job, path: str | None) -> ModelFolder:
+        output = next((part.path for part in await self._results.parts(job) if not part.name), None)
+        hint = f"wait for it: ugro wait {job.id}"
+        if output is None:
+            raise NotFound(f"job {job.id} has not started yet", hint=hint)
+        if not job.is_final and path is None:  # it may be writing its model now
+            raise NotAllowed(f"job {job.id} is {job.state}: its model is not complete yet", hint=hint)
+        made = await self._results.brief(job)
+        try:
+            found = await asyncio.to_thread(in_results, Path(output), path, job.id)
+        except NotFound:
+            expect_complete(made, ".", is_final=job.is_final)
+            raise
+        expect_complete(
+            made, os.path.relpath(os.path.realpath(found.path), os.path.realpath(output)), is_final=job.is_final
+        )
+        return found
+
+    async def _everywhere(self, job: JobSpec) -> Placement:
+        """All nodes that its replicas may use, if they were idle."""
+        resources = replace(job.resources, max_nodes=_MOST_NODES)
+        if resources.gpus_per_node > 0:
+            resources = replace(resources, gpus_per_node=ANY_GPUS)
+        return await self._jobs.place_idle(replace(job, resources=resources, launcher=Launcher.DDP))
+
+
+_RESOURCES = frozenset(
+    {"nodes", "gpus_per_node", "gpu_memory", "gpu_model", "cpus", "memory", "label", "only", "any_of"}
+)
+_ENVIRONMENT = frozenset(
+    {"environment", "existing_environment", "requirements", "package", "python", "lock", "project"}
+)
+_CODE = frozenset({"workdir", "cwd", "sync"})
+_OF_MODELS = frozenset({"model", "base"})  # folders
+# What an update keeps of a job, unless one of these options is given. The same command runs in the code that it had.
+_KEPT: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (_RESOURCES, ("resources",)),
+    (_CODE | {"command"}, ("cwd", "snapshot")),
+    (frozenset({"setup"}), ("setup",)),
+    (frozenset({"priority"}), ("priority",)),
+    (frozenset({"preemptible"}), ("is_preemptible",)),
+    (frozenset({"stop_signal", "stop_grace"}), ("stop",)),
+)
+
+
+def now() -> str:
+    """For people to read."""
+    return clock.now().at
+
+
+def _draft(request: ServiceRequest) -> ServiceDraft:
+    return read_service(request.text, request.file, request.options, request.submit.fields)
+
+
+def _like(old: Revision, request: ServiceRequest) -> ServiceRequest:
+    """With the engine or the command of the revision before, unless another is given."""
+    fields, options = dict(request.submit.fields), dict(request.options)
+    is_command = old.engine == ENGINE_COMMAND
+    if is_command and request.model is None and "command" not in fields and options.get("engine") is None:
+        raise UsageError("there is nothing new to serve", hint="ugro serve update NAME JOB, or: -- CMD")
+    if is_command and options.get("engine") is None and "command" not in fields:
+        fields["command"] = list(old.job.argv)
+        if not _CODE & fields.keys():
+            fields["sync"] = False  # it runs in the code that it had, see _kept
+    if not is_command and "command" not in fields:
+        options.setdefault("engine", old.engine)
+    if old.engine == RAY_SERVE:
+        options.setdefault("application", old.job.argv[-1])
+    if is_command == ("engine" in options):
+        hint = "start another service: ugro serve --name NAME"
+        raise ConfigError("an update cannot change from an engine to a command or back", hint=hint)
+    return replace(request, submit=replace(request.submit, fields=fields), options=options)
+
+
+def _kept(new: JobSpec, old: JobSpec, given: Mapping[str, Any]) -> JobSpec:
+    """With what the old one had, where nothing else was given."""
+    new = replace(new, env=tuple(sorted({**dict(old.env), **dict(new.env)}.items())))
+    for options, fields in _KEPT:
+        if not options & given.keys():
+            new = replace(new, **{name: getattr(old, name) for name in fields})
+    if not _ENVIRONMENT & given.keys() and new.environment is None:
+        new = replace(new, environment=old.environment)
+    own = {one.name for one in new.folders}
+    own |= _OF_MODELS if own & _OF_MODELS else set()
+    folders = (*new.folders, *(one for one in old.folders if one.name not in own))
+    return replace(new, folders=folders, sdk=new.sdk or old.sdk)
+
+
+def _expect_one_thing(section: ServiceSection, word: str | None, *, has_command: bool) -> None:
+    """To serve: a model, a command, or an application."""
+    if has_command and section.engine is not None:
+        raise UsageError("there is an engine and a command", hint="give one of them")
+    if section.engine == RAY_SERVE:
+        if word is not None:
+            raise UsageError("ray-serve runs an application, not a model", hint="--application MODULE:NAME")
+    elif section.application is not None or section.cluster is not None:
+        raise UsageError("an application and a Ray cluster need engine: ray-serve", hint="--engine ray-serve")
+    elif not has_command and word is None:
+        raise UsageError("there is nothing to serve", hint=_EXAMPLE)
+
+
+def _application(section: ServiceSection, fields: Mapping[str, Any]) -> _What:
+    """Of Ray Serve, with its code as jobs have it."""
+    engine = engine_named(RAY_SERVE)
+    if section.application is None:
+        raise UsageError("there is no application", hint="--application app:app, for app in app.py")
+    command = [*engine.command, section.application]
+    name = _name(fields, section.application.partition(":")[0])
+    return _What(engine, f"application {section.application}", name, {**fields, "command": command})
+
+
+def _engine_command(engine: Engine, found: ModelFolder | None) -> list[str]:
+    is_adapter = found is not None and found.is_adapter
+    words = command_of(engine, is_adapter=is_adapter, has_key=engine.is_keyed)
+    if found is None or found.base is not None:
+        return list(words)
+    return [word.replace("{base}", found.base_name or "") for word in words]
+
+
+def _name(fields: Mapping[str, Any], usual: str) -> str:
+    """As given, or made of where it came from."""
+    if fields.get("name"):
+        return str(fields["name"])
+    kept = "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in usual)
+    return kept.strip("._-")[:_LONGEST_NAME] or "service"
+
+
+def _listed(given: Any) -> list[str]:
+    if isinstance(given, Mapping):
+        return [f"{name}={path}" for name, path in given.items()]
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _spec(name: str, section: ServiceSection, engine: Engine | None) -> ServiceSpec:
+    usual, path = Probes(), engine.health if engine is not None else None
+    alive = (engine.alive or path) if engine is not None else None
+    named = [replace(usual.start, path=path), replace(usual.ready, path=path), replace(usual.live, path=alive)]
+    concurrency = section.concurrency
+    if concurrency is None:
+        concurrency = engine.concurrency if engine is not None else 0
+    return ServiceSpec(
+        name=name,
+        port=section.port,
+        bind=section.bind,
+        tls=section.tls_files,
+        needs_keys=section.needs_keys,
+        probes=section.probes.over(_probes(named)),
+        concurrency=concurrency,
+        drain_s=section.drain,
+        restarts=Restarts(section.restart.max, section.restart.within),
+        update=Update(section.update.surge, section.update.timeout, section.update.canary),
+        scale=_autoscale(section.replicas),
+        retries_posts=section.retry_posts,
+        timeout_s=section.timeout,
+        door_lost_after_s=section.door_lost_after,
+    )
+
+
+def _probes(three: list[Probe]) -> Probes:
+    return Probes(*three)
+
+
+def _autoscale(replicas: Any) -> Autoscale | None:
+    if not isinstance(replicas, ScaleSection):
+        return None
+    return Autoscale(replicas.min, replicas.max, float(replicas.queue), replicas.latency, replicas.idle)
+
+
+def _count(section: ServiceSection, placement: Placement, everywhere: Placement) -> int:
+    if isinstance(section.replicas, ScaleSection):
+        return int(section.replicas.min)
+    if section.replicas != ALL:
+        return int(section.replicas)
+    each = max(1, sum(len(share.gpus) for share in placement.shares))
+    return sum(max(1, len(share.gpus) // each) for share in everywhere.shares)

@@ -1,0 +1,1 @@
+"""Text from a causal language model: many sequences at once, each with its own length, stops and randomness."""

@@ -1,0 +1,192 @@
+"""Loads a model with transformers: safetensors only, from this machine only unless a download was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ugro.core.errors import UgroError
+from ugro.inference.folder import CLASSIFY, GENERATE, ModelFolder, NoRoom, read_folder
+from ugro.inference.options import Options
+
+_WEIGHTS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
+_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError, MemoryError)
+_OPTIONAL = ("pillow", "peft", "sentencepiece", "protobuf", "tiktoken", "accelerate", "torchvision", "einops")
+# Layers whose state is one key and one value per token; others cannot be batched by appending columns.
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Any
+    processor: Any  # a tokenizer, or what prepares images
+    task: str
+    is_for_images: bool
+
+
+def load(options: Options) -> Loaded:
+    """Blocks for as long as the disk takes. Raises UgroError with one sentence."""
+    assert options.model is not None
+    folder = read_folder(locate(options.model, options.downloads))
+    task = _chosen_task(folder, options.task)
+    base = _base_folder(folder, options) if folder.is_adapter else None
+    from safetensors import SafetensorError
+
+    try:
+        loaded = _load(folder, base, task, options)
+    except (*_ERRORS, SafetensorError) as error:
+        raise _not_loaded(folder.path, error) from error
+    if task == GENERATE:
+        _check_layers(loaded.model)
+    return loaded
+
+
+def locate(source: str, downloads: bool) -> Path:
+    """A folder, or the snapshot of a hub id in the cache of this machine."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise UgroError(f"there is no folder {source}", hint="--model FOLDER, with the model's config.json")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, local_files_only=not downloads, allow_patterns=list(_WEIGHTS)))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        hint = "give its folder, or add --download if this machine reaches huggingface.co"
+        raise UgroError(f"{source} is neither a folder nor in the Hugging Face cache", hint=hint) from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UgroError(f"{source} could not be downloaded: {reason}") from error
+
+
+def _chosen_task(folder: ModelFolder, wanted: str) -> str:
+    task = folder.task if wanted == "auto" else wanted
+    if task is None:
+        raise UgroError(f"{folder.path} does not say what the model does", hint="--task generate, classify or embed")
+    return task
+
+
+def _base_folder(folder: ModelFolder, options: Options) -> ModelFolder:
+    base = options.base or folder.base
+    if base is None:
+        raise UgroError(f"{folder.path} is a LoRA adapter and names no base model", hint="--base FOLDER")
+    try:
+        found = read_folder(locate(base, options.downloads))
+    except UgroError as error:
+        raise UgroError(f"the base model of the LoRA adapter: {error.message}", hint="--base FOLDER") from error
+    if found.is_adapter:
+        raise UgroError(f"{found.path} is an adapter itself; the base must be a whole model")
+    return found
+
+
+def _load(folder: ModelFolder, base: ModelFolder | None, task: str, options: Options) -> Loaded:
+    import torch
+    import transformers
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.utils.logging.disable_progress_bar()
+    device = _device(torch, options.device)
+    whole = base or folder
+    common = {"local_files_only": True, "trust_remote_code": options.trusts_remote_code}
+    config = transformers.AutoConfig.from_pretrained(whole.path, **common)
+    labels = {"num_labels": len(folder.labels)} if folder.labels and folder.is_adapter else {}
+    kind = _auto_class(transformers, task, folder.is_for_images)
+    dtype = _dtype(torch, options.dtype, device, config)
+    model, found = kind.from_pretrained(
+        whole.path, dtype=dtype, use_safetensors=True, output_loading_info=True, **common, **labels
+    )
+    if base is None:
+        _check_complete(folder.path, found["missing_keys"])
+    else:
+        model = _with_adapter(model, folder.path)
+    _name_labels(model, folder.labels)
+    model = model.to(device).eval().requires_grad_(False)
+    return Loaded(model, _processor(transformers, folder, whole, common), task, folder.is_for_images)
+
+
+def _check_complete(path: Path, missing: Collection[str]) -> None:
+    """transformers makes up what is missing, at random. Nothing here uses a pooler, which many models lack."""
+    lacking = sorted(name for name in missing if "pooler" not in name)
+    if lacking:
+        text = f"{path}: its weights lack {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else "")
+        raise UgroError(text, hint="is it the right --task for this model?")
+
+
+def _auto_class(transformers: Any, task: str, is_for_images: bool) -> Any:
+    if task == CLASSIFY:
+        images, texts = transformers.AutoModelForImageClassification, transformers.AutoModelForSequenceClassification
+        return images if is_for_images else texts
+    return transformers.AutoModelForCausalLM if task == GENERATE else transformers.AutoModel
+
+
+def _with_adapter(model: Any, path: Path) -> Any:
+    """Merged into the weights: from here on it is a model like any other, and as fast."""
+    import peft
+
+    return peft.PeftModel.from_pretrained(model, str(path), is_trainable=False).merge_and_unload()
+
+
+def _processor(transformers: Any, folder: ModelFolder, whole: ModelFolder, common: dict[str, Any]) -> Any:
+    if folder.is_for_images:
+        return transformers.AutoImageProcessor.from_pretrained(whole.path, **common)
+    own = any((folder.path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
+    return transformers.AutoTokenizer.from_pretrained(folder.path if own else whole.path, **common)
+
+
+def _name_labels(model: Any, labels: tuple[str, ...]) -> None:
+    if labels and getattr(model.config, "num_labels", None) == len(labels):
+        model.config.id2label = dict(enumerate(labels))
+
+
+def _device(torch: Any, wanted: str) -> Any:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UgroError(f"the device {wanted} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _dtype(torch: Any, wanted: str, device: Any, config: Any) -> Any:
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    if device.type == "cpu":
+        return torch.float32  # what every CPU computes quickly
+    own = getattr(config, "dtype", None)
+    return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def _check_layers(model: Any) -> None:
+    text = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
+    is_other = getattr(model, "_is_stateful", False) or getattr(model.config, "is_encoder_decoder", False)
+    if kinds or is_other:
+        what = ", ".join(sorted(kinds)) or model.config.model_type
+        hint = "use an engine that has it, such as engine: vllm"
+        raise UgroError(f"this server cannot generate with models of the kind {what}", hint=hint)
+
+
+def _not_loaded(path: Path, error: BaseException) -> UgroError:
+    if isinstance(error, UgroError):
+        return error
+    text = (str(error) or type(error).__name__).strip().splitlines()[0][:500]
+    if "trust_remote_code" in str(error):
+        return UgroError(f"{path} comes with Python code of its own", hint="read it, then add --trust-remote-code")
+    if isinstance(error, ImportError):
+        # transformers says which one below a headline and an empty line.
+        named = next((name for name in _OPTIONAL if name in str(error).lower()), None)
+        hint = f"install it on the node, or with the job: --package {named}" if named else None
+        return UgroError(f"{path} needs {named or 'a package'}, which this Python lacks: {text}", hint=hint)
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return NoRoom(
+            f"{path} does not fit into the memory that is free: {text}",
+            hint="end what uses the device, or give the replica a larger one",
+        )
+    return UgroError(f"{path} cannot be loaded: {text}")

@@ -1,0 +1,59 @@
+"""The row of a service after a change, and the sentence for the event log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ugro.core.service import Replica, Service
+from ugro.policy.serving.rollout import Add, Back, Change, Drop, Finish
+
+_MOST_REVISIONS = 10  # that are kept
+
+
+def applied(service: Service, changes: Iterable[Change]) -> Service:
+    for change in changes:
+        match change:
+            case Add(revision):
+                service = _added(service, revision)
+            case Drop(number, reason):
+                service = _dropped(service, number, reason)
+            case Finish() if service.rollout is not None:
+                done = service.rollout.revision
+                kept = service.revisions[-_MOST_REVISIONS:]
+                note = f"revision {done} serves now"
+                service = replace(service, revision=done, revisions=kept, rollout=None, note=note)
+            case Back(reason) if service.rollout is not None:
+                note = f"revision {service.rollout.revision} was rolled back: {reason}"
+                service = replace(service, rollout=None, note=note)
+    return service
+
+
+def _added(service: Service, revision: int) -> Service:
+    made = Replica(service.next_number, revision)
+    return replace(service, replicas=(*service.replicas, made), next_number=service.next_number + 1)
+
+
+def _dropped(service: Service, number: int, reason: str) -> Service:
+    """The first reason counts."""
+    replicas = tuple(
+        replace(one, dropped=reason) if one.number == number and one.dropped is None else one
+        for one in service.replicas
+    )
+    return replace(service, replicas=replicas)
+
+
+def forgotten(service: Service, number: int) -> Service:
+    return replace(service, replicas=tuple(one for one in service.replicas if one.number != number))
+
+
+def event_of(change: Change) -> tuple[str, str] | None:
+    """Its kind and its text."""
+    match change:
+        case Drop(number, reason):
+            return "replica", f"replica {number} goes: {reason}"
+        case Finish():
+            return "updated", "the update is complete"
+        case Back(reason):
+            return "rolled_back", f"the update was rolled back: {reason}"
+    return None

@@ -1,0 +1,186 @@
+"""Which replicas a service needs more, and which it can do without: scaling, moving, rolling updates, rolling back.
+
+Pure. It is asked again after each change, so a step that was not done comes again. New replicas are ready before old
+ones go wherever there is room for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ugro.core.job import JobState
+from ugro.core.service import ReplicaPhase, Rollout, Service, ServiceState
+from ugro.policy.serving.replicas import Seen, View, reason_of
+
+ROOM_S = 3.0  # a new replica that waits longer for devices takes the place of an old one
+_MOST_RESTARTS = 1  # of a new replica before it was ready, in an update
+
+ENDED = "ended: "  # how the reason of one begins that nobody asked to end
+_STOPPED = "the service stops"
+_SCALED = "scaled down"
+_REPLACED = "replaced by the update"
+_MAKES_ROOM = "makes room for the update"
+_BACK = "the update was rolled back"
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The update is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The update is given up: the old revision stays."""
+
+    reason: str
+
+
+Change = Add | Drop | Finish | Back
+
+
+def changes(view: View) -> list[Change]:
+    service = view.service
+    if service.state is not ServiceState.ACTIVE:
+        return [Drop(one.number, _STOPPED) for one in view.seen if one.replica.dropped is None]
+    over = [one for one in view.seen if one.replica.dropped is None and one.is_over]
+    if service.rollout is not None:
+        return _rolling(view, service.rollout, over)
+    ended: list[Change] = [Drop(one.number, f"{ENDED}{reason_of(one)}") for one in over]
+    return [*ended, *_steady(view)]
+
+
+# --- without an update ---------------------------------------------------------------------------------------------
+
+
+def _steady(view: View) -> list[Change]:
+    service, wanted = view.service, view.service.wanted
+    own = [one for one in view.live if one.replica.revision == service.revision]
+    others = [one for one in view.live if one.replica.revision != service.revision]
+    moving = [one for one in own if one.is_on_drained or one.is_away]
+    good = [one for one in own if one not in moving]
+    made: list[Change] = []
+    if len(good) < wanted and view.may_replace:
+        made += [Add(service.revision)] * (wanted - len(good))
+    made += [Drop(one.number, _SCALED) for one in _worst(good)[: max(0, len(good) - wanted)]]
+    made += [Drop(one.number, _BACK) for one in others if not one.is_ready]
+    leaving = [*moving, *(one for one in others if one.is_ready)]
+    return [*made, *_let_go(leaving, sum(one.is_serving for one in good), wanted)]
+
+
+def _let_go(leaving: Sequence[Seen], ready: int, wanted: int) -> list[Change]:
+    """As many as others are ready in their place. One that does not answer goes when all others do."""
+    serving = [one for one in leaving if one.is_ready]
+    spare = max(0, ready + len(serving) - wanted)
+    gone = [*serving[:spare], *(one for one in leaving if not one.is_ready and (one.is_on_drained or ready >= wanted))]
+    return [Drop(one.number, _why_leaving(one)) for one in gone]
+
+
+def _why_leaving(one: Seen) -> str:
+    if one.is_on_drained:
+        return "its node is drained"
+    return "its node is unreachable" if one.is_away else _BACK
+
+
+def _worst(some: Iterable[Seen]) -> list[Seen]:
+    """Those to go first: the ones that are not ready, then the newest."""
+    return sorted(some, key=lambda one: (one.is_ready, -one.number))
+
+
+# --- an update -----------------------------------------------------------------------------------------------------
+
+
+def _rolling(view: View, rollout: Rollout, over: Sequence[Seen]) -> list[Change]:
+    service = view.service
+    new = [one for one in view.live if one.replica.revision == rollout.revision]
+    old = [one for one in view.live if one.replica.revision != rollout.revision]
+    ended = [one for one in over if one.replica.revision == rollout.revision]
+    if (reason := _failure(service, new, ended)) is not None:
+        return [Back(reason)]
+    made: list[Change] = [Drop(one.number, f"{ENDED}{reason_of(one)}") for one in over if one not in ended]
+    lost = [one for one in new if one.is_away or (one.is_on_drained and not one.is_ready)]
+    made += [Drop(one.number, _why_leaving(one)) for one in lost]
+    new = [one for one in new if one not in lost]
+    ready = sum(one.is_serving for one in new)
+    if not rollout.is_held and not old and _is_complete(view, rollout, new):
+        return [*made, Finish()]
+    target = _canaries(service.wanted, rollout) if rollout.is_held else service.wanted
+    missing = max(0, target - len(new))
+    room = max(0, service.wanted + service.spec.update.surge - len(new) - len(old))
+    pending = sum(not one.is_ready for one in new)
+    made += [Add(rollout.revision)] * max(0, min(missing, room, max(1, service.spec.update.surge) - pending))
+    made += [Drop(one.number, _SCALED) for one in _worst(new)[: max(0, len(new) - max(target, service.wanted))]]
+    if rollout.is_held:
+        excess = len(old) - service.wanted if not _is_stuck(view, new, missing, room) else 0
+    else:
+        excess = ready + len(old) - service.wanted
+    going = _worst_old(old)[: max(0, excess)]
+    made += [Drop(one.number, _REPLACED) for one in going]
+    if not going and _is_stuck(view, new, missing, room):
+        made += [Drop(one.number, _MAKES_ROOM) for one in _worst_old(old)[:1] if _can_spare(view, one, [*new, *old])]
+    return made
+
+
+def _is_complete(view: View, rollout: Rollout, new: Sequence[Seen]) -> bool:
+    """All are ready; or as many as before, and the others wait for devices, as they would without an update."""
+    ready = sum(one.is_serving for one in new)
+    is_as_before = ready >= max(1, _least(view.service, rollout))
+    return ready >= view.service.wanted or (is_as_before and _is_stuck(view, new, 0, 0))
+
+
+def _least(service: Service, rollout: Rollout) -> int:
+    """So many can be ready at once, as far as is known."""
+    return service.wanted if rollout.served is None else min(service.wanted, rollout.served)
+
+
+def _failure(service: Service, new: Sequence[Seen], ended: Sequence[Seen]) -> str | None:
+    """Why the update cannot go on."""
+    for one in [*ended, *new]:
+        name, why = f"replica {one.number}", reason_of(one)
+        if one in ended or one.phase is ReplicaPhase.FAILED:
+            return f"{name} {one.phase}: {why}"
+        if one.probe is not None and not one.is_ready and one.probe.restarts > _MOST_RESTARTS:
+            return f"{name} ended {one.probe.restarts} times: {why}"
+        if one.unready_s > service.spec.update.timeout_s:
+            return f"{name} was not ready within {service.spec.update.timeout_s:g} s: {why}"
+    return None
+
+
+def _canaries(wanted: int, rollout: Rollout) -> int:
+    return max(1, math.ceil(wanted * (rollout.canary or 0.0) - 1e-9)) if wanted else 0
+
+
+def _is_stuck(view: View, new: Sequence[Seen], missing: int, room: int) -> bool:
+    """There is no room beside the old ones: a new one waits for devices, or may not even be added."""
+    waiting = [one for one in new if one.phase is ReplicaPhase.WAITING]
+    others = [one for one in new if not one.is_ready and one not in waiting]
+    if others:
+        return False
+    has_waited = any(min(one.waits_s, view.freed_s) > ROOM_S for one in waiting)
+    return has_waited or (not waiting and missing > 0 and room == 0)
+
+
+def _can_spare(view: View, one: Seen, all_of_them: Sequence[Seen]) -> bool:
+    """One at a time: what was let go before has ended, and as many are ready as can be, or this one is not."""
+    going = [other for other in view.seen if other.replica.dropped is not None]
+    if not all(other.is_over or (other.job and other.job.state is JobState.UNREACHABLE) for other in going):
+        return False
+    rollout = view.service.rollout
+    serving = sum(other.is_serving for other in all_of_them)
+    return not one.is_serving or (rollout is not None and serving >= _least(view.service, rollout))
+
+
+def _worst_old(some: Iterable[Seen]) -> list[Seen]:
+    return sorted(some, key=lambda one: (one.is_serving, one.is_ready, not one.is_on_drained, one.number))

@@ -1,0 +1,142 @@
+"""Services on disk: a row each, written before anything is done. Of those that have ended, the newest are kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ugro.config.problems import nearest
+from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.job import JobSpec
+from ugro.core.ray_cluster import RayCluster
+from ugro.core.service import Service, ServiceState
+from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.engine import Database
+from ugro.store.ray_clusters import add_cluster
+
+log = logging.getLogger(__name__)
+
+MOST_ENDED = 100
+_HINT = "see: ugro serve ls --all"
+
+
+class ServiceStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, service: Service) -> Service:
+        """With its number; the one that has the same request key, if there is one. NotAllowed if its name is taken."""
+        return await self._database.run(lambda db: _add(db, service))
+
+    async def add_with_cluster(self, service: Service, cluster: RayCluster) -> tuple[Service, RayCluster | None]:
+        """Both or none; no cluster, if the service was there already."""
+
+        def add(db: sqlite3.Connection) -> tuple[Service, RayCluster | None]:
+            known = _requested(db, service.request_key)
+            return (known, None) if known is not None else (_add(db, service), add_cluster(db, cluster))
+
+        return await self._database.run(add)
+
+    async def change(self, number: int, how: Callable[[Service], Service]) -> Service:
+        """Reads, changes and writes in one transaction. ``how`` may raise a UgroError: then nothing is written."""
+        return await self._database.run(lambda db: _change(db, number, how))
+
+    async def find(self, name: str) -> Service:
+        """The one that has not ended, or else the newest of that name."""
+        query = "SELECT content FROM services WHERE name = ? ORDER BY state <> ? DESC, id DESC LIMIT 1"
+        found = await self._database.run(lambda db: _readable(db.execute(query, (name, ServiceState.ENDED))))
+        if not found:
+            near = nearest(name, await self._names())
+            raise NotFound(f"there is no service {name!r:.80}", hint=f"did you mean {near}?" if near else _HINT)
+        return found[0]
+
+    async def _names(self) -> list[str]:
+        query = "SELECT DISTINCT name FROM services ORDER BY id DESC"
+        return await self._database.run(lambda db: [row["name"] for row in db.execute(query)])
+
+    async def get(self, number: int) -> Service:
+        return await self.change(number, lambda service: service)
+
+    async def requested(self, key: str) -> Service | None:
+        """That was started with this key."""
+        return await self._database.run(lambda db: _requested(db, key))
+
+    async def newest(self, limit: int) -> list[Service]:
+        """The newest first."""
+        query = "SELECT content FROM services ORDER BY id DESC LIMIT ?"
+        return await self._database.run(lambda db: _readable(db.execute(query, (limit,))))
+
+    async def open(self) -> list[Service]:
+        """Those that have not ended."""
+        query = "SELECT content FROM services WHERE state <> ? ORDER BY id"
+        return await self._database.run(lambda db: _readable(db.execute(query, (ServiceState.ENDED,))))
+
+    async def is_taken(self, name: str) -> bool:
+        """By a service that has not ended."""
+        return await self._database.run(lambda db: _is_taken(db, name))
+
+    async def specs(self) -> list[JobSpec]:
+        """Of jobs that may still be made: their code and folders stay."""
+        return [one.job for service in await self.open() for one in service.revisions]
+
+
+def _add(db: sqlite3.Connection, service: Service) -> Service:
+    if (known := _requested(db, service.request_key)) is not None:
+        return known
+    if _is_taken(db, service.name):
+        raise name_taken(service.name)
+    cursor = db.execute(
+        "INSERT INTO services (key, name, state, content) VALUES (?, ?, ?, ?)",
+        (service.request_key, service.name, service.state, "{}"),
+    )
+    made = replace(service, id=int(cursor.lastrowid or 0))
+    _write(db, made)
+    oldest = "SELECT id FROM services WHERE state = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+    db.execute(f"DELETE FROM services WHERE id IN ({oldest})", (ServiceState.ENDED, MOST_ENDED))
+    return made
+
+
+def _requested(db: sqlite3.Connection, key: str) -> Service | None:
+    found = _readable(db.execute("SELECT content FROM services WHERE key = ?", (key,)))
+    return found[0] if found else None
+
+
+def _is_taken(db: sqlite3.Connection, name: str) -> bool:
+    query = "SELECT 1 FROM services WHERE name = ? AND state <> ?"
+    return db.execute(query, (name, ServiceState.ENDED)).fetchone() is not None
+
+
+def name_taken(name: str) -> NotAllowed:
+    return NotAllowed(
+        f"there is a service {name} already",
+        hint=f"see: ugro serve status {name}; change what it serves: ugro serve update {name} JOB; "
+        "for another one: --name NAME",
+    )
+
+
+def _change(db: sqlite3.Connection, number: int, how: Callable[[Service], Service]) -> Service:
+    found = _readable(db.execute("SELECT content FROM services WHERE id = ?", (number,)))
+    if not found:
+        raise NotFound(f"there is no service {number}", hint=_HINT)
+    changed = how(found[0])
+    if changed != found[0]:
+        _write(db, changed)
+    return changed
+
+
+def _write(db: sqlite3.Connection, service: Service) -> None:
+    query = "UPDATE services SET state = ?, content = ? WHERE id = ?"
+    db.execute(query, (service.state, dumps(service), service.id))
+
+
+def _readable(rows: Iterable[sqlite3.Row]) -> list[Service]:
+    found: list[Service] = []
+    for row in rows:
+        try:
+            found.append(decode(Service, json.loads(row["content"])))
+        except (DecodeError, ValueError) as error:  # of another version; its jobs can still be cancelled
+            log.error("a service cannot be read: %s", error)
+    return found

@@ -1,0 +1,213 @@
+"""HAProxy as a process of ours: its files, its start and end, and commands to it while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ugro.policy.serving.door_config import (
+    CANARY,
+    CERTIFICATE,
+    KEYS,
+    SHARE,
+    SHARE_KEY,
+    Descriptors,
+    backends_of,
+    configuration,
+    limit,
+    server_words,
+)
+from ugro.workloads.door.machine import RefusedError, Sockets, TimedOutError, end_with
+from ugro.workloads.door.measures import Rows, parsed
+from ugro.workloads.door.records import Records
+
+_CONFIG = "haproxy.cfg"
+_COMMAND_S = 10.0
+_START_S = 20.0
+_REMOVE_S = 5.0  # until connections that were kept open are closed
+_PAUSE_S = 0.05
+_MOST_THREADS = 4
+
+
+class FailedError(Exception):
+    """HAProxy did not do it; its own words."""
+
+
+class HAProxy:
+    def __init__(self, program: str, settings: Mapping[str, Any], secret: str, sockets: Sockets, log: int) -> None:
+        self._program = program
+        self._settings = settings
+        self._secret = secret
+        self._fds = Descriptors(sockets.listener.fileno(), sockets.admin.fileno(), log, sockets.inside.fileno())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asking = asyncio.Lock()
+        self._certificate = ""
+        self.started_at = 0.0
+
+    # --- the process -----------------------------------------------------------------------------------------------
+
+    async def start(self, records: Records) -> None:
+        """Returns when it answers. Raises RefusedError if it does not accept its configuration."""
+        self._write(records)
+        self._spawn()
+        self.started_at = time.time()
+        await self._wait_for_answer()
+        for server in records.servers.values():
+            if server["is_draining"]:
+                await self.set_state(server, "drain")
+
+    async def ended(self) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait)
+
+    async def end(self, grace_s: float) -> None:
+        """Requests that it has may finish."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGUSR1)
+        try:
+            await asyncio.wait_for(self.ended(), grace_s)
+        except TimedOutError:
+            self._process.kill()
+            self._process.wait()
+
+    def _spawn(self) -> None:
+        """From the main thread: it is to end with that."""
+        parent, fds = os.getpid(), self._fds
+        self._process = subprocess.Popen(
+            [self._program, "-db", "-q", "-f", _CONFIG],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(fds.listener, fds.admin, fds.log, fds.inside),
+            preexec_fn=lambda: end_with(parent),
+        )
+
+    async def _wait_for_answer(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            assert self._process is not None
+            if (code := self._process.poll()) is not None:
+                raise RefusedError(f"HAProxy ended with exit code {code}; what it said is above")
+            try:
+                await asyncio.wait_for(self.ask("show info"), 1.0)
+                return
+            except (OSError, TimedOutError, FailedError):
+                if time.monotonic() > deadline:
+                    self._process.kill()
+                    raise FailedError("HAProxy does not answer") from None
+            await asyncio.sleep(_PAUSE_S)
+
+    def _write(self, records: Records) -> None:
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        text = configuration(self._settings, records.servers.values(), self._fds, self._secret, threads)
+        _write(_CONFIG, text)
+        _write(KEYS, "".join(f"{digest} {name}\n" for digest, name in records.keys.items()))
+        _write(SHARE, f"{SHARE_KEY} {records.share}\n")
+        if self._settings["certificate"]:
+            self._certificate = _pem(self._settings)
+            _write(CERTIFICATE, self._certificate)
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    async def ask(self, command: str) -> str:
+        """One command; its answer."""
+        async with self._asking:
+            reader, writer = await asyncio.wait_for(asyncio.open_unix_connection("admin"), _COMMAND_S)
+            try:
+                writer.write(command.encode() + b"\n")
+                answer = await asyncio.wait_for(reader.read(-1), _COMMAND_S)
+            finally:
+                writer.close()
+        if not answer:
+            raise FailedError("HAProxy has ended")
+        return answer.decode("utf-8", "replace").strip()
+
+    async def rows(self) -> Rows:
+        return parsed(await self.ask("show stat"))
+
+    async def add(self, server: Mapping[str, Any]) -> None:
+        for backend in backends_of(server):
+            place = f"{backend}/{server['name']}"
+            answer = await self.ask(f"add server {place} {server_words(self._settings, server, backend)}")
+            if "registered" not in answer:
+                raise FailedError(answer)
+            if backend != CANARY or server["canary"]:
+                await self._expect_nothing(f"enable health {place}")
+            await self._expect_nothing(f"enable server {place}")
+
+    async def set_state(self, server: Mapping[str, Any], state: str) -> None:
+        await self._each(server, "set server {place} state " + state)
+
+    async def set_weight(self, server: Mapping[str, Any]) -> None:
+        await self._each(server, f"set server {{place}} weight {server['weight']}")
+
+    async def set_limit(self, server: Mapping[str, Any]) -> None:
+        await self._each(server, f"set maxconn server {{place}} {limit(self._settings, server)}")
+
+    async def remove(self, server: Mapping[str, Any]) -> None:
+        await self.set_state(server, "maint")
+        for backend in backends_of(server):
+            await self._delete(f"{backend}/{server['name']}")
+
+    async def set_share(self, share: int) -> None:
+        await self._expect_nothing(f"set map {SHARE} {SHARE_KEY} {share}")
+
+    async def set_keys(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        if not self._settings["needs_key"]:
+            return
+        for digest in before:
+            if digest not in now:
+                await self._expect_nothing(f"del map {KEYS} {digest}")
+        for digest, name in now.items():
+            if digest not in before:
+                await self._expect_nothing(f"add map {KEYS} {digest} {name}")
+
+    async def renew_certificate(self) -> bool:
+        """Uses the files as they are now; False: they have not changed. Connections stay."""
+        if (now := _pem(self._settings)) == self._certificate:
+            return False
+        for command in (f"set ssl cert {CERTIFICATE} <<\n{now}", f"commit ssl cert {CERTIFICATE}"):
+            answer = await self.ask(command)
+            if "Success" not in answer and "transaction created" not in answer.lower():
+                raise FailedError(answer)
+        self._certificate = now
+        return True
+
+    async def _delete(self, place: str) -> None:
+        deadline = time.monotonic() + _REMOVE_S
+        while True:
+            answer = await self.ask(f"del server {place}")
+            if "deleted" in answer or "No such server" in answer:
+                return
+            if time.monotonic() > deadline:
+                raise FailedError(answer)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _each(self, server: Mapping[str, Any], command: str) -> None:
+        for backend in backends_of(server):
+            await self._expect_nothing(command.format(place=f"{backend}/{server['name']}"))
+
+    async def _expect_nothing(self, command: str) -> None:
+        if answer := await self.ask(command):
+            raise FailedError(answer)
+
+
+def _write(path: str, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+
+
+def _pem(settings: Mapping[str, Any]) -> str:
+    found: list[str] = []
+    for key in ("certificate", "certificate_key"):
+        try:
+            with open(str(settings[key]), encoding="ascii") as file:
+                found.append(file.read().rstrip("\n"))
+        except (OSError, ValueError) as error:
+            raise RefusedError(f"the {key.replace('_', ' ')} {settings[key]} cannot be read: {error}") from error
+    return "\n".join(found) + "\n"

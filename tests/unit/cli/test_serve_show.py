@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.policy.serving.places import job, ready, service
+from ugro.cli.serve.show import expect_well
+from ugro.core.errors import UgroError
+from ugro.core.service import ServiceState
+from ugro.policy.serving.replicas import DoorSeen, View
+from ugro.policy.serving.report import report_of
+
+
+def test_a_service_that_was_stopped_while_somebody_waited_for_it_is_an_error() -> None:
+    expect_well(report_of(View(service(1), (ready(1),), DoorSeen(job(0), {}))))
+    ended = replace(service(1), state=ServiceState.ENDED, ended_at="now")
+    with pytest.raises(UgroError, match="the service chat was stopped"):
+        expect_well(report_of(View(ended)))

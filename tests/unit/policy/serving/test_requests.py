@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.policy.serving.places import service
+from ugro.core.errors import NotAllowed, UsageError
+from ugro.core.service import RayPlace
+from ugro.policy.serving.requests import decided, scaled, updated
+
+
+def test_a_revision_gets_its_number_when_its_update_begins() -> None:
+    made = replace(service().of(1), source="new")
+    first = updated(service(), made, None, 2, "now")
+    with pytest.raises(NotAllowed, match="under way"):
+        updated(first, made, None, 2, "now")
+    second = updated(decided(first, promotes=False), made, None, 2, "now")  # it was made while the first one ran
+    assert [one.number for one in second.revisions] == [1, 2, 3, 4]
+    assert second.rollout is not None
+    assert second.of(second.rollout.revision).source == "new"
+
+
+def test_an_application_of_ray_serve_has_one_replica() -> None:
+    of = replace(service(), ray=RayPlace("ray"))
+    assert scaled(of, 0, []).wanted == 0
+    with pytest.raises(UsageError, match="scales in its cluster"):
+        scaled(of, 2, [])
