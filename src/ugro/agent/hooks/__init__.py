@@ -1,0 +1,1 @@
+"""Calls of addresses and commands when something happens."""

@@ -1,0 +1,107 @@
+"""Runs a command of the user's on this machine: without a shell, bounded in time and output, ended with its tree.
+
+A guard stands between (``command_guard``), so that nothing is left either when the agent is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ugro.core.errors import TimedOut, UgroError
+
+_MOST_OUTPUT = 16 * 1024
+_MOST_LINE = 200
+_END_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    said: str  # the end of its output, both streams
+
+    @property
+    def last_line(self) -> str:
+        lines = [line.strip() for line in self.said.splitlines() if line.strip()]
+        return lines[-1][:_MOST_LINE] if lines else ""
+
+    @property
+    def complaint(self) -> str | None:
+        """None if it succeeded."""
+        if self.code == 0:
+            return None
+        return f"exit code {self.code}" + (f": {self.last_line}" if self.last_line else "")
+
+
+class NotStarted(UgroError):
+    """The command could not be started at all, as on a machine without memory."""
+
+
+async def run(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, content: bytes = b""
+) -> Ended:
+    """``content`` is its input. Raises TimedOut, and NotStarted."""
+    process = await _start(argv, env, cwd)
+    try:
+        async with asyncio.timeout(timeout_s):
+            said, _ = await asyncio.gather(_read(process), _write(process, content))
+            code = await process.wait()
+    except TimeoutError as error:
+        raise TimedOut(f"{Path(argv[0]).name} did not end within {timeout_s:g} s") from error
+    finally:
+        await _end(process)
+    return Ended(code, said)
+
+
+async def _start(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid())),
+            *argv,
+            env={**os.environ, **env},
+            cwd=cwd,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NotStarted(f"{argv[0]} cannot be started: {(error.strerror or 'unknown').lower()}") from error
+
+
+async def _read(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    kept = b""
+    while part := await process.stdout.read(64 * 1024):
+        kept = (kept + part)[-_MOST_OUTPUT:]
+    text = kept.decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+async def _write(process: asyncio.subprocess.Process, content: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it does not want to read it
+        process.stdin.write(content)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The guard ends what the command has started, and then itself."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+            return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,1 @@
+"""When hooks are called."""

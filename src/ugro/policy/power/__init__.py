@@ -1,0 +1,1 @@
+"""Which nodes go to sleep and which are woken."""
