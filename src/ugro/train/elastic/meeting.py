@@ -1,0 +1,225 @@
+"""Where ranks agree on who belongs to the next group: keys in a store that lives outside the ranks.
+
+Groups are numbered. A rank that notices that a group is broken calls the next one. Every process that lives answers the
+call from a thread, also while its script computes; its script comes when it notices itself. The list of members that
+is published first holds for all, so that there are never two groups that train.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ugro.core.errors import UgroError
+from ugro.policy.elastic.forming import GRACE_S, Forming, TooFew, Wait, decide
+from ugro.train.elastic.errors import LeftBehind
+
+_LOOK_S = 0.02  # at what others have written, while waiting for them
+_LISTEN_S = 0.1  # for a call, while computing
+_ASK_AGAIN_S = 10.0
+_STORE_S = 60.0  # the longest that the store may take to be there, or to answer
+_CALLED, _JOINS = "called", "joins"
+_PREFIX = "ugro"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    rank: int
+    token: str  # of the process: one that is started again has another
+    joins: bool  # it has no state yet
+    takes: bool = True  # others may join where it is
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    number: int
+    members: tuple[Member, ...]
+    asked: int = 0  # how many requests to join were there
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(member.rank for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    min_ranks: int
+    timeout_s: float
+    grace_s: float = GRACE_S
+
+
+class Meeting:
+    def __init__(self, address: str, port: int, rank: int, rules: Rules) -> None:
+        self.rank = rank
+        self.rules = rules
+        self.number = 0  # of the group that this rank belongs to
+        self.members: frozenset[int] = frozenset()
+        self._seen_to = 0  # requests to join
+        self._heard = self._requests = 0  # by the thread that listens: the newest group called, requests to join
+        self._takes = True
+        self._token = os.urandom(8).hex()
+        self._where = (address, port)
+        self._store = self.connected(_PREFIX)
+        self._spoke_at = time.monotonic()
+        first = self._store.compare_set(f"first/{rank}", "", self._token).decode()
+        self.joins = first != self._token
+        self._store.compare_set(_CALLED, "", "0")
+        self._listener: threading.Thread | None = None
+        self._is_closed = threading.Event()
+
+    def connected(self, prefix: str) -> Any:
+        """A connection of its own: one that waits keeps others waiting."""
+        from torch import distributed
+
+        limit = timedelta(seconds=_STORE_S)
+        store = distributed.TCPStore(*self._where, is_master=False, wait_for_workers=False, timeout=limit)
+        return distributed.PrefixStore(prefix, store)
+
+    def spoke(self) -> None:
+        """The script has come to some point: it does not hang."""
+        self._spoke_at = time.monotonic()
+
+    def listen(self) -> None:
+        if self._listener is None:
+            self._listener = threading.Thread(target=self._listen, name="ugro elastic", daemon=True)
+            self._listener.start()
+            atexit.register(self.close)  # a thread inside torch aborts a process that ends meanwhile
+
+    def close(self) -> None:
+        self._is_closed.set()
+        if self._listener is not None:
+            self._listener.join(_STORE_S)
+
+    def joined(self, formed: Formed) -> None:
+        self.number, self.members, self.joins = formed.number, frozenset(formed.ranks), False
+        self._seen_to = formed.asked
+        self.spoke()
+
+    @property
+    def is_called(self) -> bool:
+        """Some rank has noticed that the group is broken."""
+        return self._heard > self.number
+
+    @property
+    def has_joiners(self) -> bool:
+        return self._requests > self._seen_to
+
+    # --- a new group --------------------------------------------------------------------------------------------
+
+    def form(self, at_least: int, *, takes: bool) -> Formed:
+        """Waits for the next group, whose number is at least this one. Raises ``LeftBehind`` if it has no place.
+
+        ``takes``: others may join where this rank is.
+        """
+        self._takes = takes
+        number = self._call(at_least)
+        begun = time.monotonic()
+        while True:
+            if (formed := self._published(number)) is not None:
+                return self._checked(formed)
+            if (called := self._called()) > number:
+                number, begun = called, time.monotonic()
+                self._come(number)
+            self._decide(number, time.monotonic() - begun)
+            time.sleep(_LOOK_S)
+
+    def join(self) -> Formed:
+        """Waits until the others take this rank in. They decide when: this one has no state that could go on."""
+        seen, asked_at = 0, float("-inf")
+        while True:
+            if time.monotonic() - asked_at > _ASK_AGAIN_S:
+                asked_at = time.monotonic()
+                self._store.set(f"join/{self._store.add(_JOINS, 1)}", str(self.rank))
+            if (called := self._called()) > seen:
+                seen = called
+                self._come(seen)
+            formed = self._published(seen) if seen else None
+            if formed is not None and self._place(formed) is not None:
+                return formed
+            time.sleep(_LOOK_S)
+
+    def _call(self, at_least: int) -> int:
+        while (called := self._called()) < at_least:
+            self._store.compare_set(_CALLED, str(called), str(at_least))
+        self._come(called)
+        return called
+
+    def _called(self) -> int:
+        return int(self._store.get(_CALLED))
+
+    def _come(self, number: int) -> None:
+        words = json.dumps({"token": self._token, "joins": self.joins, "takes": self._takes})
+        self._store.set(f"{number}/ready/{self.rank}", words)
+
+    def _decide(self, number: int, waited_s: float) -> None:
+        asked = int(self._store.add(_JOINS, 0))
+        requests = range(self._seen_to + 1, asked + 1)
+        expected = frozenset(int(self._store.get(key)) for _, key in self._there("join", requests))
+        ready = {one.rank: one for one in self._ready(number, self.members | expected)}
+        if not all(one.takes for one in ready.values()):  # those who want to join ask again
+            expected = frozenset()
+            ready = {rank: one for rank, one in ready.items() if not one.joins}
+        here = {rank: float(self._store.get(key)) for rank, key in self._there(f"{number}/here", self.members)}
+        joining = frozenset(rank for rank, one in ready.items() if one.joins)
+        rules = self.rules
+        found = decide(
+            Forming(
+                self.members, here, frozenset(ready), joining, expected,
+                waited_s, rules.timeout_s, rules.min_ranks, rules.grace_s,
+            )
+        )  # fmt: skip
+        if isinstance(found, TooFew):
+            raise UgroError(
+                f"of the ranks {len(found.ranks)} are left, fewer than the {rules.min_ranks} that this job needs",
+                hint="elastic.min_ranks in the job file; the job is tried again from its last checkpoint",
+            )
+        if not isinstance(found, Wait):
+            members = [[rank, ready[rank].token, ready[rank].joins] for rank in sorted(found)]
+            self._store.compare_set(f"{number}/members", "", json.dumps({"members": members, "asked": asked}))
+
+    def _ready(self, number: int, ranks: Iterable[int]) -> list[Member]:
+        found = []
+        for rank, key in self._there(f"{number}/ready", ranks):
+            words = json.loads(self._store.get(key))
+            found.append(Member(rank, str(words["token"]), bool(words["joins"]), bool(words["takes"])))
+        return found
+
+    def _there(self, prefix: str, numbers: Iterable[int]) -> list[tuple[int, str]]:
+        keys = [(number, f"{prefix}/{number}") for number in numbers]
+        return [(number, key) for number, key in keys if self._store.check([key])]
+
+    def _published(self, number: int) -> Formed | None:
+        key = f"{number}/members"
+        if not self._store.check([key]):
+            return None
+        found = json.loads(self._store.get(key))
+        return Formed(number, tuple(Member(*one) for one in found["members"]), int(found["asked"]))
+
+    def _place(self, formed: Formed) -> Member | None:
+        return next((one for one in formed.members if (one.rank, one.token) == (self.rank, self._token)), None)
+
+    def _checked(self, formed: Formed) -> Formed:
+        if self._place(formed) is None:
+            raise LeftBehind(f"the others have gone on without rank {self.rank}: it did not answer in time")
+        return formed
+
+    # --- while the script computes ------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            store = self.connected(_PREFIX)
+            while not self._is_closed.wait(_LISTEN_S):
+                called = int(store.get(_CALLED))
+                if called > max(self._heard, self.number):
+                    silent_s = time.monotonic() - self._spoke_at
+                    store.set(f"{called}/here/{self.rank}", str(round(silent_s, 3)))
+                self._heard, self._requests = called, int(store.add(_JOINS, 0))
+        except RuntimeError:  # the store is gone: this rank trains on, and says so when it needs it
+            return

@@ -1,0 +1,96 @@
+"""The state of a rank: given up, sent to another, taken over."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ugro.train import checkpoint
+from ugro.train.elastic.meeting import Formed
+from ugro.train.stepping import Stepping
+
+_MODEL = "\0model"  # no name that a script can give
+MEMBERS_FILE = "members.json"
+
+
+def let_go(stepping: Stepping) -> None:
+    """Of everything that keeps the old group: its connections are closed with the last reference, and others notice."""
+    stepping.abandon()
+    model = stepping.model
+    if model is None:
+        return
+    for parameter in model.parameters():
+        parameter.grad = None  # parts of the exchange buffers
+    if hasattr(model, "reducer"):
+        model.reducer = model.logger = model.process_group = None
+
+
+def void_gradients(model: Any, scaler: Any) -> None:
+    """Such that an optimizer's step changes nothing: the script takes one, whatever has happened."""
+    import torch
+
+    for parameter in model.parameters():
+        parameter.grad = None
+    if scaler is not None and scaler.is_enabled():
+        # It refuses a step without gradients, and skips one whose gradients are not finite.
+        first = next(one for one in model.parameters() if one.requires_grad)
+        first.grad = torch.full_like(first, float("inf"))
+
+
+def packed(model: Any, kept: Mapping[str, Any]) -> bytes:
+    import torch
+
+    objects = checkpoint.states(kept)
+    if model is not None and not _is_among(model, kept):
+        objects[_MODEL] = checkpoint.bare(model).state_dict()
+    file = io.BytesIO()
+    torch.save(objects, file)
+    return file.getvalue()
+
+
+def unpack(content: bytes, model: Any, kept: Mapping[str, Any], *, is_all: bool) -> None:
+    """``is_all``: for a rank that joins. One that is a step behind takes what the optimizer has made of it; the rest
+    of its objects, such as schedulers, its own script moves on."""
+    import torch
+
+    objects = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if _MODEL in objects:
+        checkpoint.bare(model).load_state_dict(objects.pop(_MODEL))
+    if is_all:
+        checkpoint.load(kept, objects)
+        return
+    for name, one in kept.items():
+        if isinstance(one, torch.optim.Optimizer):
+            # Its own learning rate: the scheduler of this rank has not stepped yet.
+            one.load_state_dict({**one.state_dict(), "state": objects[name]["state"]})
+        elif model is not None and checkpoint.bare(one) is checkpoint.bare(model):
+            checkpoint.bare(one).load_state_dict(objects[name])
+
+
+def note_members(formed: Formed, ranks: list[int]) -> None:
+    """In the run's folder, for its supervisor: an attempt has succeeded if these ranks have."""
+    folder = os.environ.get("UGRO_RUN_DIR")
+    if not folder:
+        return
+    unfinished = Path(folder) / f".{MEMBERS_FILE}.{os.getpid()}"
+    with contextlib.suppress(OSError):  # a full disk must not end the training
+        unfinished.write_text(json.dumps({"number": formed.number, "ranks": ranks}))
+        unfinished.rename(Path(folder) / MEMBERS_FILE)
+
+
+def seed_apart(seed: int, rank: int, number: int) -> None:
+    """The noise of a rank that joins is its own, and not that of its first process again."""
+    import torch
+
+    random.seed(hash((seed, rank, number)))
+    torch.manual_seed(hash((seed, rank, number)) % 2**63)
+
+
+def _is_among(model: Any, kept: Mapping[str, Any]) -> bool:
+    return any(checkpoint.bare(one) is checkpoint.bare(model) for one in kept.values())
