@@ -26,7 +26,7 @@ pytest.importorskip("cloudpickle", reason="of the extra batch")
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ugro.Pool]:
-    with ugro.Pool(backend="local", workers=2) as pool:
+    with ugro.Pool(engine="local", workers=2) as pool:
         yield pool
 
 
@@ -75,7 +75,7 @@ def test_a_submitted_call_may_be_waited_for_with_a_limit(pool: ugro.Pool, tmp_pa
 
 
 def test_a_call_that_cannot_have_a_result_says_so_as_often_as_it_is_asked() -> None:
-    with ugro.Pool(backend="local", workers=1) as pool:
+    with ugro.Pool(engine="local", workers=1) as pool:
         task = pool.submit(time.sleep, 1000)
     for _ in range(2):
         with pytest.raises(PoolClosed):
@@ -277,7 +277,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("function", [str, lambda number: Answers(number)], ids=["items", "results"])
 def test_ctrl_c_while_items_or_results_are_carried_is_not_taken_for_their_error(function: Any) -> None:
-    with ugro.Pool(backend="local", workers=1) as pool, pytest.raises(KeyboardInterrupt):
+    with ugro.Pool(engine="local", workers=1) as pool, pytest.raises(KeyboardInterrupt):
         list(pool.map(function, [Interrupting(os.getpid())] if function is str else [os.getpid()], errors="return"))
 
 
@@ -314,7 +314,7 @@ def test_a_function_that_kills_its_process_when_loaded_ends_the_map() -> None:
         def __call__(self, number: int) -> int:
             return number
 
-    with ugro.Pool(backend="local", workers=1) as pool, pytest.raises(PoolBroken, match="function: exit code 9"):
+    with ugro.Pool(engine="local", workers=1) as pool, pytest.raises(PoolBroken, match="function: exit code 9"):
         list(pool.map(Kills(), range(3)))
 
 
@@ -325,11 +325,11 @@ def test_a_wrong_option_is_one_clear_error(pool: ugro.Pool, options: dict[str, A
 
 
 def test_wrong_pools_are_clear_errors() -> None:
-    with pytest.raises(UsageError, match="unknown backend"):
-        ugro.Pool(backend="slurm")
+    with pytest.raises(UsageError, match="unknown engine"):
+        ugro.Pool(engine="slurm")
     with pytest.raises(UsageError, match="at least one"):
         ugro.Pool(workers=0)
-    with pytest.raises(UsageError, match="cannot be called"), ugro.Pool(backend="local", workers=1) as pool:
+    with pytest.raises(UsageError, match="cannot be called"), ugro.Pool(engine="local", workers=1) as pool:
         pool.map(3, [1])  # type: ignore[arg-type]
     with pytest.raises(PoolClosed):
         pool.map(double, [1])
@@ -376,7 +376,7 @@ from ugro.core.errors import Unsatisfiable
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 before = len(os.listdir("/proc/self/fd"))
 try:
-    ugro.Pool(backend="local", workers=100)
+    ugro.Pool(engine="local", workers=100)
 except Unsatisfiable as error:
     print(error, len(os.listdir("/proc/self/fd")) - before)
 """
@@ -392,7 +392,7 @@ def slow(number):
     print("child", child.pid, flush=True)
     time.sleep(1000)
 if __name__ == "__main__":
-    with ugro.Pool(backend="local", workers=2) as pool:
+    with ugro.Pool(engine="local", workers=2) as pool:
         list(pool.map(slow, range(2)))
 """
 

@@ -1,0 +1,1 @@
+"""Where to cut a model that is spread over unequal devices as a pipeline of stages."""

@@ -1,0 +1,272 @@
+"""The rounds of a rank: what it computes in each, and how the ranks' models become one again.
+
+All ranks conclude all rounds in the same order, from the same reports, so each knows what every rank has to compute,
+without a server. The exchange of a round's changes goes on while the next round is computed, unless the ranks wait for
+each other (``max_staleness`` 0).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ugro.policy.local.rounds import Ranges, RoundPlan, Rounds, merged, size, take
+from ugro.policy.local.staleness import Update, judge, patience_s
+from ugro.policy.local.sync import Sync
+from ugro.train.local import exchange
+from ugro.train.local.meeting import Meeting, Reports
+from ugro.train.local.outer import OuterStep
+from ugro.train.local.record import Recorder, RoundNumbers
+from ugro.train.local.report import Report
+from ugro.train.local.stepping import LocalStepping, Tally
+from ugro.train.local.values import Change, Values
+from ugro.train.sampler import Order
+
+_UNKNOWN_S = 60.0  # the patience with ranks of which nothing is known yet
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank has to compute, and at the end of which round it should be done."""
+
+    ranges: Ranges = ()
+    number: int = 0
+
+    @property
+    def samples(self) -> int:
+        return size(self.ranges)
+
+
+class LocalCourse:
+    def __init__(self, sync: Sync, stepping: LocalStepping, values: Values, recorder: Recorder) -> None:
+        self.sync = sync
+        self.stepping = stepping
+        self.values = values
+        self.outer = OuterStep(sync.outer, values.trained)
+        self.rejected = 0  # samples whose updates came too late, of all ranks
+        self.wants_checkpoint = False
+        self._recorder = recorder
+        self._group = stepping.group
+        self._meeting = Meeting(self._group, sync.max_staleness)
+        self._bulk: Any = self._group.second()
+        self._flight: exchange.Flight | None = None
+        self._number = 0  # of the round that is concluded next
+        self._is_together = True
+        self._is_saving = self._saves_now = False
+        self._exposed_s = self._exchange_s = 0.0
+        self._first_step = 0  # of this epoch
+        self.order: Order | None = None
+        self.rounds: Rounds | None = None
+        self.plan = RoundPlan((), None, "")
+        self.left: Ranges = ()  # positions in the epoch's order that no rank has
+        self.shares: list[Share] = []
+        self.save: Callable[[], object] = lambda: None
+        self.resumed: Ranges | None = None  # what a checkpoint says is left of its epoch
+
+    @property
+    def own(self) -> Share:
+        return self.shares[self._group.rank]
+
+    @property
+    def is_in_round(self) -> bool:
+        return self.stepping.tally is not None
+
+    # --- an epoch -----------------------------------------------------------------------------------------------
+
+    def rounds_of_epoch(self) -> Iterator[Share]:
+        """This rank's shares of the rest of the epoch; all ranks have one model before and after."""
+        assert self.order is not None
+        progress = self.stepping.progress
+        self.left = ((progress.cursor, self.order.end),) if self.resumed is None else self.resumed
+        self.resumed = None
+        self._first_step = progress.step - -(-progress.cursor // self.order.global_batch)
+        self.values.agree()
+        self.shares = [Share()] * self._group.ranks
+        self._assign([True] * self._group.ranks)
+        try:
+            while self.left or any(share.ranges for share in self.shares):
+                self.stepping.tally = Tally()
+                yield self.own
+                self._end_round()
+                if self._saves_now:
+                    self._saves_now = False
+                    self.save()
+                if self.stepping.stops and self._is_in_agreement():
+                    return
+        finally:
+            self.stepping.tally = None
+
+    def _is_in_agreement(self) -> bool:
+        return self._flight is None and not any(share.ranges for share in self.shares)
+
+    def _assign(self, free: list[bool]) -> None:
+        """Shares for the ranks that have none, unless the run ends."""
+        assert self.rounds is not None
+        left = 0 if self.stepping.stops else size(self.left)
+        self.plan = self.rounds.plan(left, free)
+        for rank, samples in enumerate(self.plan.shares):
+            if free[rank]:
+                taken, self.left = take(self.left, samples)
+                self.shares[rank] = Share(taken, self._number)
+        is_last = not self.left or self.stepping.stops
+        self._is_together = self.sync.max_staleness == 0 or is_last or self._is_saving
+
+    # --- between two steps --------------------------------------------------------------------------------------
+
+    def between_steps(self) -> bool:
+        """Whether this rank is to end its round now."""
+        stepping = self.stepping
+        if self._flight is not None and self._flight.is_done:
+            self._settle(is_agreement=False)
+        if stepping.is_asked_to_stop:
+            self._meeting.stop()
+            return True
+        if not self._meeting.is_due():
+            return False
+        while not self._is_together and self._meeting.is_decided(self._number):  # without this rank
+            self._conclude(self._meeting.decided(self._number), None)
+        return self._meeting.is_cut(self._number)
+
+    # --- the end of a round -------------------------------------------------------------------------------------
+
+    def _end_round(self) -> None:
+        own_s, is_there = self._own_s(), False
+        while not is_there:
+            self._settle(is_agreement=False)
+            change = self.values.change()
+            report = self._report(own_s, change)
+            meet = self._meeting.together if self._is_together else self._meeting.loosely
+            reports = meet(self._number, report, _UNKNOWN_S if not self.plan.seconds else patience_s(self.plan.seconds))
+            is_there = reports[self._group.rank] is not None
+            self._conclude(reports, change)
+
+    def _own_s(self) -> float:
+        stepping = self.stepping
+        assert stepping.tally is not None
+        if self._group.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._group.device)
+        stepping.count_times()
+        return time.perf_counter() - stepping.tally.begun
+
+    def _report(self, own_s: float, change: Change) -> Report:
+        stepping, tally = self.stepping, self.stepping.tally
+        assert tally is not None
+        return Report(
+            used=tally.used, mass=tally.mass, steps=tally.steps, loss=tally.loss(), own_s=own_s, data_s=tally.data_s,
+            forward_s=tally.forward_s, backward_s=tally.backward_s, optimizer_s=tally.optimizer_s,
+            exposed_s=self._exposed_s, exchange_s=self._exchange_s, largest=change.largest, exact=change.exact,
+            part=stepping.part.asked() if stepping.part is not None else 1.0,
+            trace_steps=stepping.tracer.asked() if stepping.tracer is not None else 0,
+            stops=stepping.is_asked_to_stop, saves=self.wants_checkpoint,
+        )  # fmt: skip
+
+    def _conclude(self, reports: Reports, change: Change | None) -> None:
+        """Every rank does this for every round. ``change``: of this rank, if it may take part."""
+        self._settle(is_agreement=False)
+        rank = self._group.rank
+        delays = [self._number - share.number for share in self.shares]
+        updates = [
+            None if report is None else Update(report.mass, delay)
+            for report, delay in zip(reports, delays, strict=True)
+        ]
+        verdict = judge(updates, self.sync.max_staleness)
+        self.rejected += sum(one.used for place in verdict.rejected if (one := reports[place]) is not None)
+        is_there = reports[rank] is not None
+        self._begin_exchange(reports, change if is_there else None, verdict.weights)
+        numbers = RoundNumbers(self._number, reports, self.plan, verdict, self.rejected, self._flight)
+        if is_there:
+            self._exposed_s = self._exchange_s = 0.0
+        if self._is_together:
+            self._settle(is_agreement=True)
+        self._account(reports)
+        self._recorder.record(numbers, self.stepping.progress, self.order)
+        self._follow(reports, is_there=is_there)
+
+    def _account(self, reports: Reports) -> None:
+        """What was computed is done; what a rank has left of its share goes back."""
+        assert self.rounds is not None
+        done = 0
+        for rank, report in enumerate(reports):
+            if report is None:
+                continue
+            _, rest = take(self.shares[rank].ranges, report.used)
+            self.left = merged((*rest, *self.left))
+            self.shares[rank] = Share()
+            done += report.used
+            self.rounds.observe(rank, report.used, report.own_s, report.part)
+        progress = self.stepping.progress
+        progress.cursor += done
+        progress.step = self._step_at(progress.cursor)
+
+    def _follow(self, reports: Reports, *, is_there: bool) -> None:
+        """What the reports ask for, and the next round."""
+        there = [report for report in reports if report is not None]
+        stepping = self.stepping
+        stepping.stops = stepping.stops or any(report.stops for report in there)
+        wants_save = self._is_saving or any(report.saves for report in there)
+        # Only a meeting of all ranks leaves one model to save.
+        self._saves_now, self._is_saving = wants_save and self._is_together, wants_save and not self._is_together
+        if is_there:
+            self.wants_checkpoint = False
+        self._number += 1
+        if stepping.tracer is not None and reports[0] is not None and reports[0].trace_steps:
+            stepping.tracer.after_step(stepping.progress.step, reports[0].trace_steps)
+        self._assign([not share.ranges for share in self.shares])
+
+    def step_after(self, part: float) -> int:
+        """The step that counts when a rank has done so much of its share."""
+        progress = self.stepping.progress
+        now = self._step_at(progress.cursor)
+        ahead = self._step_at(progress.cursor + sum(share.samples for share in self.shares))
+        return now + int((ahead - now) * part)
+
+    def _step_at(self, cursor: int) -> int:
+        """Steps count global batches, so that they can be compared with those of other ranks and modes."""
+        assert self.order is not None
+        return self._first_step + -(-cursor // self.order.global_batch)
+
+    # --- the exchange -------------------------------------------------------------------------------------------
+
+    def _begin_exchange(self, reports: Reports, change: Change | None, weights: tuple[float, ...]) -> None:
+        there = [report for report in reports if report is not None]
+        sent = None if change is None else change.tensors
+        if not any(weights):  # nothing counts: a rejected rank takes over the common values
+            if sent is not None:
+                self.values.return_to_common()
+            return
+        largest = max((report.largest for report in there), default=0.0)
+        format_ = exchange.Format(largest, frozenset(number for report in there for number in report.exact))
+        like = sent if sent is not None else self.values.wide_common()
+        self._flight = exchange.begin(like, sent, weights[self._group.rank], format_, self._bulk)
+
+    def _settle(self, *, is_agreement: bool) -> None:
+        """Waits for the exchange that is under way, and moves to what came of it."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            if is_agreement:
+                self.values.return_to_common()
+            return
+        waiting = time.perf_counter()
+        mean = flight.wait()
+        now = time.perf_counter()
+        self._exposed_s += now - waiting
+        self._exchange_s += now - flight.begun
+        self.values.move(self.outer.update(mean), flight.sent, is_agreement=is_agreement)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        assigned = [one for share in self.shares for one in share.ranges]
+        return {
+            "left": [list(one) for one in merged((*self.left, *assigned))],
+            "momentum": self.outer.state(),
+            "rounds": self.rounds.state() if self.rounds is not None else None,
+        }
+
+    def close(self) -> None:
+        self._bulk = self._flight = None
+        self._meeting.close()

@@ -1,0 +1,90 @@
+"""The steps of a rank between two exchanges: nothing is exchanged in them, and their times are added up."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ugro.core.errors import UsageError
+from ugro.train.balance import Verdict
+from ugro.train.clock import Moments, after_ready, phases
+from ugro.train.stepping import Stepping
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a rank did in a round so far."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    steps: int = 0
+    used: int = 0
+    mass: float = 0.0
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    losses: list[tuple[Any, int]] = field(default_factory=list)
+
+    def loss(self) -> float:
+        samples = sum(count for _, count in self.losses)
+        return math.fsum(float(loss) * count for loss, count in self.losses) / samples if samples else math.nan
+
+
+class LocalStepping(Stepping):
+    tally: Tally | None = None  # None: between rounds
+    _counted: Moments | None = None
+
+    @property
+    def is_hooked(self) -> bool:
+        return False
+
+    def weight(self, samples: int | None = None, begin: int = 0) -> float:
+        """Of a mean loss over ``samples`` in this rank's own step."""
+        slice_ = self.slice
+        return 1.0 if slice_ is None else slice_.part(begin, slice_.own if samples is None else samples)
+
+    def begin(self, micro_batches: int = 1) -> Moments:
+        if self.slice is None or self.tally is None:
+            raise UsageError(
+                "with local SGD, a step needs a batch of run.loader", hint="take batches from it, or train without it"
+            )
+        self.count_times()
+        return super().begin(micro_batches)
+
+    def finish(self) -> Verdict:
+        moments, self._moments = self._moments, None
+        if self.is_out_of_memory:
+            return Verdict(stops=False, repeats=True)
+        if moments is None or self.tally is None:
+            return Verdict(stops=False, repeats=False)
+        if moments.ready is None:  # another library called backward
+            moments.ready = moments.synced = self._history.clock.now()
+        if moments.loss is not None:
+            self.tally.losses.append((moments.loss, moments.share))
+        self.tally.steps += 1
+        if self.tracer is not None:
+            self.tracer.after_step(self.progress.step, 0)
+        return Verdict(stops=False, repeats=False)
+
+    def expect_together(self) -> None:
+        if self.tally is not None:
+            raise UsageError(
+                "within a round, ranks are not in the same step", hint="call it before or after an epoch's batches"
+            )
+
+    def average(self, parameters: Any) -> None:
+        """Gradients stay this rank's own."""
+
+    def count_times(self) -> None:
+        """Adds the times of the newest step that can be read."""
+        moments = self._history.latest if self._history.clock.lag == 0 else self._history.before_latest
+        if moments is None or moments is self._counted or moments.ready is None or self.tally is None:
+            return
+        self._counted = moments
+        found = phases(self._history.clock, moments)
+        self.tally.data_s += found.data_s
+        self.tally.forward_s += found.forward_s
+        self.tally.backward_s += found.backward_s
+        self.tally.optimizer_s += after_ready(self._history.clock, moments)[1]

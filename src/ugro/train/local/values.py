@@ -1,0 +1,105 @@
+"""The values of a model that training changes, and what they were when all ranks agreed on them last.
+
+A rank's values are the common ones, its own changes that are on their way to the others, and its changes since then.
+When the changes of all ranks have arrived, the common values move by their average, and this rank's values by the
+difference between that and its own part of it: what it has computed meanwhile stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ugro.train import frozen
+from ugro.train.group import Group
+
+# Half precision has eleven significant bits: a change that loses more than this is too small beside the largest one.
+_MOST_ERROR = 1e-3
+_HEADROOM = 2.0**12  # what the largest change is scaled to, far below the largest number of half precision
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    tensors: list[Any]  # one for each value, in at least single precision
+    largest: float
+    exact: tuple[int, ...]  # those that half precision would spoil
+
+
+class Values:
+    def __init__(self, model: Any) -> None:
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        buffers = [one for one in model.buffers() if one.is_floating_point()]  # such as the statistics of a BatchNorm
+        self.tensors: list[Any] = [one.data for one in parameters] + buffers
+        self.trained = len(parameters)
+        self.common: list[Any] = []
+
+    def agree(self) -> None:
+        """All ranks have the same values now."""
+        if not self.common:
+            self.common = [one.detach().clone() for one in self.tensors]
+            return
+        for mine, ours in zip(self.common, self.tensors, strict=True):
+            mine.copy_(ours)
+
+    def change(self) -> Change:
+        """Since the ranks agreed; nothing of it may be on its way."""
+        tensors = [_wide(now) - _wide(before) for now, before in zip(self.tensors, self.common, strict=True)]
+        peaks = [float(one.abs().max()) if one.numel() else 0.0 for one in tensors]
+        largest = max((peak for peak in peaks if peak < float("inf")), default=0.0)
+        exact = [number for number, one in enumerate(tensors) if not _is_half_enough(one, largest)]
+        return Change(tensors, largest, tuple(exact))
+
+    def wide_common(self) -> list[Any]:
+        """In the shapes and types of a change."""
+        return [_wide(one) for one in self.common]
+
+    def return_to_common(self) -> None:
+        for now, common in zip(self.tensors, self.common, strict=True):
+            now.copy_(common)
+
+    def move(self, update: Sequence[Any], sent: Sequence[Any] | None, *, is_agreement: bool) -> None:
+        """``sent``: what of this rank's own changes is in the update; None: nothing."""
+        for number, (now, common, by) in enumerate(zip(self.tensors, self.common, update, strict=True)):
+            common.copy_(_wide(common) + by)
+            if is_agreement:  # to the last bit
+                now.copy_(common)
+            else:
+                now.copy_(_wide(now) + (by if sent is None else by - sent[number]))
+
+
+def _wide(values: Any) -> Any:
+    import torch
+
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def scale_of(largest: float) -> float:
+    """A power of two, which changes no digit."""
+    return _HEADROOM / 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
+
+
+def _is_half_enough(change: Any, largest: float) -> bool:
+    """A model in double precision is there for its precision."""
+    import torch
+
+    if change.dtype is not torch.float32:
+        return False
+    norm = float(change.norm())
+    if norm == 0:
+        return True
+    scale = scale_of(largest)
+    error = float(((change * scale).half().float() / scale - change).norm())
+    return error <= _MOST_ERROR * norm  # also False for NaN
+
+
+def spread(model: Any, group: Group) -> None:
+    """Gives all ranks the first rank's values; frozen ones only if they differ."""
+    from torch import distributed
+
+    names = [name for name, one in model.named_parameters() if not one.requires_grad]
+    is_same = len(set(group.texts(frozen.digest(model, names)))) == 1
+    tensors = [one.data for one in model.parameters() if one.requires_grad or not is_same] + list(model.buffers())
+    for one in tensors:
+        distributed.broadcast(one, 0)

@@ -1,0 +1,271 @@
+"""Steps of a pipeline: ``run.step(loss_fn, batch)``. The first one measures, and cuts the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ugro.core.errors import UsageError
+from ugro.policy.balance.mode import Mode
+from ugro.policy.partition import micro_batches as micro
+from ugro.policy.partition.planner import Move, equal, moved_layers, owners, plan, review
+from ugro.policy.partition.problem import Partition, Problem
+from ugro.train.clock import CpuClock, CudaClock, Moments, after_ready
+from ugro.train.parallel.pipeline import measure
+from ugro.train.parallel.pipeline.cut import Cut
+from ugro.train.parallel.pipeline.model import Pipelined
+from ugro.train.parallel.pipeline.moving import Mover
+from ugro.train.parallel.pipeline.optimizers import Optimizers
+from ugro.train.parallel.pipeline.stages import Pipe, Watch, can_reorder
+from ugro.train.pieces import pieces
+from ugro.train.stepping import Stepping
+from ugro.train.telemetry import Word
+
+LossFunction = Callable[[Any], Any]
+Record = Callable[[dict[str, Any]], None]
+
+_REMEMBERED = 16  # steps, whose median says how long a rank computes
+_LEAST = 3
+_REPORTED_AFTER = 8  # steps: how long they took, compared with what was predicted
+
+
+class Steps:
+    def __init__(self, cut: Cut, model: Pipelined, stepping: Stepping, options: Mapping[str, Any]) -> None:
+        self._cut, self._model, self._stepping, self._options = cut, model, stepping, options
+        self._group = stepping.group
+        self._names = tuple(stepping.balance.names)
+        self._clock = CudaClock() if self._group.device.type == "cuda" else CpuClock()
+        self._watch = Watch(self._clock)
+        self._problem: Problem | None = None
+        self._total = 0  # samples of a whole batch
+        self._micro_batches = 1
+        self._before: Moments | None = None
+        self._tail_s = 0.0
+        self._epoch = 0
+        self._steps_of_epoch = 0
+        self._busy: list[list[float]] = []  # of whole batches, by rank
+        self._measured: list[float] = []
+        self.pipe: Pipe | None = None
+        self.mover: Mover | None = None
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def step(self, loss_fn: LossFunction, batch: Any, scaler: Any = None) -> Any:
+        """Returns the mean loss of the batch, on every rank. Gradients are those of the batch in this step."""
+        if scaler is not None:
+            raise UsageError("a pipeline has no GradScaler: each rank would scale by itself", hint="use bfloat16")
+        total = pieces(batch, None)
+        if self.pipe is None:
+            self._begin(loss_fn, batch, total)
+        elif self._stepping.progress.epoch != self._epoch:
+            self._review()
+        moments = self._stepping.begin(self._micro_batches)
+        begun = time.perf_counter()
+        loss, is_new = self._computed(loss_fn, batch, total)
+        self._add_shared()
+        forward_s, backward_s = self._watch.taken_s()
+        word = self._word(moments, (forward_s, backward_s), loss, total)
+        words = self._stepping.exchanged(word)
+        taken_s = time.perf_counter() - begun
+        self._tail_s = max(0.0, taken_s - forward_s - backward_s)
+        whole = sum(word.loss for word in words)
+        words = [replace(word, loss=whole) for word in words]
+        self._stepping.conclude(words)
+        if not is_new:
+            self._note(words, total, taken_s)
+        return torch.tensor(whole, device=self._group.device, dtype=torch.float64)
+
+    def _computed(self, loss_fn: LossFunction, batch: Any, total: int) -> tuple[float, bool]:
+        pipe = self.pipe
+        assert pipe is not None
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        loss, is_any_new, begin = 0.0, False, 0
+        for count, size in micro.rounds(total, self._micro_batches):
+            part = pieces(batch, (begin, begin + count * size, total))
+            inputs = self._model.captured(loss_fn, part) if pipe.has_first else ()
+            found, is_new = pipe.run((count, size), inputs, self._loss(loss_fn, batch, (begin, size, total)))
+            loss, is_any_new, begin = loss + found, is_any_new or is_new, begin + count * size
+        return loss, is_any_new
+
+    def _loss(self, loss_fn: LossFunction, batch: Any, where: tuple[int, int, int]) -> Callable[[Any, int], Any]:
+        first, size, total = where
+        slice_ = self._stepping.slice
+
+        def loss(output: Any, number: int) -> Any:
+            begin = first + number * size
+            weight = size / total if slice_ is None else slice_.part(begin, size)
+            return self._model.answered(loss_fn, pieces(batch, (begin, begin + size, total)), output) * weight
+
+        return loss
+
+    def _add_shared(self) -> None:
+        """What the first and the last stage both train, such as tied embeddings, gets the sum of their gradients."""
+        assert self.pipe is not None
+        first, last = self.pipe.partition.stages[0].device, self.pipe.partition.stages[-1].device
+        names = [] if self._cut.before is None else self._cut.before.shared
+        if first == last or self._group.rank not in (first, last):
+            return
+        is_first = self._group.rank == first
+        for name in names:
+            parameter = self._cut.tensors.get(name)
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            other = torch.empty_like(own)
+            peer = last if is_first else first
+            for is_sending in (is_first, not is_first):
+                distributed.send(own, peer) if is_sending else distributed.recv(other, peer)
+            parameter.grad = own + other if is_first else other + own  # the same sum, bit by bit
+
+    def _word(self, moments: Moments, busy: tuple[float, float], loss: float, total: int) -> Word:
+        """Times of the previous step's end are sent with this one, as always."""
+        stepping, clock = self._stepping, self._clock
+        moments.ready = moments.synced = clock.now()
+        between_s = moments.data_s
+        if moments.since is not None and moments.is_clean:
+            between_s = clock.between(moments.since, moments.begun)
+        optimizer_s = 0.0 if self._before is None else after_ready(clock, self._before)[1]
+        self._before = moments
+        own_s = between_s + sum(busy)
+        return Word(
+            stops=stepping.is_asked_to_stop, step=moments.step, share=total if self._group.rank == 0 else 0,
+            micro_batches=self._micro_batches, own_s=own_s, data_s=moments.data_s, forward_s=busy[0],
+            backward_s=busy[1], loss=loss, tail_s=self._tail_s, optimizer_s=optimizer_s,
+            trace_steps=0 if stepping.tracer is None else stepping.tracer.asked(),
+        )  # fmt: skip
+
+    def _note(self, words: list[Word], total: int, taken_s: float) -> None:
+        self._steps_of_epoch += 1
+        if total != self._total:
+            return
+        self._busy = [*self._busy, [word.forward_s + word.backward_s for word in words]][-_REMEMBERED:]
+        self._measured = [*self._measured, taken_s][-_REMEMBERED:]
+        if len(self._measured) == _REPORTED_AFTER:
+            self._record("measured")
+
+    # --- where it is cut ----------------------------------------------------------------------------------------
+
+    def _begin(self, loss_fn: LossFunction, batch: Any, total: int) -> None:
+        options, stepping = self._options, self._stepping
+        optimizers = Optimizers(stepping.kept, self._cut.tensors)
+        each = options.get("stages_per_rank", 1)
+        self._total, self._epoch = total, stepping.progress.epoch
+        self._micro_batches = options.get("micro_batches") or micro.chosen(total, self._group.ranks, each)
+        count, size = micro.rounds(total, self._micro_batches)[0]
+        if each > 1 and not micro.is_whole(count, self._group.ranks):
+            raise UsageError(
+                f"{count} micro-batches cannot be interleaved on {self._group.ranks} ranks",
+                hint="give a multiple of the number of ranks: micro_batches=…",
+            )
+        sample = pieces(batch, (0, size, total))
+        inputs = self._model.captured(loss_fn, sample)
+        measure.check(self._cut, inputs, self._group)
+        meter = measure.Meter(self._cut, self._group, lambda output: self._model.answered(loss_fn, sample, output))
+        found = meter.measured(inputs)
+        setting = measure.Setting(self._names, optimizers.bytes_for_each, count, each, can_reorder())
+        self._problem = measure.problem(self._cut, found, self._group, setting)
+        partition = self._first(self._problem)
+        self.mover = Mover(self._cut, optimizers, self._group)
+        self.mover.settle(owners(partition))
+        self._use(partition)
+        # Other noise, such as dropout, on each rank; and not again the same when a run resumes.
+        progress = stepping.progress
+        torch.manual_seed(progress.seed + 1_000_003 * progress.step + self._group.rank)
+
+    def _first(self, problem: Problem) -> Partition:
+        if self._mode is Mode.OFF:
+            return equal(problem, int(self._cut.before is not None), int(self._cut.after is not None))
+        return plan(problem)
+
+    @property
+    def _mode(self) -> Mode:
+        balancer = self._stepping.balance.balancer
+        return Mode.ADAPTIVE if balancer is None else balancer.mode
+
+    def _review(self) -> None:
+        """At the beginning of an epoch: layers move if devices have changed. All ranks have the same numbers."""
+        steps, self._steps_of_epoch = self._steps_of_epoch, 0
+        self._epoch = self._stepping.progress.epoch
+        if len(self._busy) < _LEAST:
+            return
+        assert self.pipe is not None
+        assert self._problem is not None
+        assert self.mover is not None
+        busy = [median(column) for column in zip(*self._busy, strict=True)]
+        slowest = max(link.s_per_byte for row in self._problem.links for link in row)
+        found = review(self._problem, self.pipe.partition, busy, Move(slowest, steps))
+        self._record("measured")
+        self._problem = found.problem
+        if self._mode is not Mode.ADAPTIVE or not found.is_moved:
+            self.pipe.partition = replace(self.pipe.partition, predicted_s=found.partition.predicted_s)
+            return
+        before = self.pipe.partition
+        self.pipe.close()
+        self.mover.move(owners(before), owners(found.partition))
+        self._use(found.partition, moved=len(moved_layers(before, found.partition)))
+
+    def _use(self, partition: Partition, moved: int = 0) -> None:
+        self.pipe = Pipe(self._cut, partition, self._group, self._watch)
+        self._busy, self._measured = [], []
+        self._stepping.disturb()
+        first = partition.stages[0].device
+        shared = set() if self._cut.before is None or self.pipe.has_first else set(self._cut.before.shared)
+        self._model.counted = lambda name: name not in shared or self._group.rank == first
+        self._model.is_cut = True
+        self._model.passed = self._passed
+        self._record("planned", moved)
+
+    def _record(self, what: str, moved: int = 0) -> None:
+        assert self.pipe is not None
+        assert self._problem is not None
+        partition = self.pipe.partition
+        self._stepping.balance.put(
+            {
+                "kind": "pipeline",
+                "step": self._stepping.progress.step,
+                "what": what,
+                "ranks": [stage.device for stage in partition.stages],
+                "layers": [stage.layers for stage in partition.stages],
+                "parts": len(self._cut.parts),
+                "micro_batches": self._problem.micro_batches,
+                "moved": moved,
+                "predicted_s": partition.predicted_s,
+                "measured_s": median(self._measured) if self._measured else None,
+                "reason": partition.reason,
+            }
+        )
+
+    # --- without training ---------------------------------------------------------------------------------------
+
+    def _passed(self, *inputs: Any) -> Any:
+        """A forward through all stages; the output on every rank."""
+        assert self.pipe is not None
+        stages = self.pipe.partition.stages
+        tensors: Sequence[Any] = inputs
+        for at, stage in enumerate(stages):
+            if at:
+                tensors = self._handed(tensors, stages[at - 1].device, stage.device)
+            if stage.device == self._group.rank:
+                for part in self._cut.parts[stage.begin : stage.end]:
+                    tensors = part(*tensors)
+        for other in range(self._group.ranks):
+            tensors = self._handed(tensors, stages[-1].device, other)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def _handed(self, tensors: Sequence[Any], source: int, target: int) -> Sequence[Any]:
+        assert self.mover is not None
+        if self._group.rank == source != target:
+            self.mover.send([one.cpu() for one in tensors], target)
+        elif self._group.rank == target != source:
+            return [one.to(self._group.device) for one in self.mover.receive(source)]
+        return tensors
+
+    def close(self) -> None:
+        """Releases torch's groups, whose threads must not outlive the interpreter."""
+        if self.pipe is not None:
+            self.pipe.close()

@@ -1,0 +1,92 @@
+"""What of a model changes in a round, how it travels, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ugro.policy.local.sync import Outer
+from ugro.train.local.outer import OuterStep
+from ugro.train.local.report import Report
+from ugro.train.local.values import Values, scale_of
+
+torch = pytest.importorskip("torch")
+
+
+def values(*contents: object) -> Values:
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(content)) for content in contents])
+    made = Values(model)
+    made.agree()
+    return made
+
+
+def test_a_change_is_what_happened_since_the_ranks_agreed() -> None:
+    made = values([1.0, 2.0])
+    made.tensors[0] += 0.5
+    assert made.change().tensors[0].tolist() == [0.5, 0.5]
+    assert made.change().largest == 0.5
+
+
+def test_values_much_smaller_than_the_largest_travel_in_full_precision() -> None:
+    made = values([0.0, 0.0], [0.0, 0.0])
+    made.tensors[0] += torch.tensor([1.0, 0.3])
+    made.tensors[1] += torch.tensor([1.1e-12, 2.3e-12])
+    assert made.change().exact == (1,)
+
+
+def test_changes_that_are_no_numbers_and_double_precision_travel_as_they_are() -> None:
+    made = values([0.0], [0.0])
+    made.tensors[0] += float("nan")
+    assert made.change().exact == (0,)
+    double = Values(torch.nn.Linear(1, 1).double())
+    double.agree()
+    assert double.change().exact == (0, 1)
+
+
+def test_a_scale_changes_no_digit_and_does_not_overflow() -> None:
+    for largest in (1e-20, 3e-5, 0.7, 1.0, 123.0):
+        scaled = torch.tensor(largest) * scale_of(largest)
+        assert scaled.half().isfinite()
+        assert float(scaled / scale_of(largest)) == float(torch.tensor(largest))
+    assert scale_of(0.0) == 1.0
+
+
+def test_what_was_computed_meanwhile_stays_when_the_average_arrives() -> None:
+    made = values([10.0])
+    made.tensors[0] += 4.0  # sent
+    sent = made.change().tensors
+    made.tensors[0] += 1.0  # meanwhile
+    made.move([torch.tensor([3.0])], sent, is_agreement=False)
+    assert made.common[0].tolist() == [13.0]
+    assert made.tensors[0].tolist() == [14.0]
+    made.move([torch.tensor([2.0])], None, is_agreement=False)  # a round without this rank
+    assert made.tensors[0].tolist() == [16.0]
+    assert made.change().tensors[0].tolist() == [1.0]
+
+
+def test_an_agreement_leaves_no_difference() -> None:
+    made = values([0.1, 0.7])
+    made.tensors[0] += 0.123
+    sent = made.change().tensors
+    made.move([one / 3 for one in sent], sent, is_agreement=True)
+    assert made.tensors[0].tolist() == made.common[0].tolist()
+
+
+def test_the_outer_step_is_torchs_nesterov_and_leaves_statistics_alone() -> None:
+    outer, weight = OuterStep(Outer.NESTEROV, trained=1), torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    theirs, mine = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True), weight.detach().clone()
+    for change in ([0.5, 0.1], [0.2, -0.4], [-0.1, 0.3]):
+        weight.grad = -torch.tensor(change)
+        theirs.step()
+        step, statistics = outer.update([torch.tensor(change), torch.tensor([7.0])])
+        mine += step
+        assert statistics.tolist() == [7.0]
+    assert mine.tolist() == pytest.approx(weight.tolist())
+    again = OuterStep(Outer.NESTEROV, trained=1)
+    again.restore(outer.state(), "cpu")
+    changes = [torch.tensor([0.1, 0.1])]
+    assert again.update(changes)[0].tolist() == outer.update(changes)[0].tolist()
+
+
+def test_a_report_survives_its_way() -> None:
+    report = Report(used=3, loss=0.25, exact=(1, 4), stops=True)
+    assert Report.of(report.text()) == report
