@@ -1,9 +1,11 @@
-"""Hugging Face Trainer: what it logs becomes metrics of the run.
+"""Hugging Face Trainer: balanced over unequal ranks, or only logged.
+
+    from ugro.train.integrations.huggingface import UgroTrainer as Trainer
+
+With the callback alone, what the Trainer logs becomes metrics of the run, and nothing is balanced:
 
     from ugro.train.integrations.huggingface import UgroCallback
     trainer = Trainer(model, arguments, callbacks=[UgroCallback()])
-
-The Trainer runs its own steps, so nothing is balanced.
 """
 
 from __future__ import annotations
@@ -41,3 +43,12 @@ class UgroCallback(TrainerCallback):  # type: ignore[misc]
 def _name(name: str) -> str:
     """``step`` is the step of the record, not one of its values."""
     return "logged_step" if name == "step" else name
+
+
+def __getattr__(name: str) -> Any:
+    """The Trainer takes seconds to import, which the callback alone does not need."""
+    if name in ("UgroTrainer", "UgroTrainerMixin"):
+        from ugro.train.integrations import hf_trainer
+
+        return getattr(hf_trainer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

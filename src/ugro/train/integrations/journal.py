@@ -33,20 +33,20 @@ class Journal:
         self._metrics = Metrics(around.output / name, {"attempt": around.attempt, "rank": around.rank})
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
-        self._refuse_trial()
+        self.refuse_trial()
         plain = {name: kept(value) for name, value in values.items()}
         self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
 
     def announce(self, *, step: int, total_steps: int) -> None:
         """Records how many steps there will be."""
-        self._refuse_trial()
+        self.refuse_trial()
         self._metrics.put({"kind": "progress", "step": step, "total_steps": total_steps})
 
     def close(self) -> None:
         """Writes everything to the file; more records may follow."""
         self._metrics.close()
 
-    def _refuse_trial(self) -> None:
+    def refuse_trial(self) -> None:
         """Ends a trial at once: this library would train to the end."""
         if self._is_trial:
             self._metrics.put({"kind": "trial", "problem": OTHER_LIBRARY})

@@ -1,9 +1,12 @@
-"""Lightning: what a module logs becomes metrics of the run.
+"""Lightning: balanced over unequal ranks, or only logged.
+
+    from ugro.train.integrations.lightning import UgroCallback, UgroStrategy
+    trainer = Trainer(strategy=UgroStrategy(), callbacks=[UgroCallback()])
+
+With the logger alone, what a module logs becomes metrics of the run, and nothing is balanced:
 
     from ugro.train.integrations.lightning import UgroLogger
     trainer = Trainer(logger=UgroLogger())
-
-Lightning runs its own steps, so nothing is balanced.
 """
 
 from __future__ import annotations
@@ -47,3 +50,12 @@ class UgroLogger(Logger):  # type: ignore[misc]
 
     def finalize(self, status: str) -> None:
         self._own.close()
+
+
+def __getattr__(name: str) -> Any:
+    """The logger alone needs less of Lightning."""
+    if name in ("UgroCallback", "UgroStrategy", "checkpoint_to_resume"):
+        from ugro.train.integrations import lightning_strategy
+
+        return getattr(lightning_strategy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""``ugro experiment``: trainings compared."""
