@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1000, help="how many jobs are run at once")
     parser.add_argument("--queue", type=int, help="of the jobs part: how many jobs wait at once, instead of the peers")
     parser.add_argument("--rounds", type=int, default=3, help="how often all are measured in turn")
-    parser.add_argument("--steps", type=int, default=40, help="of each training of the balance and plan parts")
+    parser.add_argument("--steps", type=int, default=40, help="of each training: balance, local, pipeline, plan")
     arguments = parser.parse_args()
     if unknown := [part for part in arguments.parts if part not in _PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are: {', '.join(_PARTS)}")
@@ -77,10 +77,22 @@ def _balance(arguments: argparse.Namespace) -> list[Bar]:
     return balance.measure(arguments.steps, min(arguments.rounds, 2))
 
 
+def _local(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import local
+
+    return local.measure(arguments.steps)
+
+
+def _pipeline(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import pipeline
+
+    return pipeline.measure(arguments.steps, min(arguments.rounds, 2))
+
+
 def _plan(arguments: argparse.Namespace) -> list[Bar]:
     from bench import plan
 
-    return plan.measure(arguments.steps)
+    return plan.measure(arguments.steps, arguments.rounds)
 
 
 def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
@@ -132,11 +144,31 @@ def _batch(arguments: argparse.Namespace) -> list[Bar]:
     return batch.measure(arguments.rounds)
 
 
+def _serve(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import serve
+
+    return serve.measure(arguments.rounds)
+
+
+def _sweep(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import sweep
+
+    return sweep.measure(arguments.rounds)
+
+
+def _inference(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import inference
+
+    return inference.measure(arguments.rounds)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "jobs": _jobs,
     "launch": _launch,
     "adoption": _adoption,
     "balance": _balance,
+    "local": _local,
+    "pipeline": _pipeline,
     "plan": _plan,
     "scheduler": _scheduler,
     "metrics": _metrics,
@@ -147,6 +179,9 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "env": _environments,
     "ray": _ray,
     "batch": _batch,
+    "serve": _serve,
+    "sweep": _sweep,
+    "inference": _inference,
 }
 
 

@@ -68,46 +68,47 @@ def measure(steps: int, rounds: int, cases: tuple[Case, ...] = CASES) -> list[Ba
 
 
 def _run(case: Case, hierarchy: cgroups.Hierarchy, folder: Path, steps: int, rounds: int) -> dict[str, Any]:
+    argv = ["bench.balance_rank", case.model, str(case.global_batch), str(steps), str(rounds)]
+    return run_ranks(argv, hierarchy, folder, {"HALVED": "1" if case.is_halved else ""})
+
+
+def run_ranks(
+    module: list[str], hierarchy: cgroups.Hierarchy, folder: Path, variables: dict[str, str]
+) -> dict[str, Any]:
+    """A rank for each speed, with a CPU quota of its own; what the first one leaves as its result."""
     names = [f"rank{rank}" for rank in range(len(SPEEDS))]
-    with _groups(hierarchy, names) as groups:
-        processes = []
-        port = _free_port()
-        for rank, group in enumerate(groups):
-            env = {
-                **os.environ,
-                **_environment(case, hierarchy.version, rank, group, port),
-                "RESULT": f"{folder}/result",
-                "UGRO_OUTPUT": str(folder),
-            }
-            argv = [
-                sys.executable,
-                "-m",
-                "bench.balance_rank",
-                case.model,
-                str(case.global_batch),
-                str(steps),
-                str(rounds),
-            ]
-            with (folder / f"rank_{rank}.log").open("wb") as log:
-                out = None if rank == 0 else log
-                processes.append(subprocess.Popen(argv, env=env, cwd=ROOT, stdout=out, stderr=log))
-        try:
-            codes = [process.wait(_LIMIT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        if any(codes):
-            raise SystemExit("\n".join(path.read_text()[-2000:] for path in folder.glob("rank_*.log")))
+    with groups(hierarchy, names) as places:
+        port = free_port()
+        envs = [{**environment(hierarchy.version, rank, group, port), **variables} for rank, group in enumerate(places)]
+        return together([[sys.executable, "-m", *module]] * len(envs), envs, folder)
+
+
+def together(commands: list[list[str]], envs: list[dict[str, str]], folder: Path) -> dict[str, Any]:
+    """Starts a rank for each command; returns what the first one leaves as its result."""
+    processes = []
+    places = {"RESULT": f"{folder}/result", "UGRO_OUTPUT": str(folder / "output")}
+    for rank, (argv, env) in enumerate(zip(commands, envs, strict=True)):
+        with (folder / f"rank_{rank}.log").open("wb") as log:
+            out = None if rank == 0 else log
+            given = {**os.environ, **env, **places}
+            processes.append(subprocess.Popen(argv, env=given, cwd=ROOT, stdout=out, stderr=log))
+    try:
+        codes = [process.wait(_LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise SystemExit("\n".join(path.read_text()[-2000:] for path in folder.glob("rank_*.log")))
     return dict(json.loads((folder / "result").read_text()))
 
 
-def _environment(case: Case, version: int, rank: int, group: Path, port: int) -> dict[str, str]:
+def environment(version: int, rank: int, group: Path, port: int) -> dict[str, str]:
     quota_us = round(_PERIOD_US * SPEEDS[rank])
     return {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(SPEEDS)), "SPEED": str(SPEEDS[rank])},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        **{"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "HALVED": "1" if case.is_halved else ""},
+        **{"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
         **{
             "QUOTA_US": str(quota_us),
             "QUOTA_FILE": str(group / _QUOTA[version][0]),
@@ -121,7 +122,7 @@ _QUOTA = {1: ("cpu.cfs_quota_us", "{quota}"), 2: ("cpu.max", f"{{quota}} {_PERIO
 
 
 @contextlib.contextmanager
-def _groups(hierarchy: cgroups.Hierarchy, names: list[str]) -> Iterator[list[Path]]:
+def groups(hierarchy: cgroups.Hierarchy, names: list[str]) -> Iterator[list[Path]]:
     group = cgroups.create(hierarchy, f"ugro-bench-{os.getpid()}", dict(zip(names, SPEEDS, strict=True)))
     if group is None:
         raise SystemExit("this user may not make control groups: nothing can be measured")
@@ -148,7 +149,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

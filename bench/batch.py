@@ -83,7 +83,7 @@ def _loops_of(seconds: float) -> int:
 def _compared(case: Case, rounds: int) -> Iterator[Bar]:
     names = ("serial", "ugro.Pool on Ray", "ugro.Pool, local", "ray.util.multiprocessing.Pool")
     rows = {name: Row(name) for name in (*names, "joblib on Ray", "Ray Data")}
-    with _ray_pool() as peer, Pool(address="auto") as ours, Pool(backend="local") as local:
+    with _ray_pool() as peer, Pool(address="auto") as ours, Pool(engine="local") as local:
         ours.start()
         local.start()
         ways: Sequence[Callable[[], Any]] = (
@@ -217,7 +217,7 @@ def _checked(case: Case) -> Iterator[float]:
     chosen = spread(case.items)
     alone = sampled(case.function, chosen, len(case.items))
     opens: dict[str, Callable[[], Pool]] = {
-        "local": partial(Pool, backend="local"),
+        "local": partial(Pool, engine="local"),
         "Ray": partial(Pool, address="auto"),
     }
     for name, open_pool in opens.items():

@@ -3,7 +3,8 @@
     python -m bench plan --steps 40
 
 Each node of the lab has a CPU quota of its own. For every model the plan is made once, then the training runs for real
-on each set; its speed is the wall clock's, after the shares have settled.
+on each set; its speed is the wall clock's, after the shares have settled. The sets between which the plan had to choose
+run again, in turn, and their medians count: this machine's own speed changes by more than the sets differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from bench.balance import ROOT, SPEEDS, OtherLoad
+from bench.balance import ROOT, SPEEDS
 from bench.bars import Bar
 from ugro.client.client import Client
 from ugro.client.jobs import LogChoice
@@ -32,6 +33,7 @@ CASES = {"gpt": 48, "conv": 96, "mlp": 384}  # global batches
 _TIMES = {"gpt": 1, "conv": 3, "mlp": 3}  # as many steps: theirs are shorter
 _SPEED = re.compile(rb"speed ([0-9.]+)")
 _LIMIT_S = 900.0
+_CLOSE = 0.8
 _MEDIAN, _WORST, _FOLLOWED = 0.10, 0.25, 1.05
 
 
@@ -39,7 +41,17 @@ _MEDIAN, _WORST, _FOLLOWED = 0.10, 0.25, 1.05
 class Case:
     model: str
     plan: LaunchPlan
-    measured: dict[tuple[str, ...], float] = field(default_factory=dict)
+    runs: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[tuple[str, ...], float]:
+        return {nodes: statistics.median(speeds) for nodes, speeds in self.runs.items()}
+
+    @property
+    def contenders(self) -> list[tuple[str, ...]]:
+        """The plan's choice, and what came close to the best or above it."""
+        best, chosen = max(self.measured.values()), set(self.plan.best.nodes)
+        return [nodes for nodes, speed in self.measured.items() if speed > _CLOSE * best or set(nodes) == chosen]
 
     def error(self, nodes: tuple[str, ...]) -> float:
         predicted = next(one for one in self.plan.predictions if set(one.nodes) == set(nodes))
@@ -51,7 +63,7 @@ class Case:
         return next(speed for nodes, speed in self.measured.items() if set(nodes) == set(self.plan.best.nodes))
 
 
-def measure(steps: int) -> list[Bar]:
+def measure(steps: int, rounds: int) -> list[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "code")
         code.mkdir()
@@ -62,21 +74,24 @@ def measure(steps: int) -> list[Bar]:
         os.chdir(code)
         try:
             with lab.client() as client:
-                return _bars([_case(client, model, steps) for model in CASES])
+                return _bars([_case(client, model, steps, rounds) for model in CASES])
         finally:
             os.chdir(before)
             lab.down(with_agent=True)
 
 
-def _case(client: Client, model: str, steps: int) -> Case:
-    others = OtherLoad()
+def _case(client: Client, model: str, steps: int, rounds: int) -> Case:
     wish = PlanWish({**_fields(model, steps)}, limit_s=30.0)
     case = Case(model, client.planning.plan(None, wish))
     nodes = sorted(node.node for node in case.plan.nodes)
     for count in range(1, len(nodes) + 1):
         for some in combinations(nodes, count):
-            case.measured[some] = _run(client, model, steps, some)
-    _print(case, others.cores())
+            case.runs[some] = [_run(client, model, steps, some)]
+    contenders = case.contenders
+    for _ in range(rounds - 1):
+        for some in contenders:
+            case.runs[some].append(_run(client, model, steps, some))
+    _print(case)
     return case
 
 
@@ -96,14 +111,15 @@ def _run(client: Client, model: str, steps: int, nodes: tuple[str, ...]) -> floa
     return float(found[1])
 
 
-def _print(case: Case, others: float) -> None:
-    print(f"\n{case.model}, global batch {CASES[case.model]}, speeds {SPEEDS}; others used {others:.1f} cores")
-    print(f"{'':<24}{'predicted':>12}{'measured':>12}{'error':>9}")
+def _print(case: Case) -> None:
+    print(f"\n{case.model}, global batch {CASES[case.model]}, speeds {SPEEDS}")
+    print(f"{'':<24}{'predicted':>12}{'measured':>12}{'error':>9}{'':>8}all runs")
     for one in case.plan.predictions:
         nodes = tuple(sorted(one.nodes))
         sign = "*" if one is case.plan.best else " "
         figures = f"{one.samples_per_s:>12.1f}{case.measured[nodes]:>12.1f}{case.error(nodes):>+9.1%}"
-        print(f"{sign} {' + '.join(nodes):<22}{figures}  ± {one.error:.0%}")
+        runs = ", ".join(f"{speed:.0f}" for speed in case.runs[nodes])
+        print(f"{sign} {' + '.join(nodes):<22}{figures}  ± {one.error:<4.0%}  {runs}")
     print(flush=True)
 
 

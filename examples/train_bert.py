@@ -28,10 +28,12 @@ MASKED_SHARE = 0.15
 
 def main() -> None:
     arguments = parse_arguments()
-    run = ut.init(seed=1)
-    text = arguments.data.read_text() if arguments.data else made_up_text()
+    run = ut.init(seed=arguments.seed)
+    text = arguments.data.read_text() if arguments.data else made_up_text(arguments.sentences)
     dataset = MaskedText(text, arguments.length, arguments.vocabulary)
-    model = run.wrap(Bert(dataset.size, arguments))
+    compression = {} if arguments.compress == "none" else {"compress": arguments.compress}
+    model = run.wrap(Bert(dataset.size, arguments), **compression)
+    mixed = torch.autocast(run.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, 1.0, total_iters=arguments.warm_up)
     run.keep(model=model, optimizer=optimizer, schedule=schedule)
@@ -40,8 +42,10 @@ def main() -> None:
         for number, (words, places, hidden) in enumerate(loader):
             words, places, hidden = words.to(run.device), places.to(run.device), hidden.to(run.device)
             with run.step() as step:
-                loss = step.loss(functional.cross_entropy(model(words, places).flatten(0, 1), hidden.flatten()))
-                step.backward(loss)
+                for seen, where, wanted in step.micro_batches((words, places, hidden), arguments.accumulate):
+                    with mixed:
+                        loss = functional.cross_entropy(model(seen, where).flatten(0, 1), wanted.flatten())
+                    step.backward(step.loss(loss))
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -65,6 +69,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--warm-up", type=int, default=1000, help="steps")
+    parser.add_argument("--sentences", type=int, default=2000, help="of the generated text")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and of the order of samples")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: mixed precision")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts in which a rank computes its share")
+    parser.add_argument("--compress", default="none", help="how gradients are compressed: fp16, powersgd, auto")
     parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
     if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(layers=2, width=32, heads=2, length=16, global_batch=32, epochs=1, lr=3e-3, warm_up=2)
@@ -129,7 +138,7 @@ class MaskedText(Dataset):  # type: ignore[misc]
         return words, places, hidden
 
 
-def made_up_text(sentences: int = 2000) -> str:
+def made_up_text(sentences: int) -> str:
     """Sentences whose words depend on each other, so that masked ones can be predicted."""
     drawn = random.Random(7)
     animals = {"fox": "forest", "owl": "night", "whale": "sea", "camel": "desert", "mole": "garden"}

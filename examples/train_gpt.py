@@ -1,6 +1,7 @@
 """Trains a small GPT to continue text, on any number of unequal GPUs or CPUs.
 
     ugro launch examples/train_gpt.py --nodes 3 -- --data book.txt
+    ugro launch examples/train_gpt.py --nodes 3 -- --parallel fsdp     # a model that is too large for one of them
     python examples/train_gpt.py --tiny                # alone, in seconds
 
 Without --data it generates a text. The tokens are letters, so nothing is downloaded.
@@ -20,12 +21,20 @@ from torch.utils.data import Dataset
 
 import ugro.train as ut
 
+# With tensor parallel, the ranks of a node split these layers of every block.
+SPLIT = {"blocks.*.mixing.0": "colwise", "blocks.*.mixing.2": "rowwise"}
+
 
 def main() -> None:
     arguments = parse_arguments()
-    run = ut.init(seed=1)
-    dataset = Text(arguments.data.read_text() if arguments.data else made_up_text(), arguments.context)
-    model = run.wrap(Gpt(len(dataset.letters), arguments))
+    run = ut.init(seed=arguments.seed, sync=arguments.sync, round_s=arguments.round_s)
+    text = arguments.data.read_text() if arguments.data else made_up_text(arguments.sentences)
+    dataset = Text(text, arguments.context)
+    options: dict[str, Any] = {} if arguments.compress == "none" else {"compress": arguments.compress}
+    if arguments.parallel == "tp+dp":
+        options["plan"] = SPLIT
+    model = run.wrap(Gpt(len(dataset.letters), arguments), parallel=arguments.parallel, **options)
+    mixed = torch.autocast(run.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.1)
     run.keep(model=model, optimizer=optimizer)
     loader = run.loader(dataset, global_batch=arguments.global_batch, drop_last=True)
@@ -33,8 +42,10 @@ def main() -> None:
         for number, (before, after) in enumerate(loader):
             before, after = before.to(run.device), after.to(run.device)
             with run.step() as step:
-                loss = step.loss(functional.cross_entropy(model(before).flatten(0, 1), after.flatten()))
-                step.backward(loss)
+                for letters, following in step.micro_batches((before, after), arguments.accumulate):
+                    with mixed:
+                        loss = functional.cross_entropy(model(letters).flatten(0, 1), following.flatten())
+                    step.backward(step.loss(loss))
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -42,8 +53,9 @@ def main() -> None:
             if run.is_main and number % 20 == 0:
                 print(f"epoch {epoch} step {number} of {len(loader)} loss {loss.item():.4f}", flush=True)
         run.checkpoint()
+    text = dataset.text(continued(model, dataset.numbers[:1], arguments.context))  # no rank may have the whole model
     if run.is_main:
-        print(dataset.text(continued(model, dataset.numbers[:1], arguments.context)), flush=True)
+        print(text, flush=True)
     run.close()
 
 
@@ -57,6 +69,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--sync", choices=("step", "local"), help="how often ranks synchronise")
+    parser.add_argument("--round-s", type=float, help="seconds between two exchanges of local SGD")
+    parser.add_argument("--parallel", default="ddp", help="how the model is spread: ddp, fsdp or tp+dp")
+    parser.add_argument("--sentences", type=int, default=400, help="of the generated text")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and of the order of samples")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: mixed precision")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts in which a rank computes its share")
+    parser.add_argument("--compress", default="none", help="how gradients are compressed: fp16, powersgd, auto")
     parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
     if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(layers=2, width=32, heads=2, context=32, global_batch=32, epochs=1, lr=3e-3)
@@ -77,8 +97,13 @@ class Gpt(nn.Module):  # type: ignore[misc]
         self.apply(begin_small)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(numbers.shape[1], device=numbers.device)
-        return self.head(self.norm(self.blocks(self.tokens(numbers) + self.places(places))))
+        return self.logits(self.blocks(self.embed(numbers)))
+
+    def embed(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.tokens(numbers) + self.places(torch.arange(numbers.shape[1], device=numbers.device))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x))
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -142,7 +167,7 @@ class Text(Dataset):  # type: ignore[misc]
         return "".join(self.letters[number] for number in numbers.tolist())
 
 
-def made_up_text(sentences: int = 400) -> str:
+def made_up_text(sentences: int) -> str:
     drawn = random.Random(7)
     parts = (
         ("the fox", "a tired owl", "my brother", "the quiet engineer", "a small robot"),

@@ -27,9 +27,13 @@ SUFFIXES = {".ppm", ".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 def main() -> None:
     arguments = parse_arguments()
-    run = ut.init(seed=1)
-    dataset: Any = Pictures(arguments.data, arguments.size) if arguments.data else MadeUp(arguments.size)
-    model = run.wrap(ResNet(len(dataset.classes), arguments), sync_batchnorm=arguments.sync_batchnorm)
+    run = ut.init(seed=arguments.seed)
+    made_up = MadeUp(arguments.size, arguments.samples)
+    dataset: Any = Pictures(arguments.data, arguments.size) if arguments.data else made_up
+    compression = {} if arguments.compress == "none" else {"compress": arguments.compress}
+    model = ResNet(len(dataset.classes), arguments)
+    model = run.wrap(model, sync_batchnorm=arguments.sync_batchnorm, **compression)
+    mixed = torch.autocast(run.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     run.keep(model=model, optimizer=optimizer, schedule=schedule)
@@ -38,8 +42,10 @@ def main() -> None:
         for number, (pictures, classes) in enumerate(loader):
             pictures, classes = pictures.to(run.device), classes.to(run.device)
             with run.step() as step:
-                loss = step.loss(functional.cross_entropy(model(pictures), classes))
-                step.backward(loss)
+                for some, wanted in step.micro_batches((pictures, classes), arguments.accumulate):
+                    with mixed:
+                        loss = functional.cross_entropy(model(some), wanted)
+                    step.backward(step.loss(loss))
                 optimizer.step()
                 optimizer.zero_grad()
             run.log(loss=loss)
@@ -61,6 +67,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--workers", type=int, default=0, help="loader processes per rank")
     parser.add_argument("--sync-batchnorm", action="store_true", help="normalise over the samples of all ranks")
+    parser.add_argument("--samples", type=int, default=640, help="generated images")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and of the order of samples")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: mixed precision")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts in which a rank computes its share")
+    parser.add_argument("--compress", default="none", help="how gradients are compressed: fp16, powersgd, auto")
     parser.add_argument("--tiny", action="store_true", help="small sizes for a test")
     if parser.parse_args().tiny:  # other flags still apply
         parser.set_defaults(blocks=[1, 1, 1, 1], width=8, size=32, global_batch=32, epochs=1, lr=0.05)
@@ -175,7 +186,7 @@ class MadeUp(Dataset):  # type: ignore[misc]
 
     classes = tuple(range(10))
 
-    def __init__(self, size: int, count: int = 640) -> None:
+    def __init__(self, size: int, count: int) -> None:
         self.size = size
         self.count = count
 

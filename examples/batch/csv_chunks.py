@@ -54,9 +54,9 @@ def total(path: str, start: int, stop: int) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=20)
-    parser.add_argument("--backend", default="local", choices=["local", "ray"])
+    parser.add_argument("--engine", default="local", choices=["local", "ray"])
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ugro.Pool(backend=arguments.backend) as pool:
+    with tempfile.TemporaryDirectory() as folder, ugro.Pool(engine=arguments.engine) as pool:
         path = Path(folder) / "sales.csv"
         make(path, arguments.megabytes)
         totals: Counter[str] = Counter()

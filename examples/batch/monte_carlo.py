@@ -30,10 +30,10 @@ def payoffs(seed: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--error", type=float, default=0.05, help="of the price, at which it stops")
-    parser.add_argument("--backend", default="local", choices=["local", "ray"])
+    parser.add_argument("--engine", default="local", choices=["local", "ray"])
     arguments = parser.parse_args()
     paths, total, squares = 0, 0.0, 0.0
-    with ugro.Pool(backend=arguments.backend) as pool:
+    with ugro.Pool(engine=arguments.engine) as pool:
         for one, its_squares in pool.imap_unordered(payoffs, count()):
             paths, total, squares = paths + PATHS, total + one, squares + its_squares
             mean = total / paths

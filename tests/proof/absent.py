@@ -27,8 +27,17 @@ class ModelResults:
         return
 
 
+class NoFolders:
+    """Of jobs that have no folders."""
+
+    async def bring(self, folders: Any, nodes: Any) -> None:
+        return
+
+
 class NoCode:
     """Of jobs that take no code along."""
+
+    folders = NoFolders()
 
     async def bring(self, snapshot: str | None, nodes: Any) -> None:
         return

@@ -213,6 +213,9 @@ class ModelWatch:
     def silent_s(self, node: str) -> float:
         return 0.0 if self.known[node].is_open else 60.0
 
+    def silent(self) -> frozenset[str]:
+        return frozenset(name for name, known in self.known.items() if not known.is_open)
+
     def moment(self, node: str) -> tuple[Moment, float] | None:
         known = self.known[node]
         return (Moment(known.machine.boot_id, 0.0), 0.0) if known.has_answered and known.machine else None

@@ -50,11 +50,12 @@ TAKEN_OVER_AT = (
 _REACHED_S = 30
 
 
-@pytest.mark.parametrize("point", sample([*POINTS, *LATER], "start.answered", "conclude.recorded"))
+@pytest.mark.parametrize("point", sample([*POINTS, *LATER], "start.answered"))
 def test_an_agent_that_is_killed_at_any_step_goes_on_where_it_was(point: str) -> None:
     killed_at(point)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("point", sample(TAKEN_OVER_AT, "start.answered"))
 def test_an_agent_that_slept_while_another_took_over_does_no_harm(point: str) -> None:
     asleep_at(point)

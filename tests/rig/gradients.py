@@ -70,11 +70,11 @@ class Judge:
 
     def before(self) -> None:
         self.reference = self.make()
-        self.reference.load_state_dict(self.module.state_dict())
+        self.reference.load_state_dict({name: whole(one) for name, one in self.module.state_dict().items()})
 
     def after(self, indices: Any) -> None:
         own = [] if self.run._stepping.is_dummy else indices.tolist()
-        gradients = [parameter.grad.clone() for parameter in self.module.parameters()]
+        gradients = [whole(parameter.grad).clone() for parameter in self.module.parameters()]
         self.steps.append((self.reference, own, gradients, [buffer.clone() for buffer in _statistics(self.module)]))
 
     def verdict(self, loss: Callable[..., Any] = loss_of, **more: Any) -> dict[str, Any]:
@@ -87,6 +87,11 @@ class Judge:
             "seen_once": sorted(index for batch in batches for index in batch) == list(range(SAMPLES)),
             **more,
         }
+
+
+def whole(one: Any) -> Any:
+    """Of a tensor that is spread over the ranks, all of it."""
+    return one.full_tensor() if hasattr(one, "full_tensor") else one
 
 
 def _error(
@@ -106,10 +111,11 @@ def _statistics(model: Any) -> list[Any]:
 
 def begin(make: Callable[[], nn.Module] = mlp, **options: Any) -> tuple[ut.Run, Any, Any, Any, Judge]:
     run = ut.init(seed=1, balance=options.pop("balance", None), speeds=options.pop("speeds", ()))
-    workers = options.pop("num_workers", 0)
+    workers, weights = options.pop("num_workers", 0), options.pop("weights", None)
     model = run.wrap(make(), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return run, model, optimizer, run.loader(DATA, global_batch=BATCH, num_workers=workers), Judge(run, model, make)
+    loader = run.loader(DATA, global_batch=BATCH, num_workers=workers, weights=weights)
+    return run, model, optimizer, loader, Judge(run, model, make)
 
 
 def work(run: ut.Run, inputs: Any) -> None:
@@ -140,6 +146,11 @@ def adaptive_with_workers() -> dict[str, Any]:
 
 def static() -> dict[str, Any]:
     return adaptive(balance="static", speeds=(1, 0.5, 0.25))
+
+
+def fully_sharded() -> dict[str, Any]:
+    """The others of this kind are in ``spread``."""
+    return adaptive(parallel="fsdp", balance="static", speeds=(1, 0.5, 0.25))
 
 
 def micro_batches() -> dict[str, Any]:
@@ -206,6 +217,55 @@ def synchronised_batch_norm() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     return judge.verdict()
+
+
+def weights_of(inputs: Any) -> Any:
+    """How much samples count, as if they had from one to about ten words."""
+    return 1 + (inputs[:, 0].abs() * 4).floor()
+
+
+def weighted_loss(model: nn.Module, inputs: Any, targets: Any) -> Any:
+    weights = weights_of(inputs)
+    return ((model(inputs).squeeze(-1) - targets).square() * weights).sum() / weights.sum()
+
+
+def weighted() -> dict[str, Any]:
+    """Every third step each in another way: at once, in micro-batches, in parts that the script makes."""
+    weights = weights_of(DATA.inputs)
+    run, model, optimizer, loader, judge = begin(balance="static", speeds=(1, 0.5, 0.25), weights=weights)
+    for number, batch in enumerate(loader):
+        judge.before()
+        with run.step() as step:
+            if number % 3 == 2:
+                _, inputs, targets = batch
+                first = min(2, len(inputs) - 1)
+                if first:
+                    with model.no_sync():
+                        step.backward(weighted_loss(model, inputs[:first], targets[:first]), samples=first)
+                rest = weighted_loss(model, inputs[first:], targets[first:])
+                step.backward(rest, samples=len(inputs) - first)
+            else:
+                for _, inputs, targets in step.micro_batches(batch, count=1 + number % 3 * 2):
+                    step.backward(step.loss(weighted_loss(model, inputs, targets)))
+            judge.after(batch[0])
+            optimizer.step()
+            optimizer.zero_grad()
+    return judge.verdict(weighted_loss)
+
+
+def weighted_out_of_memory() -> dict[str, Any]:
+    rank = int(os.environ["RANK"])
+    weights = weights_of(DATA.inputs)
+    run, model, optimizer, loader, judge = begin(
+        lambda: Small(2 if rank == 1 else 1000, is_in_backward=True), weights=weights
+    )
+    for batch in loader:
+        judge.before()
+        judge.reference.room = SAMPLES
+        run.step(lambda part: weighted_loss(model, part[1], part[2]), batch)
+        judge.after(batch[0])
+        optimizer.step()
+    return judge.verdict(weighted_loss, failures=model.module.failures)
 
 
 class Explosive(torch.autograd.Function):  # type: ignore[misc]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,24 +47,70 @@ class Ranks:
         return [json.loads((self.folder / f"result_{rank}.json").read_text()) for rank in range(len(self.processes))]
 
 
-def start(argv: Sequence[str], folder: Path, ranks: int, variables: Mapping[str, str] | None = None) -> Ranks:
+def start(
+    argv: Sequence[str],
+    folder: Path,
+    ranks: int,
+    variables: Mapping[str, str] | None = None,
+    of_rank: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> Ranks:
     folder.mkdir(parents=True, exist_ok=True)
     port = str(_free_port())
-    processes = []
-    for rank in range(ranks):
-        env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("UGRO_")},
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
-            # The code beside these tests, also in a copy of the tree.
-            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"},
-            **{"RESULT": str(folder / f"result_{rank}.json"), "UGRO_OUTPUT": str(folder / "output")},
-            **{"UGRO_NODE": f"node{rank}", **(variables or {})},
-        }
-        with (folder / f"rank_{rank}.log").open("wb") as log:
-            command = [sys.executable, "-u", *argv]
-            processes.append(subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=subprocess.STDOUT))
-    return Ranks(processes, folder)
+    given = variables or {}
+    started = [start_one(argv, folder, (rank, ranks), port, {**given, **of_rank(rank)}) for rank in range(ranks)]
+    return Ranks(started, folder)
+
+
+def start_one(
+    argv: Sequence[str], folder: Path, place: tuple[int, int], port: str, variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """``place``: its number, and how many there are."""
+    rank, ranks = place
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("UGRO_")},
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
+        # The code beside these tests, also in a copy of the tree.
+        **{"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"},
+        **{"RESULT": str(folder / f"result_{rank}.json"), "UGRO_OUTPUT": str(folder / "output")},
+        **{"UGRO_NODE": f"node{rank}", **(variables or {})},
+    }
+    with (folder / f"rank_{rank}.log").open("ab") as log:
+        command = [sys.executable, "-u", *argv]
+        return subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+
+
+@dataclass
+class ElasticRanks:
+    """With the store that they meet in, in a process of its own."""
+
+    argv: Sequence[str]
+    folder: Path
+    count: int
+    variables: Mapping[str, str]
+    port: str
+    store: subprocess.Popen[bytes]
+    ranks: Ranks
+
+    def start_again(self, rank: int) -> None:
+        """The process of a rank that has ended."""
+        self.ranks.processes[rank].wait(LIMIT_S)
+        more = {**self.variables, "AGAIN": "1"}
+        self.ranks.processes[rank] = start_one(self.argv, self.folder, (rank, self.count), self.port, more)
+
+    def end(self) -> None:
+        self.ranks.end()
+        self.store.kill()
+        self.store.wait()
+
+
+def start_elastic(argv: Sequence[str], folder: Path, ranks: int, variables: Mapping[str, str]) -> ElasticRanks:
+    folder.mkdir(parents=True, exist_ok=True)
+    port = str(_free_port())
+    variables = {"UGRO_MIN_RANKS": "1", **variables}
+    store = start_one(["-m", "ugro.train.elastic.store"], folder, (ranks, ranks), port)
+    started = Ranks([start_one(argv, folder, (rank, ranks), port, variables) for rank in range(ranks)], folder)
+    return ElasticRanks(argv, folder, ranks, variables, port, store, started)
 
 
 def metrics(path: Path, kind: str) -> list[dict[str, Any]]:

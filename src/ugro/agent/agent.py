@@ -8,30 +8,18 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import ugro
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
-from ugro.agent.artifacts.collector import Collector, checkpoint_env
-from ugro.agent.artifacts.environments import Environments
-from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import OutputSync
 from ugro.agent.code.service import Code
 from ugro.agent.dashboard_address import DashboardAddress
 from ugro.agent.discovery.service import Discovery
-from ugro.agent.engine.planner import Planner
-from ugro.agent.engine.reconciler import Engine
 from ugro.agent.hardware.service import HardwareService
-from ugro.agent.jobs.forecasts import Forecasts
-from ugro.agent.jobs.result_cache import ResultCache
+from ugro.agent.hooks.service import HookService
 from ugro.agent.jobs.results import ResultService
-from ugro.agent.jobs.retention import Retention
 from ugro.agent.jobs.service import JobService
-from ugro.agent.jobs.submission import SubmissionReader
 from ugro.agent.monitoring.profiling import Profiling
-from ugro.agent.monitoring.service import MonitoringService, ranks_by
+from ugro.agent.monitoring.service import MonitoringService
 from ugro.agent.ops.audit import AuditLog
 from ugro.agent.ops.backups import Backups
 from ugro.agent.ops.doctor import Doctor
@@ -40,22 +28,21 @@ from ugro.agent.ops.hosts import Hosts
 from ugro.agent.ops.kept_environments import KeptEnvironments
 from ugro.agent.ops.tunnels import Tunnels
 from ugro.agent.planning.service import PlanService
-from ugro.agent.planning.trials import Trials
+from ugro.agent.power.service import PowerService
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.ray_cluster.service import RayClusters
-from ugro.agent.ray_cluster.starting import Starting
+from ugro.agent.recipes.service import RecipeService
 from ugro.agent.safe_mode.control import SafeModeControl, begin, is_known_old
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
+from ugro.agent.services.service import Services
 from ugro.agent.support.aio import keep_running
 from ugro.agent.sweep.service import SweepService
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.agent.tracking.cluster import Cluster, Guard
 from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.measured import MeasuredHardware
-from ugro.agent.tracking.placed_runs import PlacedRuns
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.agent.tracking.scheduler_input import SchedulerInput
+from ugro.agent.wiring import Base, Parts, make_parts
 from ugro.config.allowance import Allowances, Effects, keep_allowed
 from ugro.config.edit import add_node, remove_node, write_atomically
 from ugro.config.environment import differing
@@ -77,9 +64,6 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    _ray_clusters: RayClusters | None = None
-    _sweeps: SweepService | None = None
-
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
         self.store = Store(home.database)
@@ -96,19 +80,9 @@ class Agent:
         self._executions: dict[str, Execution] = {}
         self.dashboard = DashboardAddress()
         self.monitoring = MonitoringService(home, self.store, self.cluster)
-        self._engine: Engine | None = None
-        self._job_service: JobService | None = None
-        self._code: Code | None = None
-        self._python_envs: PythonEnvService | None = None
-        self._result_service: ResultService | None = None
-        self._profiling: Profiling | None = None
-        self._hardware: HardwareService | None = None
-        self._planning: PlanService | None = None
-        self._retention: Retention | None = None
         self._records: Records | None = None
+        self._parts: Parts | None = None
         self._identity = Identity("", 0)
-        self._reconciler: Reconciler | None = None
-        self._clock_watch: ClockWatch | None = None
         self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
         self.tunnels = Tunnels(self.cluster, self.audit, lambda: self._identity, lambda word: self.jobs.find(word))
 
@@ -120,17 +94,33 @@ class Agent:
         await self.discovery.load()
         await self.cluster.start()
         _remember(self.home, self.cluster)
-        engine, scheduler_input = self._make_engine(identity)
-        self.python_envs.on_made = self.kept_environments.tidy_soon
+        self._identity = identity
+        self._parts = parts = make_parts(self._base(), identity)
+        engine = parts.engine
         self.discovery.may_leave = lambda: not engine.safe_mode.is_on
         await begin(engine.safe_mode, records, compared)
         self.store.jobs.keep_journal(engine.safe_mode.note)
         await self.clock_watch.start()
         await self.measured.read()
-        await self.monitoring.open(engine, scheduler_input)
+        await self.monitoring.open(engine, parts.scheduler_input)
         self.monitoring.use_figures(self.measured)
+        self.monitoring.use_services(lambda: self.services.listed(everything=False))
         self.code.listen(self.monitoring.parts.prometheus.observe_sync)
         await self.planning.end_left()
+        await self.power.load()
+
+    def _base(self) -> Base:
+        return Base(
+            home=self.home,
+            store=self.store,
+            cluster=self.cluster,
+            health=self.health,
+            discovery=self.discovery,
+            measured=self.measured,
+            monitoring=self.monitoring,
+            backups=self.backups,
+            kept_environments=self.kept_environments,
+        )
 
     async def _compare(self, records: Records) -> Comparison:
         """Before anything is changed: whether the state is the newest."""
@@ -146,12 +136,14 @@ class Agent:
 
     async def close(self) -> None:
         self.cancel_all()
-        if self._engine is not None:
-            await self._engine.close()
+        parts = self._parts
+        if parts is not None:
+            await parts.engine.close()
         await self.monitoring.close()
-        for part in (self.kept_environments, self._python_envs, self._code):
-            if part is not None:
-                await part.close()
+        await self.kept_environments.close()
+        if parts is not None:
+            await parts.python_envs.close()
+            await parts.code.close()
         await self.cluster.inventory.close()
         await self.audit.flush()
         await self.store.close()
@@ -159,152 +151,82 @@ class Agent:
             self._records.close()
 
     @property
-    def reconciler(self) -> Reconciler:
-        assert self._reconciler is not None, "the agent has not started"
-        return self._reconciler
+    def parts(self) -> Parts:
+        assert self._parts is not None, "the agent has not started"
+        return self._parts
 
     @property
     def safe_mode(self) -> SafeModeControl:
-        assert self._engine is not None, "the agent has not started"
-        return self._engine.safe_mode
+        return self.parts.engine.safe_mode
+
+    @property
+    def reconciler(self) -> Reconciler:
+        return self.parts.reconciler
 
     @property
     def jobs(self) -> JobService:
-        assert self._job_service is not None, "the agent has not started"
-        return self._job_service
+        return self.parts.jobs
 
     @property
     def results(self) -> ResultService:
-        assert self._result_service is not None, "the agent has not started"
-        return self._result_service
+        return self.parts.results
 
     @property
     def profiling(self) -> Profiling:
-        assert self._profiling is not None, "the agent has not started"
-        return self._profiling
+        return self.parts.profiling
 
     @property
     def hardware(self) -> HardwareService:
-        assert self._hardware is not None, "the agent has not started"
-        return self._hardware
+        return self.parts.hardware
+
+    @property
+    def recipes(self) -> RecipeService:
+        return self.parts.recipes
 
     @property
     def planning(self) -> PlanService:
-        assert self._planning is not None, "the agent has not started"
-        return self._planning
+        return self.parts.planning
 
     @property
     def sweeps(self) -> SweepService:
-        assert self._sweeps is not None, "the agent has not started"
-        return self._sweeps
+        return self.parts.sweeps
 
     @property
     def ray_clusters(self) -> RayClusters:
-        assert self._ray_clusters is not None, "the agent has not started"
-        return self._ray_clusters
+        return self.parts.ray_clusters
+
+    @property
+    def services(self) -> Services:
+        return self.parts.services
+
+    @property
+    def power(self) -> PowerService:
+        return self.parts.power
+
+    @property
+    def hooks(self) -> HookService:
+        return self.parts.hooks
 
     @property
     def code(self) -> Code:
-        assert self._code is not None, "the agent has not started"
-        return self._code
+        return self.parts.code
 
     @property
     def python_envs(self) -> PythonEnvService:
-        assert self._python_envs is not None, "the agent has not started"
-        return self._python_envs
-
-    async def run_jobs(self) -> None:
-        assert self._engine is not None, "the agent has not started"
-        await self._engine.run()
+        return self.parts.python_envs
 
     @property
     def clock_watch(self) -> ClockWatch:
-        assert self._clock_watch is not None, "the agent has not started"
-        return self._clock_watch
+        return self.parts.clock_watch
+
+    async def run_jobs(self) -> None:
+        await self.parts.engine.run()
 
     async def watch_clock(self) -> None:
         await keep_running(self.clock_watch.run)
 
     async def run_retention(self) -> None:
-        assert self._retention is not None, "the agent has not started"
-        await keep_running(self._retention.run)
-
-    def _make_engine(self, identity: Identity) -> tuple[Engine, SchedulerInput]:
-        jobs = self.store.jobs
-        self._identity = identity
-        placed = PlacedRuns(jobs)
-        watch = RunTracker(self.cluster.inventory, identity, placed)
-        self.discovery.uncollected = watch.uncollected
-        logs = SmallLogs(jobs, LogMirror(self.home.jobs, watch, self.monitoring.energy.note_change))
-        scheduler_input = SchedulerInput(jobs, self.cluster, self.health)
-        watch_clock = self._clock_watch = ClockWatch(
-            scheduler_input.clock, self.store, lambda: self.cluster.config.retention.notice
-        )
-        checkpoints = CheckpointSync(self.home.jobs, self.cluster.inventory.get, identity)
-        self._code = code = Code(self.home, self.store, self.cluster, identity)
-        environments = Environments(self.store.environments, watch)
-        self._python_envs = envs = PythonEnvService(self.home, self.store, self.cluster, code, identity)
-        extra_env = environments.recording(checkpoint_env(checkpoints))
-        planner = Planner(self.cluster, watch, extra_env, scheduler_input.facts, scheduler_input.modules, envs)
-        outputs = OutputSync(self.home.jobs, self.cluster.inventory.get, identity, code.result_rules)
-        collector = Collector(jobs, watch, logs, checkpoints, outputs, environments)
-        self._result_service = ResultService(
-            self.home.jobs, self.store, watch, collector, self.monitoring.measured, self.monitoring.energy.of
-        )
-        self.backups.may_remove = watch_clock.may_remove
-        self._profiling = Profiling(self.home.jobs, jobs, watch, self.monitoring.energy)
-        engine = self._engine = Engine(jobs, watch, planner, code, scheduler_input, collector)
-        self._make_retention(engine, self._result_service)
-        self._reconciler = Reconciler(jobs, watch, engine.safe_mode)
-        self._reconciler.on_decided = scheduler_input.reports.look_at_all_again
-        planner.measured = self.measured.latest_of
-        self._make_hardware(engine, scheduler_input)
-        self._make_services(engine, scheduler_input, logs, planner, ResultCache(jobs, environments, envs))
-        self._inform_health(engine, watch)
-        placed.live = engine.live.get
-        return engine, scheduler_input
-
-    def _make_retention(self, engine: Engine, results: ResultService) -> None:
-        self._retention = Retention(
-            self.home.jobs,
-            self.store,
-            self.monitoring.metrics,
-            results,
-            lambda: self.cluster.config.retention,
-            self.clock_watch.may_remove,
-        )
-        self._retention.kept_environments = self.kept_environments.names
-        self._retention.on_removed = self.monitoring.forget_jobs
-        self._retention.is_paused = lambda: engine.safe_mode.is_on
-
-    def _make_hardware(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
-        self._hardware = HardwareService(
-            self.cluster, self.health, engine, scheduler_input.holds, self.measured, self._identity
-        )
-        scheduler_input.holds.on_change = engine.wake
-
-    def _inform_health(self, engine: Engine, watch: RunTracker) -> None:
-        self.health.speeds = self.measured.speeds
-        self.health.ranks = partial(ranks_by, engine, watch)
-        self.health.has_jobs = engine.live.has_jobs_on
-        self.health.refusal = watch.refusal
-        self.health.strange_runs = watch.strange
-
-    def _make_services(
-        self, engine: Engine, scheduler_input: SchedulerInput, logs: SmallLogs, planner: Planner, cache: ResultCache
-    ) -> None:
-        """What clients ask about jobs that are, and that may be."""
-        jobs = self.store.jobs
-        forecasts = Forecasts(self.store.trials, self.store.hardware, self.cluster, scheduler_input.facts)
-        submitting = SubmissionReader(jobs, scheduler_input, self.cluster, self.code, cache, forecasts)
-        submitting.envs = self._python_envs
-        service = self._job_service = JobService(self.store, engine, scheduler_input, logs, planner, submitting)
-        self._planning = PlanService(
-            service, forecasts, Trials(self.home.jobs, self.store.trials, service, self.results)
-        )
-        self._sweeps = SweepService(self.store, service, engine.changed, self.monitoring, self.results)
-        starting = Starting(self.cluster, service, self.python_envs, lambda: self.health.speeds(scheduler_input.gpus))
-        self._ray_clusters = RayClusters(self.home.jobs, self.store, self.cluster, service, starting)
+        await keep_running(self.parts.retention.run)
 
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
@@ -329,13 +251,13 @@ class Agent:
             last_backup=self.backups.last.made_at if self.backups.last else None,
             backup_problem=self.backups.problem,
             ignored_variables=() if settings is None else differing(os.environ, settings),
-            safe_mode=self._engine.safe_mode.status() if self._engine else None,
+            safe_mode=self.safe_mode.status() if self._parts else None,
         )
 
     @property
     def _running_commands(self) -> int:
         """What would end with the agent."""
-        benches = self._hardware.running if self._hardware else 0
+        benches = self.hardware.running if self._parts else 0
         return len(self._executions) + benches + self.tunnels.count
 
     async def use_cluster(self, file: ServedFile) -> None:
@@ -369,12 +291,15 @@ class Agent:
         text = read_text(path)
         await self._edit(path, add_node(text, name, fields, file=str(path)), text)
 
-    async def remove_node(self, name: str) -> None:
+    async def remove_node(self, name: str, *, only_if_idle: bool = False) -> None:
         self.cluster.inventory.get(name)
         self.discovery.refuse_removal(name)
         path = self._cluster_file()
         text = read_text(path)
-        await self._edit(path, remove_node(text, name, file=str(path)), text)
+        async with self.parts.engine.scheduling:  # no job is placed there meanwhile
+            if only_if_idle and (reason := await self.power.why_not_removed(name)) is not None:
+                raise NotAllowed(f"it {reason}", subject=name, hint="try again later, or without --if-idle")
+            await self._edit(path, remove_node(text, name, file=str(path)), text)
         await self.store.resume(name)
         await self.measured.forget(name)
 
@@ -410,14 +335,12 @@ class Agent:
     def cancel_all(self) -> None:
         self.monitoring.is_ending = True
         self.backups.end()
-        if self._code is not None:
-            self._code.end()
-        if self._job_service is not None:
-            self._job_service.end_streams()
-        if self._sweeps is not None:
-            self._sweeps.end_streams()
-        if self._hardware is not None:
-            self._hardware.cancel()
+        if self._parts is not None:
+            self.code.end()
+            self.jobs.end_streams()
+            self.sweeps.end_streams()
+            self.services.end_streams()
+            self.hardware.cancel()
         self.tunnels.close_all()
         for execution in self._executions.values():
             execution.cancel()
@@ -433,7 +356,7 @@ class Agent:
             yield [finding]
         if worse := [finding for node in nodes for finding in self.measured.findings(node.spec.name)]:
             yield worse
-        if findings := [*self.clock_watch.findings(), *self.discovery.findings()]:
+        if findings := [*self.clock_watch.findings(), *self.discovery.findings(), *self.power.findings()]:
             yield findings
 
     # --- helpers -----------------------------------------------------------------------------------------------

@@ -291,7 +291,8 @@ def _not_picklable(error: BaseException) -> Death:
 def _unusable(problem: dict[str, Any], node: str) -> FunctionUnusable:
     what = f"the function cannot be loaded on {node}: {problem['kind']}: {problem['message']}"
     is_missing = problem["kind"] in ("ImportError", "ModuleNotFoundError")
-    hint = "the modules that it imports must be installed there" if is_missing else "see what it says, and try again"
+    what_else = "what it refers to must exist there and have the same version"
+    hint = "the modules that it imports must be installed there" if is_missing else what_else
     return FunctionUnusable(what, hint=hint)
 
 

@@ -33,7 +33,7 @@ class MapOptions:
 
 
 class Pool:
-    """Processes that run batches of items: on this machine (``backend="local"``), or on a Ray cluster.
+    """Processes that run batches of items: on this machine (``engine="local"``), or on a Ray cluster.
 
     Use it in a ``with`` statement, and from one thread. Work is done while results are read.
     """
@@ -41,20 +41,19 @@ class Pool:
     def __init__(
         self,
         *,
-        backend: str | None = None,
+        engine: str | Engine | None = None,
         address: str | None = None,  # of a Ray cluster, or "auto" inside a Ray driver
         workers: int | None = None,
-        engine: Engine | None = None,
         aims: Aims | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise UsageError(f"a pool needs at least one worker, not {workers}")
         self._aims = aims or Aims()
-        self._dispatcher: Dispatcher | None = _begun(engine or _engine(backend, address, workers))
+        self._dispatcher: Dispatcher | None = _begun(_engine(engine, address, workers))
         self._functions: dict[bytes, str] = {}  # published, by their pickle
 
     @property
-    def backend(self) -> str:
+    def engine(self) -> str:
         return self._open().engine.name
 
     def start(self) -> int:
@@ -165,15 +164,17 @@ def _checked(options: dict[str, Any]) -> MapOptions:
     return found
 
 
-def _engine(backend: str | None, address: str | None, workers: int | None) -> Engine:
-    if backend is None:
-        backend = "ray" if address or os.environ.get("RAY_ADDRESS") else "local"
-    if backend == "local":
+def _engine(wanted: str | Engine | None, address: str | None, workers: int | None) -> Engine:
+    if wanted is None:
+        wanted = "ray" if address or os.environ.get("RAY_ADDRESS") else "local"
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted == "local":
         from ugro.batch.local import LocalEngine
 
         return LocalEngine(workers)
-    if backend == "ray":
+    if wanted == "ray":
         from ugro.batch.ray_engine import RayEngine
 
         return RayEngine(address, workers)
-    raise UsageError(f"unknown backend {backend!r}", hint="there are: local, ray")
+    raise UsageError(f"unknown engine {wanted!r}", hint="there are: local, ray; for nodes: client.pool(nodes=3)")

@@ -60,6 +60,11 @@ def sweeps(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> I
     return _items(incomplete, ((one["name"], one["state"]) for one in found), _given(ctx, parameter))
 
 
+def services(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    found = _ask("/v1/services").get("services", [])
+    return _items(incomplete, ((one["name"], one["state"]) for one in found), _given(ctx, parameter))
+
+
 def files(ctx: click.Context, parameter: click.Parameter | None, incomplete: str) -> Items:
     return _item(incomplete, type="file")
 

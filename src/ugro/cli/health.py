@@ -20,6 +20,9 @@ SIGNS: dict[Status, tuple[str, Style]] = {
     Status.DEGRADED: ("!", "warn"),
     Status.UNHEALTHY: ("✗", "bad"),
     Status.UNREACHABLE: ("?", "bad"),
+    Status.GOING_TO_SLEEP: ("z", "dim"),
+    Status.ASLEEP: ("z", "dim"),
+    Status.WAKING: ("z", "warn"),
 }
 _HEADER = (
     *("", "NODE", "STATUS", "SCORE", "RTT", "LOAD", "CPU", "MEM", "DISK"),
@@ -97,7 +100,7 @@ def exit_code(reports: Sequence[NodeReport]) -> int:
     statuses = {report.status for report in _machines(reports)}
     if Status.UNREACHABLE in statuses:
         return 5
-    return 0 if statuses <= {Status.HEALTHY} else 1
+    return 0 if all(status is Status.HEALTHY or status.is_asleep for status in statuses) else 1
 
 
 def _machines(reports: Sequence[NodeReport]) -> list[NodeReport]:
@@ -178,8 +181,7 @@ def note(report: NodeReport) -> str:
         notes.append(f"since {report.since[11:16]} UTC")
     if report.drained is not None:
         notes.insert(0, f"drained: {report.drained}" if report.drained else "drained")
-    if report.owner_note:
-        notes.append(report.owner_note)
+    notes += [text for text in (report.power_note, report.owner_note) if text]
     if report.second_name:
         return "; ".join([report.second_name, *([report.error] if report.error else ())])
     notes += report.taken_gpus

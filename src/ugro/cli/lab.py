@@ -67,12 +67,15 @@ def up(session: Session, nodes: int | None, speeds: str | None, gpus: int | None
 def down(session: Session) -> None:
     """Stop all processes of the lab and remove it.
 
-    Also removes what a crash has left behind.
+    Also removes what a crash has left behind. The agent continues, and this machine is its only node again.
     """
-    was_there = find_lab(session).down()
+    found = find_lab(session)
+    was_there = found.down()
     if session.output.is_json:
         session.output.document({"lab": None})
     session.output.note("the lab is down" if was_there else "no lab was up")
+    if was_there and found.has_agent():
+        session.output.note("the agent continues, with this machine as its only node; end it: ugro agent stop")
 
 
 @lab.command()

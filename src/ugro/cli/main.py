@@ -40,6 +40,9 @@ _GROUPS = {
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
         "sweep": ("ugro.cli.sweep.command:sweep", "Search for the best settings of a training."),
+        "experiment": ("ugro.cli.experiment.command:experiment", "Compare ways to train on your nodes, with a report."),
+        "serve": ("ugro.cli.serve.command:serve", "Serve a trained model, or any command, behind an HTTP API."),
+        "recipe": ("ugro.cli.recipe:recipe", "List, show and copy the built-in training recipes."),
         "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
         "estimate": ("ugro.cli.batch.estimate:estimate", "Predict how long a map takes, here and on a cluster."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
@@ -57,11 +60,12 @@ _GROUPS = {
         "profile": ("ugro.cli.results.profile:profile", "Show where a training's time goes."),
     },
     "Observe": {
-        "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs and alerts, live."),
+        "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs, services and alerts, live."),
         "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
         "events": ("ugro.cli.jobs.events:events", "Print the history of events."),
         "audit": ("ugro.cli.audit:audit", "Show who did what, through commands and the dashboard."),
         "alerts": ("ugro.cli.alerts:alerts", "Show alerts about nodes, and test notification channels."),
+        "hooks": ("ugro.cli.hooks:hooks", "Show and test what is called when something happens."),
         "metrics": ("ugro.cli.metrics:metrics", "Print metrics in Prometheus format."),
     },
     "Try it": {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ugro.cli import bench, candidates, doctor, figures, health, host_keys
+from ugro.cli import bench, candidates, doctor, figures, health, host_keys, power
 from ugro.cli.discover import discover
 from ugro.cli.environments import setup
 from ugro.cli.output import Cell, Output
@@ -25,6 +25,8 @@ def node() -> None:
 node.add_command(bench.bench)
 node.add_command(setup.setup)
 node.add_command(discover)
+node.add_command(power.sleep)
+node.add_command(power.wake)
 
 
 @node.command()
@@ -125,14 +127,15 @@ def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str |
 
 @node.command()
 @click.argument("name", shell_complete=candidates.node_names)
+@click.option("--if-idle", is_flag=True, help="Only if no job runs there and no files of jobs are left there.")
 @json_option
 @pass_session
-def rm(session: Session, name: str) -> None:
+def rm(session: Session, name: str, if_idle: bool) -> None:
     """Remove a node from the cluster file.
 
     Nothing is changed on the node itself.
     """
-    session.client().remove_node(name)
+    session.client().remove_node(name, only_if_idle=if_idle)
     if session.output.is_json:
         session.output.document({"removed": name})
     session.output.note(f"{name} is no longer part of the cluster")
@@ -200,7 +203,8 @@ def _row(report: NodeReport) -> list[Cell]:
     machine = report.machine
     gpus = [gpu.model for gpu in report.facts.gpus] if report.facts else []
     found = f"found by {report.found_by}" if report.found_by else ""
-    note = report.error or "; ".join(filter(None, (found, report.owner_note, *report.taken_gpus)))
+    notes = (found, report.power_note, report.owner_note, *report.taken_gpus)
+    note = report.error or "; ".join(filter(None, notes))
     if report.drained is not None:
         note = f"drained: {report.drained}" if report.drained else "drained"
     note = report.second_name or note
@@ -242,6 +246,9 @@ def _details(report: NodeReport) -> list[tuple[str, str]]:
         details.append(("drained", report.drained or "yes"))
     if report.owner is not None:
         details += _owner(report.owner)
+    if report.power is not None:
+        mac = f"; MAC {report.power.mac}" if report.power.mac else ""
+        details.append(("power", f"{report.power.state} {report.power.words}".strip() + mac))
     if report.second_name:
         details.append(("name", f"{report.second_name}; remove it: ugro node rm {report.name}"))
     if (machine := report.machine) is not None:

@@ -43,7 +43,7 @@ def open_pool(client: Client, wish: PoolWish) -> Pool:
     if asks_for_jobs:
         what = "nodes" if wish.nodes is not None else next(iter(wish.options))
         raise UsageError(f"the engine {engine} has no option {what!r}", hint='engine="jobs" has it')
-    return Pool(backend=engine, address=address, workers=wish.workers)
+    return Pool(engine=engine, address=address, workers=wish.workers)
 
 
 def cluster_place(client: Client) -> Place | None:

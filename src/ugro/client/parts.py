@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from ugro.client.cluster_files import ClusterFiles
     from ugro.client.discovery import DiscoveryCalls
     from ugro.client.environments import Environments
+    from ugro.client.experiments import Experiments
+    from ugro.client.folders import Folders
     from ugro.client.hardware import HardwareCalls
+    from ugro.client.hooks import HookCalls
     from ugro.client.jobs import Jobs
     from ugro.client.planning import Planning
+    from ugro.client.power import PowerCalls
     from ugro.client.ray_clusters import RayClusterCalls
+    from ugro.client.recipes import Recipes
     from ugro.client.safe_mode import SafeModeCalls
+    from ugro.client.services import ServiceCalls
     from ugro.client.sweeps import Sweeps
 
 
@@ -43,6 +49,30 @@ class Parts:
         from ugro.client.sweeps import Sweeps
 
         return Sweeps(self._ask, self._stream)
+
+    @property
+    def experiments(self) -> Experiments:
+        from ugro.client.experiments import Experiments
+
+        return Experiments(self._ask, self._stream)
+
+    @property
+    def folders(self) -> Folders:
+        from ugro.client.folders import Folders
+
+        return Folders(self._stream)
+
+    @property
+    def services(self) -> ServiceCalls:
+        from ugro.client.services import ServiceCalls
+
+        return ServiceCalls(self._ask, self._stream)
+
+    @property
+    def recipes(self) -> Recipes:
+        from ugro.client.recipes import Recipes
+
+        return Recipes(self._ask)
 
     @property
     def backups(self) -> Backups:
@@ -79,6 +109,18 @@ class Parts:
         from ugro.client.ray_clusters import RayClusterCalls
 
         return RayClusterCalls(self._ask, self._stream)
+
+    @property
+    def power(self) -> PowerCalls:
+        from ugro.client.power import PowerCalls
+
+        return PowerCalls(self._ask)
+
+    @property
+    def hooks(self) -> HookCalls:
+        from ugro.client.hooks import HookCalls
+
+        return HookCalls(self._ask)
 
     @property
     def discovery(self) -> DiscoveryCalls:

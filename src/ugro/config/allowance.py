@@ -24,6 +24,7 @@ from ugro.config.section import Section
 from ugro.config.yamltext import escaped, flow
 from ugro.core.errors import ConfigError, Unallowed
 from ugro.core.node import NodeSpec
+from ugro.core.power import WEBHOOK, PowerRule
 from ugro.core.support.secret import masked, without_passwords
 from ugro.core.support.state_dir import StateDir
 
@@ -31,9 +32,10 @@ from ugro.core.support.state_dir import StateDir
 HARMLESS: Mapping[str, frozenset[str]] = {
     "": frozenset({"remote_root", "health_check", "ray", "training", "monitor", "alerts", "owner"}),
     "ssh": frozenset({"timeout", "connect_timeout", "max_retries", "pool_size"}),
-    "sync": frozenset({"use_checksums", "max_parallel_transfers", "max_size", "store_limit"}),
+    "sync": frozenset({"use_checksums", "max_parallel_transfers", "max_size", "store_limit", "folder_limit"}),
     "cluster": frozenset({"name"}),
     "discovery": frozenset({"leave_after", "interval", "timeout"}),
+    "power": frozenset({"suspend_timeout", "resume_timeout", "cool_down", "most_per_hour", "idle_load", "exclude"}),
 }
 # The lines of an ssh configuration that the user is not shown; a change of any line counts.
 _QUIET_OF_SSH = frozenset(
@@ -45,7 +47,8 @@ _QUIET_OF_SSH = frozenset(
 # Where ssh splits a keyword off. It also takes quotes in and beside it, as in Proxy"Command": such a line may be any.
 _KEYWORD = re.compile(r"[ \t]*(\w+)(?:[ \t=]|$)", re.ASCII)
 _RUNS_HERE = re.compile(
-    r"^node \S+ runs this command|^discovery\.command: "
+    r"^node \S+ (?:runs this command|is (?:suspended|woken) by)|^discovery\.command: "
+    r"|^hooks\.|^power\.(?:suspend|resume|labels): "
     r"|^ssh configuration: (?:(?:\w+command|match|include|\w+provider)\b|(?!\w+(?:[ =]|$)))",
     re.IGNORECASE,
 )
@@ -173,6 +176,21 @@ def _node_lines(config: Config, *, is_masked: bool) -> Iterator[str]:
         more = {"python": node.python, "remote_root": root, "env": env or None}
         extra = "".join(f", {name}: {flow(value)}" for name, value in more.items() if value is not None)
         yield f"node {node.name}: {_way(node)}{extra}"
+        yield from _power_lines(node)
+
+
+def _power_lines(node: NodeSpec) -> Iterator[str]:
+    """How it is put to sleep and woken, where that is not the usual way: commands are found by _RUNS_HERE."""
+    if (rule := node.power) is None:
+        return
+    usual = PowerRule()
+    webhook = f"{rule.webhook}, secret_file: {rule.secret_file}"
+    for verb, means, usually in (("suspended", rule.suspend, usual.suspend), ("woken", rule.resume, usual.resume)):
+        if means != usually:
+            yield f"node {node.name} is {verb} by {webhook if means == WEBHOOK else flow(means)}"
+    if rule.on_node != usual.on_node:
+        yield f"node {node.name} suspends itself by {flow(rule.on_node)}"
+    yield f"node {node.name} sleeps: {flow([rule.suspend_after_s, rule.mac])}"
 
 
 def _way(node: NodeSpec) -> str:

@@ -18,7 +18,7 @@ def _is_address(text: str) -> bool:
     return is_line(text) and text.count("@") == 1 and not set(" ,;<>") & set(text) and text[0] not in "@-"
 
 
-_URL = Text("an address that starts with http:// or https://", _is_url)
+URL = Text("an address that starts with http:// or https://", _is_url)
 _ADDRESS = Text("a mail address such as ann@example.org", _is_address)
 
 
@@ -35,7 +35,7 @@ class Channel(Section):
     )
     url: str | None = key(
         None,
-        _URL,
+        URL,
         "The address to post to. If the address is a secret, use `url_file`.",
         example="https://ntfy.sh/ugro",
     )

@@ -69,6 +69,10 @@ class _Command(ListOf):
         return words
 
 
+COMMAND = _Command("a command as a list of words", _WORD, may_repeat=True)
+VARIABLE = Text("the name of an environment variable", _is_variable)
+
+
 @section
 class ZooKeeper(Section):
     """A folder of ZooKeeper in which each machine has an entry."""
@@ -106,7 +110,7 @@ class Consul(Section):
     tag: str | None = key(None, LABEL, "Only instances with this tag.", example="gpu")
     token_env: str | None = key(
         None,
-        Text("the name of an environment variable", _is_variable),
+        VARIABLE,
         "The environment variable, of the agent, that holds the access token.",
         example="CONSUL_HTTP_TOKEN",
     )
@@ -142,7 +146,7 @@ class Discovery(Section):
     )
     command: tuple[str, ...] = key(
         (),
-        _Command("a command as a list of words", _WORD, may_repeat=True),
+        COMMAND,
         "A program on this machine that prints machines as JSON. It runs in the folder of the cluster file.",
         example=["./my-inventory", "--list"],
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from ugro.config.channels import Channel
 from ugro.config.discovery import Consul, ZooKeeper
 from ugro.config.environment import variables
+from ugro.config.hooks import IdleHook, JobEndedHook, NodeLostHook, QueueHook
 from ugro.config.job.options import OPTIONS
 from ugro.config.job.resources import AlternativeSection
 from ugro.config.job.schema import JobSection
@@ -21,6 +22,7 @@ from ugro.config.kinds import OrNull
 from ugro.config.problems import KeyPath
 from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
+from ugro.config.service import ProbeSection, ProbesSection, ScaleSection, ServiceSection
 from ugro.config.yamltext import flow
 from ugro.core.failure import Cause
 from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING, UNCOUNTED
@@ -42,6 +44,7 @@ nodes:
     transport: ssh
     env: {CUDA_HOME: /usr/local/cuda}
     owner: {when: active, then: pause, quiet: 10m}
+    power: {suspend_after: 30m, resume: wol}
   gpu1:
     host: gpu1.lan
     user: bob
@@ -79,11 +82,13 @@ def parts() -> dict[str, str]:
         "channels": f"{Channel.__doc__}\n\n{_table(Channel.known_keys().values())}",
         "zookeeper": _table(ZooKeeper.known_keys().values()),
         "consul": _table(Consul.known_keys().values()),
+        "hooks": "\n".join(_hooks()),
         "cluster file": _yaml(cluster_example()),
         "job": _job_table((), JobSection),
         "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),
         "causes": _causes(),
         "job file": _yaml(job_example()),
+        "service": _markdown(["Key", "Value", "Default", "Meaning"], list(_service_rows(ServiceSection))),
     }
 
 
@@ -112,6 +117,16 @@ def job_sections(section: type[Section] = JobSection, base: KeyPath = ()) -> Ite
         yield from job_sections(inner, (*base, name))
 
 
+def _hooks() -> Iterator[str]:
+    for name, hook in (
+        ("queue_longer_than", QueueHook),
+        ("idle", IdleHook),
+        ("node_lost", NodeLostHook),
+        ("job_ended", JobEndedHook),
+    ):
+        yield f"### {name}\n\n{hook.__doc__}\n\n{_table(hook.known_keys().values())}"
+
+
 def _settings() -> Iterator[str]:
     names = {(variable.section, variable.key): variable.name for variable in variables().values()}
     top = [one for one in Settings.known_keys().values() if one.section is None]
@@ -131,6 +146,17 @@ def _table(keys: Iterable[Key], variables: Sequence[str] = ()) -> str:
 
 def _default(one: Key) -> object:
     return one.kind.written(one.default) if one.section is not None else one.default
+
+
+def _service_rows(section: type[Section], base: str = "") -> Iterator[list[str]]:
+    for name, one in section.known_keys().items():
+        if one.section is not None:
+            is_probes = one.section is ProbesSection  # three of a kind
+            yield from _service_rows(ProbeSection if is_probes else one.section, f"{base}{name}{'.X' * is_probes}.")
+            continue
+        yield [f"`{base}{name}`", _expected(one), f"`{flow(one.kind.written(one.default))}`", one.meaning]
+        if name == "replicas":
+            yield from _service_rows(ScaleSection, "replicas.")
 
 
 def _job_section(path: KeyPath, section: type[Section]) -> str:

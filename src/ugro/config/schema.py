@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ugro.config.channels import CHANNELS, LOG, Channel
 from ugro.config.discovery import Discovery
+from ugro.config.hooks import Hooks
 from ugro.config.kinds import (
     DAY_S,
     BadValueError,
@@ -25,6 +26,7 @@ from ugro.config.kinds import (
 )
 from ugro.config.names import HOST, LABEL, LINE, LOCAL_PATH, NODE_DIRECTORY, USER, is_line, is_program
 from ugro.config.owner import Owner
+from ugro.config.power import Power, PowerKeys, rule_of
 from ugro.config.python_env import EnvironmentSection
 from ugro.config.section import Section, key, nested, section
 from ugro.config.yamltext import shown
@@ -104,6 +106,12 @@ class Sync(Section):
         10_000_000_000,
         ByteCount(),
         "How much code each node, and this machine, keeps; the least recently used is removed first.",
+    )
+    folder_limit: int = key(
+        100_000_000_000,
+        ByteCount(),
+        "How many bytes of folders that jobs name (`folders`) each node, and this machine, keeps; also the largest "
+        "folder that is taken. The least recently used are removed first.",
     )
     outside_links: str = key(
         "keep",
@@ -345,6 +353,8 @@ class Settings(Section):
     energy: Energy = nested(Energy)
     dashboard: Dashboard = nested(Dashboard)
     owner: Owner = nested(Owner)
+    power: Power = nested(Power)
+    hooks: Hooks = nested(Hooks)
     discovery: Discovery = nested(Discovery)
     channels: dict[str, Channel] = key(
         {},
@@ -437,6 +447,7 @@ class NodeEntry(Section):
         example={"CUDA_HOME": "/usr/local/cuda"},
     )
     owner: Owner = nested(Owner)
+    power: PowerKeys = nested(PowerKeys)
 
     def check(self) -> None:
         if self.host and self.ip and self.host != self.ip:
@@ -463,4 +474,5 @@ class NodeEntry(Section):
             # Sorted: the same variables in another order are no reason for a new link.
             env=tuple(sorted(self.env.items())),
             owner=self.owner.rule(common.owner),
+            power=rule_of(name, self.labels, self.power, common.power),
         )

@@ -35,6 +35,7 @@ class Key:
     attribute: str | None = None  # of what the section makes, where it is not called as the key
     name: str = ""
     default: Any = None
+    field: str = ""  # of the dataclass: a key that is a word of Python ends with _ there
 
     @property
     def section(self) -> type[Section] | None:
@@ -88,7 +89,8 @@ class Section:
     @classmethod
     def known_keys(cls) -> dict[str, Key]:
         if cls not in _KEYS:
-            _KEYS[cls] = {one.name: _key(one) for one in fields(cls) if "key" in one.metadata}
+            found = (_key(one) for one in fields(cls) if "key" in one.metadata)
+            _KEYS[cls] = {one.name: one for one in found}
         return _KEYS[cls]
 
     @classmethod
@@ -110,12 +112,12 @@ class Section:
         for name, declared in cls.known_keys().items():
             try:
                 if name in tree:
-                    values[name] = declared.kind.parse(tree[name])
+                    values[declared.field] = declared.kind.parse(tree[name])
             except BadValueError as error:
                 errors += error.within(name, hint=f"for example: {name}: {flow(declared.example)}").all
         if errors:
             raise BadValueError(errors[0].message, hint=errors[0].hint, at=errors[0].at, more=errors[1:])
-        found = cls(**values, given_keys=frozenset(values))
+        found = cls(**values, given_keys=frozenset(name for name in tree if name in cls.known_keys()))
         found.check()
         return found
 
@@ -124,7 +126,8 @@ class Section:
 
     def made(self) -> dict[str, Any]:
         """The arguments for ``makes``: values by attribute, with nested sections made first."""
-        return {declared.attribute or name: _made(getattr(self, name)) for name, declared in self.known_keys().items()}
+        found = self.known_keys().items()
+        return {declared.attribute or name: made(getattr(self, declared.field)) for name, declared in found}
 
     @classmethod
     def of(cls, made: object, **others: Any) -> Self:
@@ -138,7 +141,7 @@ class Section:
 
     def written(self) -> dict[str, object]:
         """As a file has it: the keys whose values are not the defaults."""
-        given = ((name, declared, getattr(self, name)) for name, declared in self.known_keys().items())
+        given = ((name, declared, getattr(self, declared.field)) for name, declared in self.known_keys().items())
         return {name: declared.kind.written(value) for name, declared, value in given if value != declared.default}
 
     @classmethod
@@ -165,10 +168,11 @@ class Nested(Kind):
 def _key(one: Field[Any]) -> Key:
     default = one.default if one.default_factory is MISSING else one.default_factory()
     declared: Key = one.metadata["key"]
-    return replace(declared, name=one.name, default=default)
+    return replace(declared, name=one.name.removesuffix("_"), default=default, field=one.name)
 
 
-def _made(value: Any) -> Any:
+def made(value: Any) -> Any:
+    """What a parsed value stands for in the program."""
     if isinstance(value, Section) and value.makes is not None:
         return value.makes(**value.made())
     return value

@@ -69,3 +69,14 @@ class Tidied:
     kept_bytes: int = 0
     trees: int = 0
     error: str | None = None
+
+
+def both(code: Tidied, folders: Tidied) -> Tidied:
+    """Of one node, or of this machine."""
+    return Tidied(
+        code.node,
+        code.freed_bytes + folders.freed_bytes,
+        code.kept_bytes + folders.kept_bytes,
+        code.trees + folders.trees,
+        code.error or folders.error,
+    )

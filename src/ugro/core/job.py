@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
+from ugro.core.folder import Folder
 from ugro.core.python_env import EnvRequest
 from ugro.core.support.moment import Instant, elapsed_s, instant_at, instant_of
 
@@ -106,6 +107,14 @@ class Launcher(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """Jobs of the same group may have a GPU together."""
+
+    group: str
+    most: int  # on one GPU
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What a job needs on each of its nodes. With ALL_GPUS the number of GPUs may differ between nodes.
 
@@ -122,6 +131,7 @@ class Resources:
     memory_bytes: int = 0
     labels: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # the names of the nodes that may be used; empty: all
+    sharing: Sharing | None = None  # of one GPU on one node
     any_of: tuple[Resources, ...] = ()  # alternatives in order of preference; the fields above are then ignored
 
 
@@ -141,6 +151,15 @@ class OnLost(StrEnum):
 class Disconnect:
     lost_after_s: float = 900.0
     on_lost: OnLost = OnLost.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """A training that goes on without ranks that are lost."""
+
+    min_ranks: int | None = None  # None: all ranks are needed
+    timeout_s: float = 300.0  # a rank that keeps the others waiting for longer is lost
+    rejoins: int = 3  # how often a lost rank is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +237,13 @@ class JobSpec:
     is_cached: bool = False  # reuse the result of an identical successful job
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
+    train_sync: str | None = None  # step or local; None: the script decides
     imports: Imports = Imports()
     sdk: bool = False  # UGRO's own package goes with it: its Python finds it, whatever the node has installed
     environment: EnvRequest | None = None  # the Python environment it runs in; None: the node's own Python
+    folders: tuple[Folder, ...] = ()  # that its nodes get beside its code
+    avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
+    elastic: Elastic = field(default_factory=Elastic)
 
     @property
     def node_imports(self) -> Imports:
@@ -260,6 +283,7 @@ class Share:
     hostname: str | None = None
     root: str | None = None
     uuids: tuple[str, ...] = ()  # of the GPUs, in the same order; empty if not known
+    gpu_group: str = ""  # whose jobs may have the GPU, too; empty: nobody else
 
     def is_of(self, machine: Machine) -> bool:
         """False if the node's name now leads to another machine or folder."""

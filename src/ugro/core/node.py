@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from ugro.core.owner import OwnerReport, OwnerRule
+from ugro.core.power import PowerReport, PowerRule, PowerState
 
 _LAST_S = 2**37  # in the year 6325
 
@@ -25,6 +26,18 @@ class Status(StrEnum):
     DEGRADED = "degraded"
     UNHEALTHY = "unhealthy"
     UNREACHABLE = "unreachable"
+    GOING_TO_SLEEP = PowerState.GOING_TO_SLEEP.value
+    ASLEEP = PowerState.ASLEEP.value
+    WAKING = PowerState.WAKING.value
+
+    @property
+    def is_asleep(self) -> bool:
+        """Not awake: it takes no part, and nothing is wrong with it."""
+        return self in (Status.GOING_TO_SLEEP, Status.ASLEEP, Status.WAKING)
+
+    @property
+    def is_up(self) -> bool:
+        return self is not Status.UNREACHABLE and not self.is_asleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class NodeSpec:
     transport: str | tuple[str, ...] = "ssh"
     env: tuple[tuple[str, str], ...] = ()
     owner: OwnerRule | None = None  # None: its owner is not looked for
+    power: PowerRule | None = None  # None: it is neither suspended nor woken
     found_by: str | None = None  # the source of a node that is not configured; its host key must be known
 
     @property
@@ -248,12 +262,18 @@ class NodeReport:
     facts: Facts | None = None
     link: LinkQuality = field(default_factory=LinkQuality)
     owner: OwnerReport | None = None  # None: nobody is looked for there
+    power: PowerReport | None = None  # None: it never sleeps
 
     @property
     def owner_note(self) -> str | None:
         """That it takes no new jobs because somebody uses it, without its name."""
         words = self.owner.words if self.owner and self.facts else None
         return words.removeprefix("is ") if words else None
+
+    @property
+    def power_note(self) -> str | None:
+        """How long it has been asleep and why, or what went wrong with that."""
+        return (self.power.words or None) if self.power else None
 
     @property
     def second_name(self) -> str | None:

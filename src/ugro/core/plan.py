@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ugro.core.code import Snapshot
 from ugro.core.job import JobSpec, Placement
-from ugro.core.planning import Prediction
+from ugro.core.planning import DeviceNeed, Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class NodePlan:
     environment: str | None = None  # the name of the Python environment that it uses, if UGRO made it
     path: tuple[str, ...] = ()  # folders in which its programs are looked for first
     sdk: str | None = None  # the hash of the tree with UGRO's own package, which its ranks can import
+    store: RankPlan | None = None  # the process in whose store ranks meet that have lost others
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,4 @@ class DryRun:
     note: str | None = None  # what would not be as the job asks
     environment: str | None = None  # the Python environment that its nodes would get, in words
     prediction: Prediction | None = None  # if its nodes were measured with this training: ``ugro plan``
+    memory: tuple[DeviceNeed, ...] = ()  # the same

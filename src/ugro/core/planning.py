@@ -5,8 +5,11 @@ A trial is a short run of the user's own script. ``policy.planning`` reads its r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ugro.core.support.quantity import format_size
 
 MOST_NODES = 10  # every set of them is considered: 1,023
 _LESS = 60.0  # samples per second that are shown with digits after the point
@@ -33,6 +36,39 @@ class RankTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a training has in memory, in bytes, if one device has all of it."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    sample: int = 0  # what layers keep of one sample for the backward pass; 0: not known
+    block: int = 0  # the parameters of the largest block; 0: the model has no blocks
+    rest: int = 0  # parameters in no block
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNeed:
+    """What one device would need if the model were spread in one way. In bytes."""
+
+    way: str
+    node: str
+    device: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int  # of all its samples at once
+    around: int  # what is there before the first tensor
+    room: int  # of the device, without what others use
+    samples: int  # its share, if shares are equal
+    at_once: int  # how many of these fit at the same time; 0: it does not fit
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.around
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTrial:
     """A trial on one node alone."""
 
@@ -47,6 +83,7 @@ class NodeTrial:
     can_accumulate: bool = False
     at: str = ""  # when it was measured
     job: int = 0
+    size: ModelSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +139,17 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """What local SGD on all nodes should do. It is another training: nobody gets it without asking for it."""
+
+    nodes: tuple[str, ...]
+    samples_per_s: float
+    steps: int  # of a rank between two exchanges, on average
+    round_s: float
+    exchange_s: float  # once in a round
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFigures:
     """What a node's trial says, for people."""
 
@@ -133,6 +181,8 @@ class LaunchPlan:
     nodes: tuple[NodeFigures, ...]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
+    local: LocalPlan | None = None  # only if it is clearly faster than the best
+    memory: tuple[DeviceNeed, ...] = ()  # of each device of all these nodes, in each way to spread the model
 
     @property
     def best(self) -> Prediction:
@@ -149,13 +199,23 @@ class Forecast:
 
 def title(prediction: Prediction, everyone: int) -> str:
     """``gpu1 + gpu2, accumulate 4``"""
-    count = len(prediction.nodes)
-    words = " + ".join(prediction.nodes)
-    if count == 1:
-        words = f"{words} alone" if everyone > 1 else words
-    elif count == everyone and count > 2:
-        words = f"all {_NUMBERS[count] if count < len(_NUMBERS) else count}"
+    words = _set(prediction.nodes, everyone)
     return f"{words}, accumulate {prediction.accumulate}" if prediction.accumulate > 1 else words
+
+
+def local_title(local: LocalPlan, everyone: int) -> str:
+    """``all three, local SGD every 80 steps``"""
+    return f"{_set(local.nodes, everyone)}, local SGD every {local.steps} steps"
+
+
+def _set(nodes: tuple[str, ...], everyone: int) -> str:
+    count = len(nodes)
+    words = " + ".join(nodes)
+    if count == 1:
+        return f"{words} alone" if everyone > 1 else words
+    if count == everyone and count > 2:
+        return f"all {_NUMBERS[count] if count < len(_NUMBERS) else count}"
+    return words
 
 
 def speed(samples_per_s: float) -> str:
@@ -174,3 +234,27 @@ def compared(predicted: Prediction, measured: float | None) -> str:
     off = round(100 * (measured / predicted.samples_per_s - 1))
     apart = "as predicted" if not off else f"{abs(off)} % {'more' if off > 0 else 'less'}"
     return f"{words}; measured {speed(measured)}, {apart}"
+
+
+def memory_lines(found: Sequence[DeviceNeed]) -> list[str]:
+    """One for each way: of the device with the least to spare."""
+    ways = dict.fromkeys(one.way for one in found)
+    return [_memory_line(way, [one for one in found if one.way == way]) for way in ways]
+
+
+def _memory_line(way: str, found: Sequence[DeviceNeed]) -> str:
+    worst = min(found, key=lambda one: (one.at_once > 0, one.at_once >= one.samples, one.room - one.total))
+    parts = [
+        f"parameters {format_size(worst.parameters)}",
+        f"gradients {format_size(worst.gradients)}",
+        f"optimizer {format_size(worst.optimizer)}",
+        f"activations {format_size(worst.activations)}" if worst.activations else "activations not known",
+    ]
+    room = f"{worst.node} ({worst.device}) needs about {format_size(worst.total)} of {format_size(worst.room)}"
+    return f"{way:<8} {_verdict(worst)}: {room} ({', '.join(parts)})"
+
+
+def _verdict(worst: DeviceNeed) -> str:
+    if not worst.at_once:
+        return "does not fit"
+    return "fits" if worst.at_once >= worst.samples else f"fits, {worst.at_once} of {worst.samples} samples at once"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ugro.core.training import PipelineRecord
+
 
 class FindingKind(StrEnum):
     BALANCED = "balanced"
@@ -15,6 +17,7 @@ class FindingKind(StrEnum):
     INPUT = "input"
     SCRIPT = "script"  # work between the parts of a step
     FIXED_COST = "fixed_cost"  # work that does not depend on the number of samples
+    PIPELINE = "pipeline"  # how the layers are spread, and what was predicted
     ENERGY = "energy"  # a rank adds less than its share of the energy
     TOO_EARLY = "too_early"
 
@@ -68,6 +71,7 @@ class JobProfile:
     findings: tuple[Finding, ...]  # the most expensive first
     watts: float | None = None  # of all devices; None: one of them was not measured
     samples_per_joule: float | None = None
+    pipeline: PipelineRecord | None = None  # None: every rank has all layers
 
     @property
     def verdict(self) -> Finding:

@@ -43,6 +43,7 @@ class RunRecord:
     nodes: tuple[str, ...]  # a name for each rank
     device: str
     mode: str
+    is_local: bool = False  # local SGD
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class ModelRecord:
     gradient_bytes: int
     is_compressed: bool  # by a hook of the script
     parameters: int = 0
+    parallel: str = "ddp"
+    parameter_bytes: int = 0
+    block_bytes: int = 0  # of the largest of the blocks that are computed one after the other
+    rest_bytes: int = 0  # what is in no block
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,21 @@ class PlanRecord:
     shares: tuple[int, ...]
     caps: tuple[int | None, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRecord:
+    """The stages of a pipeline, in the order of the layers; and how long a step of it takes."""
+
+    ranks: tuple[int, ...]  # of each stage
+    layers: tuple[int, ...]  # how many each stage has
+    micro_batches: int
+    predicted_s: float
+    measured_s: float | None  # None: not yet
+    reason: str
+
+    def layers_of(self, rank: int) -> int:
+        return sum(count for one, count in zip(self.ranks, self.layers, strict=True) if one == rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +103,20 @@ class TrialRecord:
     exchange_s: float = 0.0  # of all gradients between all ranks
     pairs: tuple[tuple[int, int, float], ...] = ()  # two ranks, and the same between them alone
     sizes: tuple[int, ...] = ()  # of the batches
+    optimizer_bytes: int = 0  # what it remembers; 0: not known
+    sample_bytes: int = 0  # what layers keep of one sample for the backward pass; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSteps:
+    """The steps of one attempt, as a client gets them; the newest, if there are very many."""
+
+    attempt: int
+    nodes: tuple[str, ...]  # a name for each rank
+    device: str
+    mode: str
+    parameters: int  # of the model; 0: not recorded
+    steps: tuple[StepRecord, ...]
 
 
 @dataclass(slots=True)
@@ -93,6 +127,7 @@ class Training:
     model: ModelRecord | None = None
     plan: PlanRecord | None = None
     advice: AdviceRecord | None = None
+    pipeline: PipelineRecord | None = None
     trial: TrialRecord | None = None
     steps: list[StepRecord] = field(default_factory=list)
 
@@ -164,14 +199,17 @@ def _add(found: Training, record: dict[str, Any]) -> None:
 def _begin(found: Training, record: dict[str, Any]) -> None:
     """Drops earlier records: they are about ranks that a launcher has since restarted."""
     nodes = tuple(str(name)[:_NAME] for name in _list(record["nodes"]))
-    found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME])
-    found.model = found.plan = found.advice = found.trial = None
+    is_local = record.get("sync") == "local"
+    found.run = RunRecord(nodes, str(record.get("device"))[:_NAME], str(record.get("mode"))[:_NAME], is_local)
+    found.model = found.plan = found.advice = found.trial = found.pipeline = None
     found.steps.clear()
 
 
 def _model(record: dict[str, Any]) -> ModelRecord:
     parameters = _whole(record.get("parameters", 0))
-    return ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")), parameters)
+    sizes = (_whole(record.get(name, 0)) for name in ("parameter_bytes", "block_bytes", "rest_bytes"))
+    parallel = str(record.get("parallel", "ddp"))[:_NAME]
+    return ModelRecord(_whole(record["gradient_bytes"]), bool(record.get("comm_hook")), parameters, parallel, *sizes)
 
 
 def _plan(record: dict[str, Any]) -> PlanRecord:
@@ -179,6 +217,21 @@ def _plan(record: dict[str, Any]) -> PlanRecord:
         _whole(record["holds_from"]),
         tuple(_whole(share) for share in _list(record["shares"])),
         tuple(None if cap is None else _whole(cap) for cap in _list(record["caps"])),
+        str(record.get("reason", ""))[:_MAX_TEXT],
+    )
+
+
+def _pipeline(record: dict[str, Any]) -> PipelineRecord:
+    measured_s = record.get("measured_s")
+    ranks, layers = (tuple(_whole(one) for one in _list(record[name])) for name in ("ranks", "layers"))
+    if len(ranks) != len(layers) or not ranks:
+        raise ValueError("stages without ranks or layers")
+    return PipelineRecord(
+        ranks,
+        layers,
+        _whole(record["micro_batches"]),
+        _seconds(record["predicted_s"]),
+        None if measured_s is None else _seconds(measured_s),
         str(record.get("reason", ""))[:_MAX_TEXT],
     )
 
@@ -205,6 +258,8 @@ def _trial(record: dict[str, Any]) -> TrialRecord:
         _seconds(record.get("exchange_s", 0.0)),
         tuple(_pair(one) for one in _list(record.get("pairs", []))),
         tuple(_whole(one) for one in _list(record.get("sizes", []))),
+        _whole(record.get("optimizer_bytes", 0)),
+        _whole(record.get("sample_bytes", 0)),
     )
 
 
@@ -213,6 +268,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "model": _model,
     "plan": _plan,
     "advice": _advice,
+    "pipeline": _pipeline,
     "trial": _trial,
 }
 

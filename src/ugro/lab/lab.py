@@ -85,6 +85,14 @@ class Lab:
         with _os_errors("cannot remove the lab"), self._alone():
             return self._take_down(with_agent=with_agent)
 
+    def has_agent(self) -> bool:
+        """Whether an agent of this state directory runs, with the lab or without it."""
+        try:
+            with Client(home=self.home.path, any_cluster=True) as client:
+                return client.running_agent() is not None
+        except Unreachable:
+            return False
+
     # --- up ----------------------------------------------------------------------------------------------------
 
     def _plan(self, wish: Wish, speeds: tuple[float, ...], gpus: int) -> Shape:

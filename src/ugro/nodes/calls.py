@@ -24,10 +24,11 @@ class Talker(Protocol):
 class Answer:
     """A call whose answer is awaited as ``future``."""
 
-    __slots__ = ("_is_over", "_link", "future", "number")
+    __slots__ = ("_is_over", "_link", "future", "method", "number")
 
     def __init__(self, link: Talker, number: int, future: asyncio.Future[dict[str, Any]]) -> None:
         self.number = number
+        self.method = ""
         self.future = future
         self._link = link
         self._is_over = False

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ugro.core.code import Tidied
 from ugro.core.errors import RemoteFailure
@@ -23,8 +23,7 @@ from ugro.remote.cas.packs import ContentStore
 from ugro.remote.cas.stream import BLOCK, block, record
 
 _ANSWER_S = 30.0
-_TIDY_S = 600.0
-_WHAT = "the code"
+TIDY_S = 600.0
 _PUT_BYTES, _MOST_PUT = 64 * 1024, 100
 _LEAST_COST = 1 / 100e6  # seconds per byte: compressing cannot be faster
 _FIRST_BLOCKS = 5  # only fill the window, and are not measured
@@ -65,15 +64,17 @@ class Sent:
 
 class NodeContents(NodeCalls):
     prefix = "contents."
+    what: ClassVar[str] = "the code"
+    has_s: ClassVar[float] = _ANSWER_S
 
     async def has(self, root: str) -> bool:
         """Marks it as used, too: garbage collection deletes the least recently used first."""
-        return _decoded(_Has, await self._call("has", _ANSWER_S, root=root)).has
+        return decoded(_Has, await self._call("has", self.has_s, root=root)).has
 
     async def missing(self, ids: Sequence[bytes]) -> list[bytes]:
         """The hashes whose contents are not on the node."""
         async with self._stream("missing") as (link, stream):
-            upload = Upload(link, stream, self.name, _WHAT)
+            upload = Upload(link, stream, self.name, self.what)
             step = wire.CHUNK // trees.ID_BYTES
             for first in range(0, len(ids), step):
                 await upload.send(b"".join(ids[first : first + step]))
@@ -89,8 +90,14 @@ class NodeContents(NodeCalls):
         if sizes <= _PUT_BYTES and len(ids) <= _MOST_PUT:
             with contextlib.suppress(_Busy):
                 return await self._put(root, _Blocks(store, ids), limit_bytes, sent)
+        return await self._send_stream(root, ids, store, limit_bytes, sent)
+
+    async def _send_stream(
+        self, root: str, ids: Sequence[bytes], store: ContentStore, limit_bytes: int, sent: Sent
+    ) -> list[bytes]:
+        sizes = sum(store.locate(key).size for key in ids)
         async with self._stream("receive", root=root, bytes=sizes, limit_bytes=limit_bytes) as (link, stream):
-            upload = Upload(link, stream, self.name, _WHAT, WINDOW)
+            upload = Upload(link, stream, self.name, self.what, WINDOW)
             thread = Thread("code")
             try:
                 await self._upload(_Blocks(store, ids), upload, thread, sent)
@@ -123,7 +130,7 @@ class NodeContents(NodeCalls):
             began = time.monotonic()
 
     async def tidy(self, limit_bytes: int) -> Tidied:
-        return _decoded(Tidied, {"node": self.name, **await self._call("tidy", _TIDY_S, limit_bytes=limit_bytes)})
+        return decoded(Tidied, {"node": self.name, **await self._call("tidy", TIDY_S, limit_bytes=limit_bytes)})
 
 
 class _Busy(Exception):
@@ -187,7 +194,7 @@ def _bits(answer: dict[str, Any], count: int) -> list[bool]:
 
 
 def _lacking(answer: dict[str, Any], sent: Sent) -> list[bytes]:
-    received = _decoded(_Received, answer)
+    received = decoded(_Received, answer)
     sent.bad += received.bad
     try:
         return [trees.parse_id(text) for text in received.lacking]
@@ -195,7 +202,7 @@ def _lacking(answer: dict[str, Any], sent: Sent) -> list[bytes]:
         raise RemoteFailure(f"invalid answer about contents: {error}", cause="damaged") from error
 
 
-def _decoded(cls: type[T], answer: Any) -> T:
+def decoded(cls: type[T], answer: Any) -> T:
     try:
         return decode(cls, answer)
     except DecodeError as error:

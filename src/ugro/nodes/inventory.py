@@ -115,7 +115,8 @@ class Inventory:
 def _reach(spec: NodeSpec) -> NodeSpec:
     """Everything that a link depends on: a changed label is no reason to close it."""
     found_by = "found" if spec.found_by else None
-    return replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=(), owner=None, found_by=found_by)
+    notes = replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=())
+    return replace(notes, owner=None, power=None, found_by=found_by)
 
 
 def _groups(spec: NodeSpec) -> set[str]:

@@ -27,6 +27,9 @@ _EXIT_S = 2.0  # how long a process that closed its output may take to exit
 _LOOK_S = 0.005
 _MAX_MESSAGE = 2000
 _MAX_CAUSE = 40
+# Calls that the agent makes by itself, again and again; nobody would miss them.
+_STANDING = frozenset({"probe", "presence.watch", "runs.watch", "runs.renew", "runs.mark"})
+_ROUTINE = _STANDING | {"check", "runs.tickets", "contents.tidy", "env.gc"}
 
 
 class Link(asyncio.Protocol):
@@ -39,6 +42,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, Answer] = {}
         self._last_number = 0
+        self.uses = 0  # calls that somebody wanted, so far
         self._receive: Callable[[bytes], None] = self._receive_greeting
         self._nonce = secrets.token_hex(8)
         self._greeting = bootstrap.Greeting(self._nonce)
@@ -105,11 +109,18 @@ class Link(asyncio.Protocol):
             message = wire.message(wire.CALL, call.number, {"method": method, "params": params or {}})
         except wire.ProtocolError as error:
             raise UsageError(f"{method} cannot be called: {error}", subject=self.spec.name) from error
+        call.method = method
+        self.uses += method not in _ROUTINE
         self._calls[call.number] = call
         self._write(message)
 
     def _give_up(self, call: Answer, method: str, timeout_s: float) -> None:
         call.cancel(TimedOut(f"no answer to {method} within {timeout_s:g} s", subject=self.spec.name))
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """The methods of the calls under way that somebody would miss."""
+        return tuple(call.method for call in self._calls.values() if call.method not in _STANDING)
 
     @property
     def quality(self) -> LinkQuality:

@@ -55,6 +55,7 @@ class Node:
         self._link: Link | None = None
         self._machine: Machine | None = None
         self._attempts = 0
+        self.is_resting = False  # it sleeps: it is dialled rarely, to notice that somebody has woken it
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] = self._loop.create_future()
         self._is_dialling = False
@@ -202,6 +203,8 @@ class Node:
     def _pause_s(self) -> float:
         if self.error is not None and self.error.cause in diagnosis.LASTING_CAUSES:
             return _LASTING_PAUSE_S * random.uniform(0.8, 1.2)
+        if self.is_resting:
+            return _LASTING_PAUSE_S * random.uniform(0.4, 0.6)
         if self._attempts <= self.dialling.quick_retries:
             return delay_s(self._attempts, random.random(), cap_s=2.0)
         return delay_s(self._attempts, random.random())

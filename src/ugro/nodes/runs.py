@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ugro.core.errors import RemoteFailure, UgroError, UsageError
+from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.plan import NodePlan
 from ugro.nodes.node import Node
+from ugro.nodes.run_packing import packed
 from ugro.remote import wire
 from ugro.remote.files import listing
 from ugro.remote.runs import inline_logs
@@ -22,7 +22,6 @@ _START_S = 120.0
 _PREPARE_S = 30.0
 _MOST_PAGES = 20  # of tickets
 _MOST_MARK = 4096
-_MOST_BYTES = wire.MAX_PAYLOAD // 2
 # What a node says is bounded: it may be wrong, or lie.
 _MOST_RUNS = 1024  # in one message; the node sends far fewer
 _MOST_RANKS = 4096
@@ -42,6 +41,8 @@ class RankRecord:
     ended_at: float | None = None
     is_oom: bool = False
     reached_bytes: int | None = None  # the memory limit of its run, if that was reached
+    was_lost: bool = False  # it failed by itself, and the run went on
+    starts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class RunStatus:
     may_have_left: bool = False  # it is over, and a process that hides itself may still run
     has_outputs: bool = False  # of one that has ended: it wrote something to be kept
     is_metered: bool = False  # the energy of its devices is measured
+    lost: tuple[RankRecord, ...] = ()  # of one that runs: its ranks that have failed, while others go on
+    members: tuple[int, ...] = ()  # the ranks that train together, as its ranks say; empty: they do not say
+    group: int = -1  # the number of that group: the newest one holds
+    changes: int = 0  # while it runs
 
     @property
     def has_ended(self) -> bool:
@@ -90,13 +95,15 @@ class RunStatus:
     def of_ranks(self, placed: range) -> RunStatus:
         """Without what it says of ranks that were not placed there; itself if it says nothing of others."""
         logs = self.logs
-        named = {rank.rank for rank in self.ranks}.union(self.started_ranks, (rank for rank, _ in logs or ()))
+        named = {rank.rank for rank in (*self.ranks, *self.lost)}
+        named = named.union(self.started_ranks, (rank for rank, _ in logs or ()))
         if all(rank in placed for rank in named) and (self.failed_rank is None or self.failed_rank in placed):
             return self
         return replace(
             self,
             ranks=tuple(rank for rank in self.ranks if rank.rank in placed),
             started_ranks=tuple(rank for rank in self.started_ranks if rank in placed),
+            lost=tuple(rank for rank in self.lost if rank.rank in placed),
             failed_rank=self.failed_rank if self.failed_rank in placed else None,
             logs=None if logs is None else tuple(one for one in logs if one[0] in placed),
         )
@@ -182,6 +189,8 @@ class RunStart:
     def params(self) -> dict[str, Any]:
         ranks = [{"rank": rank.rank, "argv": list(rank.argv), "env": dict(rank.env)} for rank in self.plan.ranks]
         spec = {"ranks": ranks, "cwd": self.plan.cwd, **self.settings}
+        if (store := self.plan.store) is not None:
+            spec["store"] = {"rank": store.rank, "argv": list(store.argv), "env": dict(store.env)}
         where = {"boot_id": self.boot_id, "root": self.root} if self.boot_id else {}
         as_of = {"as_of": self.as_of.params()} if self.as_of else {}
         ticket = {"ticket": self.ticket} if self.ticket is not None else {}
@@ -198,7 +207,7 @@ class Runs:
     async def start(self, starts: Sequence[RunStart]) -> list[RunStatus | UgroError]:
         """Each one's status, or why it was refused."""
         results: list[RunStatus | UgroError] = []
-        for runs in _packed([start.params() for start in starts]):
+        for runs in packed([start.params() for start in starts]):
             if isinstance(runs, UgroError):
                 results.append(runs)
                 continue
@@ -304,15 +313,20 @@ class Runs:
         params = {"job": str(job), "attempt": attempt, "part": part, "binds_cores": binds_cores}
         await self._call("control", self.answer_s, **params)
 
+    async def start_again(self, job: int, attempt: int, rank: int, starts: int) -> None:
+        """Orders that a lost rank is started again; nothing happens if it was started more often than ``starts``."""
+        await self._call("start_again", self.answer_s, job=str(job), attempt=attempt, rank=rank, starts=starts)
+
     async def follow(
-        self, job: int, attempt: int, file: str, offset: int, most_bytes: Callable[[], int]
+        self, run: tuple[int, int], file: str, offset: int, most_bytes: Callable[[], int], *, promptly: bool = False
     ) -> AsyncIterator[Piece]:
         """The file's bytes from ``offset`` on, live, until the run has ended; a cut head makes the offset jump.
 
-        ``most_bytes``: how large the file can be by now.
+        ``most_bytes``: how large the file can be by now. ``promptly``: it matters how soon they are here.
         """
-        link = await self.node.ready(self.connect_s)
-        params = self.identity.params(job=str(job), attempt=attempt, file=file, offset=offset)
+        (job, attempt), link = run, await self.node.ready(self.connect_s)
+        how = {"promptly": True} if promptly else {}
+        params = self.identity.params(job=str(job), attempt=attempt, file=file, offset=offset, **how)
         stream = link.stream("runs.follow", params)
         try:
             async for kind, payload in stream:
@@ -334,27 +348,6 @@ class Runs:
 
 def _held(answer: dict[str, Any]) -> Held:
     return Held(str(answer["job"]), int(answer["attempt"]), str(answer["status"])[:20], str(answer["ticket"]))
-
-
-def _packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
-    """As many in one message as fit into it; in its place, what fits into none."""
-    if len(json.dumps(runs)) <= _MOST_BYTES:
-        yield runs
-        return
-    part: list[dict[str, Any]] = []
-    size = 0
-    for run in runs:
-        length = len(json.dumps(run))
-        if part and size + length > _MOST_BYTES:
-            yield part
-            part, size = [], 0
-        if length > _MOST_BYTES:
-            yield UsageError(f"job {run['job']} is too large to send: {length} bytes (limit {_MOST_BYTES})")
-            continue
-        part.append(run)
-        size += length
-    if part:
-        yield part
 
 
 def parse_news(payload: bytes) -> News:
@@ -419,12 +412,23 @@ def parse_status(answer: dict[str, Any]) -> RunStatus:
             logs=_logs(answer["logs"]) if answer.get("logs") else None,
             has_outputs=bool(answer.get("has_outputs")),
             is_metered=state.get("is_metered") is True,
+            **(_elastic(state, record) if "changes" in state or "members" in record else {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteFailure(f"invalid run status: {error!s:.200}") from error
 
 
 _STATUS = {word: word for word in ("starting", "running", "exited", "dead", "absent")}
+
+
+def _elastic(state: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    members = record.get("members") or state.get("members") or {}
+    return {
+        "lost": tuple(_rank(rank) for rank in _few(state.get("lost", ()))),
+        "members": tuple(_whole(rank, 0, _MOST_RANKS) for rank in _few(members.get("ranks", ()))),
+        "group": _whole(members.get("number", -1), -1, _MOST_ATTEMPT),
+        "changes": _whole(state.get("changes", 0), 0, _MOST_ATTEMPT),
+    }
 
 
 def _rank(record: dict[str, Any]) -> RankRecord:
@@ -436,6 +440,8 @@ def _rank(record: dict[str, Any]) -> RankRecord:
         float(ended_at) if type(ended_at) in (int, float) and abs(ended_at) < _MOST_UNIX_S else None,
         bool(record.get("is_oom")),
         _number(record.get("reached_bytes"), _MOST_BYTES_OF_MEMORY),
+        record.get("was_lost") is True,
+        _number(record.get("starts"), _MOST_ATTEMPT) or 1,
     )
 
 

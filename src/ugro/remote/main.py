@@ -26,6 +26,7 @@ MODULES = {
     "files": "ugro.remote.files.api",
     "contents": "ugro.remote.cas.contents",
     "presence": "ugro.remote.presence.api",
+    "folders": "ugro.remote.folders.api",
     "env": "ugro.remote.python_env.api",
     "net": "ugro.remote.net.api",
 }

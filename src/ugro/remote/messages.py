@@ -31,6 +31,7 @@ METHODS = {
     "runs.reserve_port": "reserves a free port for a run",
     "runs.free_port": "gives a reserved port back",
     "runs.control": "passes a message on to a run's ranks",
+    "runs.start_again": "starts a lost rank of an elastic run again",
     "presence.watch": "streams whether somebody uses the machine",
     "files.list": "lists the files that a run has written",
     "files.send": "streams files of a run to the agent",
@@ -47,6 +48,10 @@ METHODS = {
     "contents.put": "takes a few contents in one message",
     "contents.receive": "takes contents as a stream",
     "contents.tidy": "deletes the contents that were used least recently",
+    "folders.has": "says whether a folder of a job is complete and unchanged",
+    "folders.receive": "takes a folder's trees and contents as a stream, and says what it still lacks",
+    "folders.tidy": "deletes the folders that were used least recently, and no run uses",
+    "folders.cached": "says which models and data sets are in the cache of Hugging Face",
     "env.ready": "says whether a Python environment is there",
     "env.make": "makes a Python environment; its progress streams beside the answer",
     "env.check": "looks at an environment that somebody else made",
@@ -54,12 +59,13 @@ METHODS = {
     "env.list": "lists the Python environments and how many runs use each",
     "env.remove": "deletes Python environments that no run uses",
     "env.gc": "deletes the Python environments that were used least recently",
+    "net.wake": "sends a Wake-on-LAN packet into the node's network",
     "net.connect": "forwards a connection to a loopback port, or to a socket in a run directory",
 }
 
 # --- check: {"what": one of these, "timeout_s": …} and what the check needs --------------------------------------
 
-CHECKS = ("root", "packages", "environment", "modules", "survival", "ports", "listen", "connect")
+CHECKS = ("root", "packages", "environment", "modules", "survival", "ports", "listen", "connect", "interface")
 
 
 @dataclass(frozen=True)
@@ -200,3 +206,14 @@ class Connections:
 
     reached: Tuple[Reached, ...] = ()
     missed: Tuple[Missed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Interface:
+    """``interface``: the one that carries the link; empty if there is none."""
+
+    name: str = ""
+    mac: str = ""
+    address: str = ""
+    broadcast: str = ""
+    wake: str = ""  # whether its device may wake the machine: enabled, disabled

@@ -12,6 +12,7 @@ from ugro.core.job import FINAL_STATES, HOLDING_STATES, Ending, Job, JobState, P
 from ugro.core.support import clock
 from ugro.core.support.codec import dumps
 from ugro.policy.lifecycle.newer_state import Cancel, Change, End, Recall, Settle, Take, Wait
+from ugro.store.devices import names_of
 from ugro.store.job_rows import job_of
 
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.CANCELLED: 130, JobState.FAILED: 1}
@@ -110,7 +111,7 @@ def _hold(db: sqlite3.Connection, job: Job, placement: Placement) -> None:
         (job.id, job.attempt, dumps(placement), job.attempt_started_at or clock.now().at, job.attempt_started_boot),
     )
     for share in placement.shares:
-        for device in [f"gpu:{index}" for index in share.gpus] or [f"job:{job.id}"]:
+        for device in names_of(job, share):
             # A device that this state gave to another job: the node itself lets only one of them have it.
             query = "INSERT OR IGNORE INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)"
             db.execute(query, (share.node, device, job.id, job.attempt))

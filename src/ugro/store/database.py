@@ -21,12 +21,15 @@ from ugro.store.ends import EndStore
 from ugro.store.engine import Database, Opening
 from ugro.store.environments import EnvironmentStore
 from ugro.store.hardware import HardwareStore
+from ugro.store.hooks import HookStore
 from ugro.store.jobs import JobStore
 from ugro.store.listing import ListingStore
 from ugro.store.notes import NoteStore
+from ugro.store.power import PowerStore
 from ugro.store.python_envs import PythonEnvStore
 from ugro.store.ray_clusters import RayClusterStore
 from ugro.store.retention import RetentionStore
+from ugro.store.services import ServiceStore
 from ugro.store.sweeps import SweepStore
 from ugro.store.trials import TrialStore
 
@@ -50,6 +53,9 @@ class Store:
         self.trials = TrialStore(self._database)
         self.sweeps = SweepStore(self._database)
         self.ray_clusters = RayClusterStore(self._database)
+        self.services = ServiceStore(self._database)
+        self.power = PowerStore(self._database)
+        self.hooks = HookStore(self._database)
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)

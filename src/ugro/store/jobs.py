@@ -31,7 +31,7 @@ from ugro.core.job import (
 from ugro.core.plan import Plan
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
-from ugro.store import placements, smalllogs
+from ugro.store import devices, placements, smalllogs
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
 from ugro.store.job_rows import attempt_of, job_of, readable_jobs
@@ -343,12 +343,8 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
     _check_takes_work(db, job, placement)
     attempt = current.attempt + 1
     for share in placement.shares:
-        # Without GPUs the job itself is the device, so that held_devices shows every job on a node.
-        for device in [f"gpu:{index}" for index in share.gpus] or [f"job:{job.id}"]:
-            db.execute(
-                "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)",
-                (share.node, device, job.id, attempt),
-            )
+        if (problem := devices.hold(db, job, share, attempt)) is not None:
+            raise StaleMove(problem)
     now = clock.now()
     first = (now.at, now.boot) if current.started_at is None else (current.started_at, current.started_boot)
     text = dumps(placement)

@@ -24,7 +24,7 @@ class RayClusterStore:
 
     async def add(self, cluster: RayCluster) -> RayCluster:
         """With its number. Raises NotAllowed if another of that name has not ended."""
-        return await self._database.run(lambda db: _add(db, cluster))
+        return await self._database.run(lambda db: add_cluster(db, cluster))
 
     async def put(self, cluster: RayCluster) -> None:
         query = "UPDATE ray_clusters SET state = ?, content = ? WHERE id = ?"
@@ -41,7 +41,7 @@ class RayClusterStore:
         return await self._database.run(lambda db: _readable(db.execute(query, (ClusterState.ENDED,))))
 
 
-def _add(db: sqlite3.Connection, cluster: RayCluster) -> RayCluster:
+def add_cluster(db: sqlite3.Connection, cluster: RayCluster) -> RayCluster:
     open_one = "SELECT 1 FROM ray_clusters WHERE name = ? AND state <> ?"
     if db.execute(open_one, (cluster.name, ClusterState.ENDED)).fetchone() is not None:
         raise NotAllowed(

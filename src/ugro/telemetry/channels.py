@@ -59,27 +59,28 @@ def _by_post(name: str, channel: Channel, message: Message) -> None:
     else:
         body = as_slack(message) if channel.type == "slack" else as_webhook(message)
     if channel.token_file is not None:
-        headers["Authorization"] = f"Bearer {_secret(name, channel.token_file)}"
-    address = channel.url or _secret(name, channel.url_file or "")
+        headers["Authorization"] = f"Bearer {secret(f'channel {name}', channel.token_file)}"
+    address = channel.url or secret(f"channel {name}", channel.url_file or "")
     if not address.startswith(("http://", "https://")):
         raise SendFailure(f"channel {name}: its url_file holds no http address", may_pass=False)
-    _post(name, address, body, headers)
+    post(f"channel {name}", address, body, headers)
 
 
-def _post(name: str, address: str, body: bytes, headers: Mapping[str, str]) -> None:
+def post(what: str, address: str, body: bytes, headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> None:
+    """Checks certificates, follows no redirect, and keeps nothing of the answer. ``what``: who sends it, in words."""
     try:
         request = urllib.request.Request(address, body, dict(headers), method="POST")
-        with _opener.open(request, timeout=_TIMEOUT_S) as answer:
+        with _opener.open(request, timeout=timeout_s) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()
         # A server that refuses a message will refuse it again, except for these codes.
         may_pass = error.code in (408, 425, 429) or error.code >= 500
-        raise SendFailure(f"channel {name}: answered {error.code}", may_pass=may_pass) from None
+        raise SendFailure(f"{what}: answered {error.code}", may_pass=may_pass) from None
     except (OSError, http.client.HTTPException) as error:
-        raise SendFailure(f"channel {name}: {_cause(error)}") from None
+        raise SendFailure(f"{what}: {_cause(error)}") from None
     except ValueError:
-        raise SendFailure(f"channel {name}: its address is invalid", may_pass=False) from None
+        raise SendFailure(f"{what}: its address is invalid", may_pass=False) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -95,7 +96,7 @@ _opener = urllib.request.build_opener(_NoRedirects)
 def _by_mail(name: str, channel: Channel, message: Message) -> None:
     mail = as_mail(message, channel.sender or channel.to[0], channel.to)
     port = channel.port or _PORTS[channel.tls]
-    password = _secret(name, channel.password_file) if channel.password_file else None
+    password = secret(f"channel {name}", channel.password_file) if channel.password_file else None
     try:
         with _connected(channel, port) as server:
             if channel.tls == "starttls":
@@ -117,15 +118,15 @@ def _connected(channel: Channel, port: int) -> smtplib.SMTP:
     return smtplib.SMTP(host, port, timeout=_TIMEOUT_S)
 
 
-def _secret(name: str, file: str) -> str:
+def secret(what: str, file: str) -> str:
     try:
         with Path(file).open("rb") as content:
             text = content.read(_LONGEST_SECRET).decode().strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SendFailure(f"channel {name}: {file} cannot be read: {reason}", may_pass=False) from None
+        raise SendFailure(f"{what}: {file} cannot be read: {reason}", may_pass=False) from None
     if not text or not text.isprintable():
-        raise SendFailure(f"channel {name}: {file} does not hold one line of text", may_pass=False)
+        raise SendFailure(f"{what}: {file} does not hold one line of text", may_pass=False)
     return text
 
 

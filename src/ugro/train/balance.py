@@ -25,6 +25,7 @@ class Verdict:
     stops: bool
     repeats: bool
     trace_steps: int = 0
+    regroups: bool = False
 
 
 class Balance:
@@ -33,17 +34,29 @@ class Balance:
         self.names = tuple(names)
         self.balancer: Balancer | None = None
         self.schedule: Schedule | None = None
+        self.holds_from = 0  # the first step of the current plan
         self._metrics = metrics
         self._last: list[Word] = []
+        self._begun_at = 0  # the step from which on these ranks train
 
     def begin(self, balancer: Balancer, schedule: Schedule) -> None:
         self.balancer, self.schedule = balancer, schedule
-        self._record_plan(balancer.plan, 0, 0)
+        self._record_plan(balancer.plan, self._begun_at, self._begun_at)
+
+    def regroup(self, names: Sequence[str], metrics: Metrics | None, step: int) -> None:
+        """Other ranks from here on; ``begin`` follows, if there is a batch to share."""
+        self._last = []
+        self.names, self._metrics, self._begun_at = tuple(names), metrics, step
 
     def digest(self, words: list[Word], step: int, epoch: int) -> Verdict:
         """``step`` was just synchronised."""
         is_short_of_memory = any(word.is_out_of_memory for word in words)
-        verdict = Verdict(any(word.stops for word in words), is_short_of_memory, words[0].trace_steps)
+        verdict = Verdict(
+            any(word.stops for word in words),
+            is_short_of_memory,
+            words[0].trace_steps,
+            any(word.regroups for word in words),
+        )
         self._replan(words, step)
         if not verdict.repeats:
             self._record_step(words, epoch)
@@ -69,14 +82,15 @@ class Balance:
 
     def _replan(self, words: list[Word], step: int) -> None:
         balancer, schedule = self.balancer, self.schedule
-        if balancer is None or schedule is None:
+        if balancer is None or schedule is None or len(words) != balancer.batch.ranks:
             return
         plan = balancer.limit([word.cap for word in words], [word.part for word in words])
         observation = self._observation(words)
         if plan is None and observation is not None:
             plan = balancer.observe(observation)
         if plan is not None:
-            self._record_plan(plan, step, schedule.change(plan, step))
+            self.holds_from = schedule.change(plan, step)
+            self._record_plan(plan, step, self.holds_from)
 
     def _observation(self, words: list[Word]) -> Observation | None:
         assert self.balancer is not None
@@ -110,7 +124,7 @@ class Balance:
 
     def _record_plan(self, plan: Plan, step: int, holds_from: int) -> None:
         assert self.balancer is not None
-        self._put(
+        self.put(
             {
                 "kind": "plan",
                 "step": step,
@@ -132,7 +146,7 @@ class Balance:
         waiting = [slowest_s - word.own_s for word in self._last]
         communication = [max(0.0, now.tail_s - wait) for now, wait in zip(words, waiting, strict=True)]
         step = self._last[0].step
-        self._put(
+        self.put(
             {
                 "kind": "profile",
                 "step": step,
@@ -158,7 +172,7 @@ class Balance:
         advice = self.advice()
         if advice is None:
             return
-        self._put(
+        self.put(
             {
                 "kind": "advice",
                 "step": step,
@@ -170,7 +184,7 @@ class Balance:
             }
         )
 
-    def _put(self, record: dict[str, Any]) -> None:
+    def put(self, record: dict[str, Any]) -> None:
         if self._metrics is not None:
             self._metrics.put(record)
 

@@ -20,9 +20,16 @@ class Company:
 
 
 def has_batch_norm(model: Any) -> bool:
+    """Whether it has layers that look at the other samples of a batch; frozen ones do not."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    return any(isinstance(module, _BatchNorm) and not _is_frozen(module) for module in model.modules())
+
+
+def _is_frozen(norm: Any) -> bool:
+    """Its statistics are fixed, and so are its scales: a script that only forgot ``train()`` has not frozen it."""
+    scales = list(norm.parameters())
+    return not norm.training and bool(scales) and not any(one.requires_grad for one in scales)
 
 
 def warn_of_local(ranks: int) -> None:

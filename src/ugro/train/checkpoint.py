@@ -1,7 +1,8 @@
 """Checkpoints of a run: one file each, complete or absent, written by one rank and read by all.
 
 A file holds the objects of the script, the progress of the run, the balancer's measurements, and the random
-generators of every rank.
+generators of every rank. Of a model that no rank has completely, a checkpoint is a folder: ``run.pt`` is that file, and
+beside it are the parts of the model and of its optimizers (``parallel.sharded_checkpoint``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import random
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,41 +19,68 @@ from typing import Any
 from ugro.core.errors import NotFound, UgroError
 
 VERSION = 1
-_NAME = re.compile(r"step_(\d+)\.pt")
+HEAD = "run.pt"
+_NAME = re.compile(r"step_(\d+)(?:\.pt)?")
 
 
 def write(folder: Path, step: int, content: Mapping[str, Any], most_kept: int | None) -> Path:
     """Written under another name until it is on disk, so that a partial file is never used."""
-    import torch
-
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:09}.pt"
     unfinished = folder / f".{path.name}.tmp"
-    with unfinished.open("wb") as file:
-        torch.save({"version": VERSION, **content}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(unfinished, content)
     unfinished.rename(path)
-    _sync(folder)
-    if most_kept is not None:
-        for _, old in _numbered(folder)[:-most_kept]:
-            old.unlink(missing_ok=True)
+    sync(folder)
+    prune(folder, most_kept)
     return path
 
 
-def read(place: Path) -> dict[str, Any]:
-    """Loads a file, or the newest in a folder. Only numbers, texts and tensors are loaded, never code."""
+def write_file(path: Path, content: Mapping[str, Any]) -> None:
     import torch
 
-    path = _newest(place)
+    with path.open("wb") as file:
+        torch.save({"version": VERSION, **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def prune(folder: Path, most_kept: int | None) -> None:
+    if most_kept is None:
+        return
+    for _, old in _numbered(folder)[:-most_kept]:
+        if old.is_dir():
+            remove(old)
+        else:
+            old.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Not a checkpoint any more before the first file of it is gone."""
+    if not folder.exists():
+        return
+    leaving = folder.with_name(f".{folder.name}.removing")
+    shutil.rmtree(leaving, ignore_errors=True)
+    folder.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def read(place: Path) -> dict[str, Any]:
+    """Loads a file, or the newest in a folder. Only numbers, texts and tensors are loaded, never code.
+
+    Of a checkpoint that is a folder, ``shards`` is that folder.
+    """
+    import torch
+
+    found = _newest(place)
+    path = found / HEAD if found.is_dir() else found
     content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise UgroError(f"{path} is not a checkpoint written by run.checkpoint()", hint="load your own in your script")
-    return content
+    return {**content, "shards": found if found.is_dir() else None}
 
 
 def _newest(place: Path) -> Path:
-    if place.is_file():
+    if place.is_file() or (place / HEAD).is_file():
         return place
     found = _numbered(place) if place.is_dir() else []
     if not found:
@@ -61,10 +90,10 @@ def _newest(place: Path) -> Path:
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in found)
+    return sorted((int(match[1]), path) for match, path in found if path.suffix or (path / HEAD).is_file())
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -7,7 +7,7 @@ a GPU the moments are events in its stream and are read a step later, so measuri
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -61,6 +61,7 @@ class Moments:
     ended: Any = None
     data_s: float = 0.0
     inner_wait_s: float = 0.0  # waiting for other ranks inside forward and backward (synchronised BatchNorm)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # the same where a model is spread over the ranks
     is_clean: bool = True
     loss: Any = None
 
@@ -80,7 +81,7 @@ def phases(clock: CpuClock | CudaClock, moments: Moments) -> Phases:
     backward_begun = moments.backward_begun or forward_done
     since = begun if moments.since is None else moments.since
     return Phases(
-        max(0.0, clock.between(since, moments.ready) - moments.inner_wait_s),
+        max(0.0, clock.between(since, moments.ready) - moments.inner_wait_s - waited_s(clock, moments)),
         moments.data_s,
         clock.between(begun, forward_done),
         max(0.0, clock.between(backward_begun, moments.ready)),
@@ -88,8 +89,15 @@ def phases(clock: CpuClock | CudaClock, moments: Moments) -> Phases:
 
 
 def after_ready(clock: CpuClock | CudaClock, moments: Moments) -> tuple[float, float]:
-    """The durations after that: until the gradients of all ranks arrived, and the optimizer."""
+    """The durations after that: until the gradients of all ranks arrived, and the optimizer.
+
+    Exchanges inside forward and backward count as if all of them came after it.
+    """
     if moments.synced is None:
         return 0.0, 0.0
     optimizer_s = clock.between(moments.synced, moments.ended) if moments.ended is not None else 0.0
-    return clock.between(moments.ready, moments.synced), optimizer_s
+    return clock.between(moments.ready, moments.synced) + waited_s(clock, moments), optimizer_s
+
+
+def waited_s(clock: CpuClock | CudaClock, moments: Moments) -> float:
+    return sum(clock.between(before, after) for before, after in moments.waits)

@@ -5,44 +5,101 @@ With one rank there is no process group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 from ugro.train.surroundings import Surroundings
 
+_SENT_PIECE = 64 << 20
 _GRADIENT_PIECE = 25 << 20  # bytes per all-reduce, like DDP's buckets, to avoid a second copy of all gradients
 
 
+Exchange = Callable[[], list[bytes]]
+
+
 class Group:
-    def __init__(self, surroundings: Surroundings, device: Any) -> None:
+    def __init__(self, surroundings: Surroundings, device: Any, *, is_elastic: bool = False) -> None:
+        """``is_elastic``: its members change, and who they are is decided elsewhere (``meet``)."""
         self.rank = surroundings.rank
         self.ranks = surroundings.ranks
         self.device = device
+        self.is_distributed = is_elastic or self.ranks > 1
+        # Does an exchange between two steps again if a rank is lost meanwhile; None: the loss is an error.
+        self.again: Callable[[Exchange], list[bytes]] | None = None
         self._small: Any = None  # for small values on the CPU
-        if self.ranks > 1:
-            self._meet()
+        if self.ranks > 1 and not is_elastic:
+            self.meet()
+        self.nodes: tuple[str, ...] = () if is_elastic else tuple(self.texts(surroundings.node))  # of each rank
 
-    def _meet(self) -> None:
+    @property
+    def small(self) -> Any:
+        """All ranks, for small values on the CPU; None with one rank."""
+        return self._small
+
+    def begin_alone(self) -> None:
+        """Makes a process group of one rank, for what works with a group only."""
+        from torch import distributed
+
+        if self.ranks == 1 and not distributed.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+
+    def meet(self, store: Any = None, timeout_s: float | None = None) -> None:
+        """``store``: where; none: as the environment says."""
         # DDP imports this. Its functions keep the group that exists at import, and with it Gloo's threads.
         import_module("torch.distributed.nn.functional")
         from torch import distributed
 
         if not distributed.is_initialized():
-            distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            more = {} if store is None else {"store": store, "rank": self.rank, "world_size": self.ranks}
+            limit = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
+            distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo", **more, **limit)
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         # NCCL exchanges GPU memory only, and reading that back would stop the GPU.
         is_gloo = distributed.get_backend() == "gloo"
         self._small = distributed.group.WORLD if is_gloo else distributed.new_group(backend="gloo")
 
+    def limit(self, timeout_s: float) -> None:
+        """How long an exchange may take from now on."""
+        from torch import distributed
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        for group in {distributed.group.WORLD, self._small}:
+            _set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+    def leave(self) -> None:
+        """Gives up a group that may be broken: what waits for this rank in it fails at once."""
+        from torch import distributed
+
+        self._small = None
+        if not distributed.is_initialized():
+            return
+        if distributed.get_backend() == "nccl":
+            # Ends kernels that wait for a rank that is gone; ordinary destruction would wait for them.
+            distributed.distributed_c10d._abort_process_group()
+        else:
+            distributed.destroy_process_group()
+
     def gather(self, values: Sequence[float]) -> Gathering:
         return Gathering(values, self._small, self.ranks)
+
+    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of each rank."""
+        own = list(values)
+        found = self.contents(struct.pack(f"<{len(own)}d", *own))
+        return [list(struct.unpack(f"<{len(one) // 8}d", one)) for one in found]
 
     def texts(self, text: str) -> list[str]:
         """The value of each rank."""
         return [content.decode("utf-8", "replace") for content in self.contents(text.encode())]
 
     def contents(self, content: bytes) -> list[bytes]:
+        return self.plain_contents(content) if self.again is None else self.again(lambda: self.plain_contents(content))
+
+    def plain_contents(self, content: bytes) -> list[bytes]:
         if self.ranks == 1:
             return [content]
         import torch
@@ -55,8 +112,29 @@ class Group:
         distributed.all_gather(all_of_them, own, group=self._small)
         return [bytes(part[:size].tolist()) for part, size in zip(all_of_them, sizes, strict=True)]
 
+    def second(self) -> Any:
+        """Another group of the same ranks, for an exchange that goes on beside others. All ranks call it."""
+        from torch import distributed
+
+        return distributed.new_group()
+
     def barrier(self) -> None:
-        self.gather([0.0]).wait()
+        self.contents(b"")
+
+    def send(self, content: bytes, source: int) -> bytes:
+        """The content of one rank, on every rank."""
+        if self.ranks == 1:
+            return content
+        import torch
+        from torch import distributed
+
+        sizes = self.gather([float(len(content))]).wait()
+        size = int(sizes[source][0])
+        whole = bytearray(content if self.rank == source else bytes(size))
+        for begin in range(0, size, _SENT_PIECE):
+            piece = torch.frombuffer(whole, dtype=torch.uint8, offset=begin, count=min(_SENT_PIECE, size - begin))
+            distributed.broadcast(piece, source, group=self._small)
+        return bytes(whole)
 
     def average(self, parameters: Sequence[Any]) -> None:
         """Averages the gradients over all ranks, as DDP would; a missing gradient counts as zero."""
@@ -82,7 +160,7 @@ class Group:
         from torch import distributed
 
         self._small = None
-        if self.ranks > 1 and distributed.is_initialized():
+        if distributed.is_initialized():
             distributed.destroy_process_group()
 
 

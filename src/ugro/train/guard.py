@@ -10,13 +10,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ugro.train.memory import free, is_out_of_memory
 from ugro.train.pieces import pieces, sizes
 from ugro.train.stepping import Stepping
 
+if TYPE_CHECKING:
+    pass
+
 LossFunction = Callable[[Any], Any]
+
+
+def guard_of(stepping: Stepping) -> Any:
+    from ugro.train.parallel.lockstep import LockstepGuard
+
+    if stepping.way is not None and (own := stepping.way.guard(stepping)) is not None:
+        return own
+    return LockstepGuard(stepping) if stepping.is_lockstep else Guard(stepping)
 
 
 class Guard:
@@ -61,6 +72,8 @@ class Guard:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+        if self._stepping.way is not None:
+            self._stepping.way.recover()
         return None
 
     def _computed(self, loss_fn: LossFunction, batch: Any, parts: list[int], scaler: Any, is_alone: bool) -> Any:
@@ -70,9 +83,9 @@ class Guard:
         for number, size in enumerate(parts, start=1):
             with self._apart() if is_alone or number < len(parts) else contextlib.nullcontext():
                 loss = loss_fn(pieces(batch, (begin, begin + size, samples)))
-                mean = mean + loss.detach() * (size / samples)
+                mean = mean + loss.detach() * stepping.part_of_own(size, begin, samples)
                 stepping.forward_done(mean)
-                stepping.backward(loss, size, scaler)
+                stepping.backward(loss, size, scaler, begin)
             begin += size
         return mean
 
@@ -88,7 +101,7 @@ class Guard:
             has_failed = has_failed or loss is None
         if has_failed:
             stepping.cap = max(parts)
-        stepping.group.average(self._parameters)
+        stepping.average(self._parameters)
         stepping.disturb()
         return loss
 

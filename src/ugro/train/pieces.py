@@ -11,9 +11,9 @@ from ugro.core.errors import UsageError
 Range = tuple[int, int, int]  # begin, end, and the number of samples
 
 
-def sizes(samples: int, count: int) -> list[int]:
-    """Ranges as equal as whole samples allow."""
-    count = max(1, min(samples, count))
+def sizes(samples: int, count: int, *, exactly: bool = False) -> list[int]:
+    """Ranges as equal as whole samples allow; with ``exactly`` so many, also if some are empty."""
+    count = max(1, count if exactly else min(samples, count))
     return [samples // count + (number < samples % count) for number in range(count)]
 
 

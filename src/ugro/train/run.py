@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
-import random
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from ugro.core.errors import UsageError
 from ugro.policy.balance.advice import Advice
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch
-from ugro.train import batchnorm, checkpoint, loader
+from ugro.policy.local.sync import Sync, SyncOptions, chosen
+from ugro.train import batchnorm, checkpoint, loader, saving, start
 from ugro.train.balance import Balance
-from ugro.train.clock import CpuClock, CudaClock
-from ugro.train.group import Group
-from ugro.train.guard import Guard, LossFunction
+from ugro.train.elastic.membership import Elastic
+from ugro.train.elastic.trainee import ElasticRun
+from ugro.train.guard import LossFunction, guard_of
 from ugro.train.loader import Loader
+from ugro.train.local.loader import LocalLoader
+from ugro.train.local.mode import LocalMode, refuse_holes
+from ugro.train.local.stepping import LocalStepping
 from ugro.train.metrics import Metrics, kept
+from ugro.train.parallel import spread
+from ugro.train.parallel.blocks import described, gradient_bytes, optimizer_bytes
+from ugro.train.parallel.way import Way, distinct, of_units
 from ugro.train.part import PartOfShare
 from ugro.train.sampler import Order, Progress, Schedule, Slice
+from ugro.train.saving import Target
 from ugro.train.step import Step
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings, mode
 from ugro.train.telemetry import History
-from ugro.train.trace import Tracer
 from ugro.train.trial import Trial, Wish, leave
 
 _LEAST_WITH_BATCH_NORM = 8
@@ -47,13 +52,16 @@ def init(
     output: str | Path | None = None,
     resume: str | Path | None = None,
     checkpoints_kept: int | None = _CHECKPOINTS_KEPT,
+    **sync: Unpack[SyncOptions],
 ) -> Run:
     """Joins the other ranks. Defaults come from the environment, as set by UGRO or torchrun.
 
     ``balance`` is off, static or adaptive; ``speeds`` are the initial speeds of the ranks; ``resume`` is a checkpoint
-    or a folder of checkpoints.
+    or a folder of checkpoints. ``sync="local"`` averages models in rounds of ``round_s`` seconds instead of exchanging
+    gradients in every step; ``max_staleness`` and ``outer`` belong to it.
     """
     surroundings = Surroundings.of(os.environ)
+    surroundings = replace(surroundings, sync=chosen(surroundings.sync, sync))
     if balance is not None:
         surroundings = replace(surroundings, mode=mode(balance))
     if speeds:
@@ -65,35 +73,47 @@ def init(
         surroundings = replace(surroundings, resume=Path(resume))
     if (wish := Wish.of(surroundings.trial)) is not None:  # measures each rank as it is, from the beginning
         how = surroundings.mode if wish.is_joint else Mode.OFF
-        surroundings = replace(surroundings, resume=None, mode=how)
+        surroundings = replace(surroundings, resume=None, mode=how, sync=Sync())
     return Run(surroundings, seed, checkpoints_kept)
 
 
 class Run:
     def __init__(self, surroundings: Surroundings, seed: int, checkpoints_kept: int | None) -> None:
-        self.device = _device(surroundings.local_rank)
-        self.surroundings = surroundings
+        self.device = start.device(surroundings.local_rank)
         self.progress = Progress(seed)
         self._checkpoints_kept = checkpoints_kept
-        self._group = Group(surroundings, self.device)
-        self.rank, self.ranks = self._group.rank, self._group.ranks
-        self._metrics = Metrics(_metrics_path(surroundings.output, self.rank), self._stamp())
-        names = _distinct(nodes := self._group.texts(surroundings.node))
+        all_speeds = surroundings.speeds
+        self._elastic, self._group, surroundings = Elastic.of(surroundings, self.device)
+        self.surroundings = surroundings
+        number = surroundings.rank  # of this process, whatever group it belongs to
+        self._metrics = Metrics(start.metrics_path(surroundings.output, number), self._stamp())
+        names = distinct(self._group.nodes)
         main = self._metrics if self.is_main else None
         self._balance = Balance(names, main)
-        self._stepping = Stepping(self._group, History(_clock(self.device)), self._balance, self.progress)
-        self._stepping.tracer = self._tracer = _tracer(surroundings, self.rank, self.device)
-        self._stepping.part = PartOfShare(surroundings.run_folder, _run_name(surroundings))
-        self._stepping.trial = self._trial = Trial.of(surroundings.trial, self._group, nodes, main)
-        self._kept: dict[str, Any] = {}
+        self._local = LocalMode.of(surroundings.sync, self.ranks, is_elastic=self._elastic is not None)
+        kind = Stepping if self._local is None else LocalStepping
+        self._stepping = kind(self._group, History(start.clock(self.device)), self._balance, self.progress)
+        self._stepping.tracer = self._tracer = start.tracer(surroundings, number, self.device)
+        self._stepping.part = PartOfShare(surroundings.run_folder, start.run_name(surroundings))
+        self._stepping.trial = self._trial = Trial.of(surroundings.trial, self._group, self._group.nodes, main)
+        self._kept = self._stepping.kept
+        self._elastic_run = ElasticRun(
+            self.progress, self._kept, self._stepping, self._balance, self._metrics, surroundings.mode, all_speeds,
+            self._introduce,
+        )  # fmt: skip
+        if self._elastic is not None:
+            self._elastic.begin(self._elastic_run, self._stepping, names)
         self._has_left = False
         self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
-        self._loader: Loader | None = None
+        self._loader: Loader | LocalLoader | None = None
         self._epochs: int | None = None
-        self._guard: Guard | None = None
+        self._guard: Any = None  # runs complete steps
         self._least = self._least_in_company = 1
-        _seed(seed)
+        start.seed_generators(seed)
         self._listen()
+        self._prepare_end(names)
+
+    def _prepare_end(self, names: list[str]) -> None:
         # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these two.
         if self.device.type == "cpu":  # NCCL's threads might wait for dead peers
             atexit.register(self._part)
@@ -104,13 +124,24 @@ class Run:
         atexit.register(self._end_early_trial)  # runs before the writer's
 
     @property
+    def rank(self) -> int:
+        """The number of this rank. In an elastic job it changes with the members."""
+        return self._group.rank
+
+    @property
+    def ranks(self) -> int:
+        return self._group.ranks
+
+    @property
     def is_main(self) -> bool:
-        """True on one rank: the one that writes for all."""
-        return self.rank == 0
+        """True on one rank: the one that writes for all. In an elastic job another takes over if it is lost."""
+        return self.rank == 0 and not (self._elastic is not None and self._elastic.is_joining)
 
     @property
     def plan(self) -> tuple[int, ...]:
         """The current shares; empty before there is a loader."""
+        if self._local is not None:
+            return self._local.shares
         balancer = self._balance.balancer
         return balancer.plan.shares if balancer else ()
 
@@ -118,94 +149,123 @@ class Run:
         """Whether all ranks are worth having; None until every rank was measured."""
         return self._balance.advice()
 
+    def gather(self, *numbers: float) -> list[list[float]]:
+        """The numbers of each rank, on every rank. All ranks call it, between two steps."""
+        self._stepping.expect_together()
+        return self._group.numbers(numbers)
+
+    def texts(self, text: str) -> list[str]:
+        """The text of each rank, on every rank. All ranks call it, between two steps."""
+        self._stepping.expect_together()
+        return self._group.texts(text)
+
     # --- the model ----------------------------------------------------------------------------------------------
 
-    def wrap(self, model: Any, *, sync_batchnorm: bool = False, comm_hook: Any = None, **options: Any) -> Any:
-        """Moves the model to this rank's device and, with several ranks, wraps it in DDP with ``options``."""
+    def wrap(
+        self, model: Any, *, parallel: str = "ddp", sync_batchnorm: bool = False, compress: str | None = None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Moves the model to this rank's device and, with several ranks, spreads it over them.
+
+        ``parallel`` says how; ``options`` are of that way. With ddp they are DDP's, ``comm_hook``, and ``compress``:
+        fp16, powersgd or auto.
+        """
+        options |= {} if compress is None else {"compress": compress}
         if self._stepping.model is not None:
             raise UsageError("a run has one model", hint="put several into one torch.nn.Module")
-        model = model.to(self.device)
         if batchnorm.has_batch_norm(model) and not sync_batchnorm:
             self._least_in_company = _LEAST_WITH_BATCH_NORM
-        if self.ranks > 1 and batchnorm.has_batch_norm(model):
+        if self._group.is_distributed and batchnorm.has_batch_norm(model):
             if sync_batchnorm:
                 model = batchnorm.synchronised(model, self._stepping.company)
             else:
                 batchnorm.warn_of_local(self.ranks)
-                self._least = _LEAST_WITH_BATCH_NORM
-        if self.ranks > 1:
-            model = self._distributed(model, comm_hook, options)
-        self._stepping.model = model
+                self._least = self._elastic_run.least = _LEAST_WITH_BATCH_NORM
+        if self._local is not None:
+            self._local.check(parallel, sync_batchnorm=sync_batchnorm)
+        self._stepping.way = way = self._spread(parallel, model, options)
+        self._stepping.model = model = way.model
+        if way.unit_count < self.ranks:
+            self._share_in_units(way)
         if self.is_main:
-            self._describe(model, comm_hook)
-        _seed(self.progress.seed + self.rank)  # each rank has its own noise, such as dropout
+            sent_by = options.get("comm_hook") or (None if compress == "none" else compress)
+            self._metrics.put(described(model, parallel, sent_by))
+        start.seed_generators(self.progress.seed + self._unit)  # each has its own noise, such as dropout
         return model
 
-    def _distributed(self, model: Any, comm_hook: Any, options: dict[str, Any]) -> Any:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-        from torch.nn.parallel import DistributedDataParallel
+    def _spread(self, parallel: str, model: Any, options: dict[str, Any]) -> Way:
+        if self._elastic is not None:
+            self._elastic.check(parallel)
+        if self._local is not None:
+            return self._local.spread(model, self._stepping, self._save)
+        return spread(parallel, model, self._stepping, options)
 
-        devices = [self.device.index] if self.device.type == "cuda" else None
-        # Sending buffers before every forward would make all ranks wait for the slowest once more.
-        buffers = _name_of_buffer_option(DistributedDataParallel)
-        # Gradients in the exchange buffers need no copy: less memory, and less work for the slowest rank.
-        defaults = {"device_ids": devices, buffers: False, "gradient_as_bucket_view": True}
-        model = DistributedDataParallel(model, **{**defaults, **options})
-        reduce = comm_hook or allreduce_hook
-        model.register_comm_hook(None, lambda state, bucket: self._stepping.bucket(bucket, reduce))
-        return model
+    def _share_in_units(self, way: Way) -> None:
+        """Samples are shared among groups of ranks, not among ranks."""
+        if self._loader is not None:
+            raise UsageError("the loader was made before the model was wrapped", hint="call run.wrap first")
+        self._balance.names = names = tuple(way.names(self._group.nodes))
+        if self._trial is not None:
+            self._trial.units = names
+        if self.is_main and not way.profiles_ranks:
+            self._introduce(list(names))
 
-    def _describe(self, model: Any, comm_hook: Any) -> None:
-        """Records what every step exchanges."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._metrics.put(
-            {
-                "kind": "model",
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in trained),
-                "comm_hook": None if comm_hook is None else getattr(comm_hook, "__name__", type(comm_hook).__name__),
-            }
-        )
+    @property
+    def _unit(self) -> int:
+        return self._stepping.units[self.rank]
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def loader(
         self, dataset: Any, *, global_batch: int, shuffle: bool = True, drop_last: bool = False, granule: int = 1,
         seed: int | None = None, **options: Any,
-    ) -> Loader:  # fmt: skip
-        """This rank's share of each global batch. ``options`` are torch's: num_workers, collate_fn, pin_memory…"""
+    ) -> Loader | LocalLoader:  # fmt: skip
+        """This rank's share of each global batch. ``options`` are torch's: num_workers, collate_fn, pin_memory…
+
+        With ``weights``, one number per sample such as its number of tokens, losses are means over these.
+        """
         if self._loader is not None:
             raise UsageError("a run has one training loader", hint="use torch's own DataLoader for evaluation")
+        weights = loader.checked_weights(options.pop("weights", None), len(dataset))
         if seed is not None and self._resumed is None:
             self.progress.seed = seed
-        batch = Batch(global_batch, self._balance.names, min(self._least, global_batch // self.ranks), granule)
-        balancer = Balancer(batch, self.surroundings.mode, self.surroundings.speeds)
+        order = Order(len(dataset), global_batch, shuffle, drop_last, weights)
+        if self._local is not None:
+            return self._local_loader(self._local, dataset, order, options)
+        names = self._balance.names
+        batch = Batch(global_batch, names, min(self._least, global_batch // len(names)), granule)
+        balancer = Balancer(batch, self.surroundings.mode, of_units(self.surroundings.speeds, self._stepping.units))
         if self._resumed is not None:
             self._restore_balance(balancer, global_batch)
         schedule = Schedule(balancer.plan, self._lead(options))
         self._balance.begin(balancer, schedule)
-        order = Order(len(dataset), global_batch, shuffle, drop_last)
-        self._loader = Loader(self, dataset, order, schedule, self.rank, options)
+        made = Loader(self, dataset, order, schedule, self._unit, options)
+        self._loader = self._elastic_run.loader = made
         if self._trial is not None:
             self._trial.begin(min(global_batch, order.end), self._least_in_company)
-            schedule.total_at, self._loader.is_endless = self._trial.total_at, True
+            schedule.total_at, made.is_endless = self._trial.total_at, True
         self._announce()
-        return self._loader
+        return made
+
+    def _local_loader(self, local: LocalMode, dataset: Any, order: Order, options: dict[str, Any]) -> LocalLoader:
+        wish = local.wish(order, self._least, self.surroundings.mode, self.surroundings.speeds)
+        self._loader = made = local.loader(self, dataset, order, wish, options)
+        if self._resumed is not None:
+            saving.expect_same_batch(self._resumed, order.global_batch)
+            local.restore(self._resumed.get("local"))
+        self._announce()
+        return made
 
     def _lead(self, options: dict[str, Any]) -> int:
         own = loader.lead(options.get("num_workers", 0), options.get("prefetch_factor"))
-        return int(max(lead for (lead,) in self._group.gather([float(own)]).wait()))
+        return int(max(lead for (lead,) in self._group.numbers([float(own)])))
 
     def _restore_balance(self, balancer: Balancer, global_batch: int) -> None:
         assert self._resumed is not None
-        progress = self._resumed["progress"]
-        if progress["cursor"] and progress["global_batch"] not in (None, global_batch):
-            raise UsageError(
-                f"the checkpoint is in the middle of an epoch with global batches of {progress['global_batch']}",
-                hint="resume with the same global_batch",
-            )
+        saving.expect_same_batch(self._resumed, global_batch)
+        refuse_holes(self._resumed.get("local"), self._resumed["progress"]["cursor"])
         if self._resumed["balancer"] is not None and balancer.restore(self._resumed["balancer"]):
-            self._stepping.cap = balancer.caps[self.rank]
+            self._stepping.cap = balancer.caps[self._unit]
 
     def epochs(self, count: int) -> Iterator[int]:
         """The remaining epochs, including one that was interrupted."""
@@ -214,6 +274,8 @@ class Run:
                 "there is a checkpoint to resume from", hint="call run.keep(model=…, optimizer=…) before the epochs"
             )
         self._go_on()
+        if self._elastic is not None:
+            self._elastic.arm(may_join=True)
         self._epochs = count
         self._announce()
         progress = self.progress
@@ -255,13 +317,17 @@ class Run:
     def step(self, loss_fn: LossFunction | None = None, batch: Any = None, *, scaler: Any = None) -> Any:
         """``with run.step() as step:``, or with arguments the complete step, which survives running out of memory."""
         if loss_fn is None:
+            if self._stepping.way is not None:
+                self._stepping.way.check_block()
             return Step(self._stepping)
         if self._guard is None:
             if self._stepping.model is None:
                 raise UsageError("there is no model yet", hint="model = run.wrap(model)")
-            self._guard = Guard(self._stepping)
+            self._guard = guard_of(self._stepping)
             if self._balance.balancer is not None:
                 self._balance.balancer.can_accumulate = True
+        if self._elastic is not None:
+            return self._elastic.step(self._guard, loss_fn, batch, scaler)
         return self._guard.step(loss_fn, batch, scaler)
 
     def fetching(self) -> None:
@@ -281,6 +347,8 @@ class Run:
             if self._kept:
                 self._save()
             self._leave()
+        elif self._elastic is not None:
+            self._elastic.boundary()
 
     def _end_early_trial(self) -> None:
         """Of a script that has ended before its trial was over; after an error, other ranks may be gone."""
@@ -289,9 +357,9 @@ class Run:
 
     def _end_trial(self, trial: Trial) -> None:
         """Before the script does anything with what it has trained."""
-        trained = self._stepping.model.parameters() if self._stepping.model is not None else ()
-        size_bytes = sum(one.numel() * one.element_size() for one in trained if one.requires_grad)
-        trial.end(size_bytes, can_accumulate=self._guard is not None)
+        model = self._stepping.model
+        size_bytes = 0 if model is None else gradient_bytes(model)
+        trial.end(size_bytes, optimizer_bytes(self._kept), can_accumulate=self._guard is not None)
         self._balance.close()
         self._metrics.close()
         leave()
@@ -323,7 +391,7 @@ class Run:
         self._kept.update(objects)
         if self._resumed is None:
             return
-        checkpoint.load(objects, self._resumed["objects"])
+        saving.load(objects, self._resumed, self._stepping)
         progress = self._resumed["progress"]
         self.progress.seed, self.progress.step = progress["seed"], progress["step"]
         self.progress.epoch, self.progress.cursor = progress["epoch"], progress["cursor"]
@@ -333,6 +401,8 @@ class Run:
     def checkpoint(self, **objects: Any) -> Path | None:
         """Writes a checkpoint. All ranks call it, at the end of an epoch; the main rank writes it and gets its path."""
         self._kept.update(objects)
+        if self._local is not None and self._local.puts_off_checkpoint():
+            return None
         path = self._save() if self._trial is None else None
         if self._stepping.stops and self._trial is None:
             self._leave()
@@ -342,22 +412,21 @@ class Run:
         states = [content.decode() for content in self._group.contents(checkpoint.random_state())]
         balancer = self._balance.balancer
         order = self._loader.order if self._loader is not None else None
-        path = None
-        if self.is_main:
-            progress = {
-                **asdict(self.progress),
-                "global_batch": order.global_batch if order else None,
-                "is_epoch_over": order is not None and self.progress.cursor >= order.end,
-            }
-            content = {
-                "objects": checkpoint.states(self._kept),
-                "progress": progress,
-                "balancer": balancer.state() if balancer else None,
-                "random": states,
-                "ranks": self.ranks,
-            }
-            folder = self.surroundings.checkpoints
-            path = checkpoint.write(folder, self.progress.step, content, self._checkpoints_kept)
+        progress = {
+            **asdict(self.progress),
+            "global_batch": order.global_batch if order else None,
+            "is_epoch_over": order is not None and self.progress.cursor >= order.end,
+        }
+        about = {
+            "progress": progress,
+            "balancer": balancer.state() if balancer else None,
+            "random": states,
+            "ranks": self.ranks,
+            **({} if self._local is None else {"local": self._local.state()}),
+        }
+        target = Target(self.surroundings.checkpoints, self.progress.step, self._checkpoints_kept)
+        path = saving.save(self._kept, about, target, self._stepping)
+        if path is not None:
             self._metrics.put({"kind": "checkpoint", "step": self.progress.step, "path": str(path)})
         self._group.barrier()  # no rank continues before it is on disk
         self._stepping.disturb()
@@ -369,7 +438,7 @@ class Run:
         self._tracer.close()
         self._balance.close()
         self._metrics.close()
-        self._group.close()
+        self._stepping.close()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -387,72 +456,20 @@ class Run:
         self._stepping.is_asked_to_stop = True
 
     def _introduce(self, names: list[str]) -> None:
-        self._metrics.put(
-            {
-                "kind": "run",
-                "job": self.surroundings.job,
-                "ranks": self.ranks,
-                "nodes": names,
-                "device": str(self.device),
-                "mode": str(self.surroundings.mode),
-                "resumed_from": None if self._resumed is None else self._resumed["progress"]["step"],
-            }
-        )
+        resumed_from = None if self._resumed is None else self._resumed["progress"]["step"]
+        about = start.about(self.surroundings, names, self.device)
+        self._metrics.put({**about, "ranks": self.ranks, "resumed_from": resumed_from})
 
     def _part(self) -> None:
         """Releases the group: Gloo's threads end with its last reference, and abort a process if they outlive it.
 
         After an error the threads may be busy, and are not waited for.
         """
-        self._group.close()
-        model = self._stepping.model
-        if self.ranks > 1 and model is not None and getattr(sys, "last_type", None) is None:
-            model.reducer = model.logger = model.process_group = None
+        self._stepping.close()
+        way = self._stepping.way
+        if way is not None and getattr(sys, "last_type", None) is None:
+            way.release()
 
     def _stamp(self) -> dict[str, Any]:
-        return {"attempt": self.surroundings.attempt, "rank": self.rank}
+        return {"attempt": self.surroundings.attempt, "rank": self.surroundings.rank}
 
-
-def _name_of_buffer_option(wrapper: Any) -> str:
-    """PyTorch renamed this option, and warns about the old name."""
-    new = "forward_sync_buffers"
-    return new if new in inspect.signature(wrapper).parameters else "broadcast_buffers"
-
-
-def _device(local_rank: int) -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _seed(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _metrics_path(output: Path, rank: int) -> Path:
-    """The file of this rank. One writer per file lets the agent follow it by its length."""
-    return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
-
-
-def _clock(device: Any) -> CudaClock | CpuClock:
-    return CudaClock() if device.type == "cuda" else CpuClock()
-
-
-def _tracer(surroundings: Surroundings, rank: int, device: Any) -> Tracer:
-    is_cuda = device.type == "cuda"
-    return Tracer(surroundings.run_folder, _run_name(surroundings), surroundings.output, rank, is_cuda)
-
-
-def _run_name(surroundings: Surroundings) -> str:
-    return f"{surroundings.job}.{surroundings.attempt}"
-
-
-def _distinct(names: list[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name}:{rank}" for rank, name in enumerate(names)]

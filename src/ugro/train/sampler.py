@@ -6,6 +6,7 @@ takes a slice of the batch according to the plan of that step.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -52,10 +53,26 @@ class Slice:
     micro_batches: int
     cursor: int  # after this batch
     indices: list[int]
+    weights: Weights | None = None
+    most_micro_batches: int = 1  # of all ranks
 
     @property
     def total(self) -> int:
         return sum(self.shares)
+
+    def part(self, begin: int, samples: int) -> float:
+        """How much some of this rank's samples count in the whole batch."""
+        if self.weights is None:
+            return samples / self.total
+        return math.fsum(self.weights.own[begin : begin + samples]) / self.weights.total if self.weights.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much each sample counts, such as its number of tokens, where not all count the same."""
+
+    own: list[float]  # of this rank's samples
+    total: float  # of all samples of the batch
 
 
 @dataclass(slots=True)
@@ -76,6 +93,7 @@ class Order:
     global_batch: int
     is_shuffled: bool = True
     drops_last: bool = False
+    weights: Any = field(default=None, compare=False)  # a tensor with the weight of each sample, or None
 
     @property
     def end(self) -> int:
@@ -107,6 +125,17 @@ def slices(order: Order, schedule: Schedule, progress: Progress, rank: int) -> I
         indices = permutation[begin : begin + shares[rank]].tolist()
         # A rank without samples of a short last batch still takes part, with weight zero.
         dummies = permutation[cursor : cursor + min(_DUMMY_SAMPLES, total)].tolist()
+        weights = _weights(order, permutation[cursor : cursor + total], indices)
         cursor += total
-        yield Slice(step, shares, shares[rank], plan.micro_batches[rank], cursor, indices or dummies)
+        yield Slice(
+            step, shares, shares[rank], plan.micro_batches[rank], cursor, indices or dummies, weights,
+            max(plan.micro_batches),
+        )  # fmt: skip
         step += 1
+
+
+def _weights(order: Order, batch: Any, own: list[int]) -> Weights | None:
+    """Every rank knows the whole batch, so nothing is exchanged for it."""
+    if order.weights is None:
+        return None
+    return Weights(order.weights[own].tolist(), math.fsum(order.weights[batch].tolist()))

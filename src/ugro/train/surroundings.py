@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ugro.core.errors import UsageError
 from ugro.policy.balance.mode import Mode
+from ugro.policy.local.sync import Sync, SyncMode, outer, sync_mode
 
+RANK_TIMEOUT_S = 300.0
 _OUTPUT = "ugro_output"
 
 
@@ -28,6 +30,10 @@ class Surroundings:
     speeds: tuple[float, ...]
     run_folder: Path | None = None  # of this attempt on this node, where UGRO writes requests
     trial: str | None = None  # what to measure, if this is not the training itself
+    sync: Sync = field(default_factory=Sync)
+    min_ranks: int | None = None  # with as many the training goes on when others are lost; None: with all only
+    rank_timeout_s: float = RANK_TIMEOUT_S  # a rank that keeps the others waiting for longer is lost
+    meeting: tuple[str, int] | None = None  # where ranks meet that have lost others
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Surroundings:
@@ -48,6 +54,10 @@ class Surroundings:
             speeds=_speeds(env.get("UGRO_SPEEDS", "")),
             run_folder=Path(env["UGRO_RUN_DIR"]) if env.get("UGRO_RUN_DIR") else None,
             trial=env.get("UGRO_TRIAL") or None,
+            sync=_sync(env),
+            min_ranks=_whole(env, "UGRO_MIN_RANKS", 0) or None,
+            rank_timeout_s=_seconds(env, "UGRO_RANK_TIMEOUT_S", RANK_TIMEOUT_S),
+            meeting=(env["MASTER_ADDR"], _whole(env, "MASTER_PORT", 0)) if env.get("MASTER_ADDR") else None,
         )
 
 
@@ -58,6 +68,16 @@ def mode(name: str) -> Mode:
         raise UsageError(f"unknown balance mode {name!r}", hint=f"one of {', '.join(Mode)}") from None
 
 
+def _sync(env: Mapping[str, str]) -> Sync:
+    default = Sync()
+    return Sync(
+        sync_mode(env.get("UGRO_SYNC") or SyncMode.STEP),
+        _seconds(env, "UGRO_ROUND_S", default.round_s),
+        _whole(env, "UGRO_MAX_STALENESS", default.max_staleness),
+        outer(env.get("UGRO_OUTER") or default.outer),
+    )
+
+
 def _whole(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name)
     if not text:
@@ -66,6 +86,17 @@ def _whole(env: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"{name} is not a whole number: {text!r}") from None
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    try:
+        found = float(text) if text else default
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UsageError(f"{name} is not a number of seconds above 0: {text!r}")
+    return found
 
 
 def _speeds(text: str) -> tuple[float, ...]:

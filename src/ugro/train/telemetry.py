@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ugro.train.clock import CpuClock, CudaClock, Moments, after_ready, phases
 
-_STOP, _OUT_OF_MEMORY, _UNCLEAN = 1, 2, 4
+_STOP, _OUT_OF_MEMORY, _UNCLEAN, _REGROUPS = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,11 @@ class Word:
     optimizer_s: float = 0.0  # the same
     trace_steps: int = 0  # steps to record from the next one on, as requested from the main rank
     part: float = 1.0  # of an equal share, the most that this rank is to take
+    regroups: bool = False  # a rank waits to join
 
     def numbers(self) -> list[float]:
         flags = _STOP * self.stops + _OUT_OF_MEMORY * self.is_out_of_memory + _UNCLEAN * (not self.is_clean)
+        flags += _REGROUPS * self.regroups
         return [
             *(float(flags), float(self.cap or 0), float(self.step), float(self.share), float(self.micro_batches)),
             *(self.own_s, self.data_s, self.forward_s, self.backward_s, self.loss, self.tail_s, self.optimizer_s),
@@ -51,7 +53,33 @@ class Word:
         return cls(
             bool(flags & _STOP), bool(flags & _OUT_OF_MEMORY), not flags & _UNCLEAN, cap or None, step, share,
             micro_batches, own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, int(trace_steps), part,
+            bool(flags & _REGROUPS),
         )  # fmt: skip
+
+
+def of_units(words: Sequence[Word], units: Sequence[int]) -> list[Word]:
+    """One for each unit. Its ranks have the same samples, and it is as slow as the slowest of them."""
+    if len(set(units)) == len(words):
+        return list(words)
+    return [
+        _together([word for word, one in zip(words, units, strict=True) if one == unit])
+        for unit in range(max(units) + 1)
+    ]
+
+
+def _together(words: Sequence[Word]) -> Word:
+    slowest = max(words, key=lambda word: word.own_s)
+    return replace(
+        slowest,
+        stops=any(word.stops for word in words),
+        is_out_of_memory=any(word.is_out_of_memory for word in words),
+        is_clean=all(word.is_clean for word in words),
+        cap=min((word.cap for word in words if word.cap is not None), default=None),
+        step=min(word.step for word in words),
+        data_s=max(word.data_s for word in words),
+        trace_steps=words[0].trace_steps,
+        part=min(word.part for word in words),
+    )
 
 
 class History:
@@ -74,11 +102,20 @@ class History:
     def latest(self) -> Moments | None:
         return self._steps[-1] if self._steps else None
 
+    @property
+    def before_latest(self) -> Moments | None:
+        return self._at(-2)
+
     def end(self) -> None:
         """Ends the newest step, if it has not ended."""
         latest = self.latest
         if latest is not None and latest.ended is None and latest.synced is not None:
             latest.ended = self.clock.now()
+
+    def forget(self) -> Any:
+        """Of a step that came to nothing, and of those before it; returns its loss, if that was known."""
+        latest, self._steps = self.latest, []
+        return latest.loss if latest is not None else None
 
     def word(
         self, *, stops: bool, is_out_of_memory: bool, cap: int | None, trace_steps: int = 0, part: float = 1.0

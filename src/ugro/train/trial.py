@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 
 from ugro.core.errors import UsageError
 from ugro.train.group import Group
+from ugro.train.memory import SavedForBackward
 from ugro.train.metrics import Metrics
 
 _BLOCK = 4  # steps with the same size
+_LOOKED_AT = 1  # the step in which is counted what layers keep for backward
 _LEAST_STEPS = 4 * _BLOCK
-_LEAST_JOINT_STEPS = 16
+_LEAST_SETTLED_STEPS = 12  # of a joint trial, with the shares that it has found
 _SHORT = 5  # a trial takes this part of its limit, if that is enough steps
 _EXCHANGES = 3
 _MOST_NODES_PAIRED = 6  # of more, each is paired with the first one only
@@ -51,6 +53,12 @@ class Wish:
         except ValueError:
             raise UsageError(f"UGRO_TRIAL is not a trial: {text!r}", hint="example: solo:3:30") from None
 
+    def is_met(self, steps: int, settled_steps: int, elapsed_s: float) -> bool:
+        """``settled_steps``: those since the shares last changed."""
+        is_settled = not self.is_joint or settled_steps >= _LEAST_SETTLED_STEPS
+        has_enough = steps >= _LEAST_STEPS and is_settled and elapsed_s >= self.limit_s / _SHORT
+        return has_enough or elapsed_s >= self.limit_s
+
 
 class Trial:
     def __init__(self, wish: Wish, group: Group, nodes: Sequence[str], metrics: Metrics | None) -> None:
@@ -59,11 +67,13 @@ class Trial:
         self.is_over = False
         self._group = group
         self._nodes = list(nodes)
+        self.units: Sequence[str] | None = None  # the names of groups of ranks, if samples are shared among those
         self._metrics = metrics
         self._sizes = (1, 1)
         self._begun: float | None = None
         self._steps = 0
         self._memory = [0, 0]  # the most in use with each size
+        self._saved = SavedForBackward()
         self._facts: dict[str, Any] = {}
 
     @classmethod
@@ -74,9 +84,10 @@ class Trial:
 
     def begin(self, global_batch: int, least: int) -> None:
         """Called when there is a loader."""
-        small = min(global_batch, max(least * self._group.ranks, global_batch // (2 * self.wish.parts), 1))
+        small = min(global_batch, max(least * len(self.units or self._nodes), global_batch // (2 * self.wish.parts), 1))
         self._sizes = (global_batch, global_batch) if self.wish.is_joint else (small, global_batch)
-        self._facts = {"global_batch": global_batch, "least": least, "nodes": self._nodes, "sizes": list(self._sizes)}
+        nodes = self._nodes if self.units is None else list(self.units)
+        self._facts = {"global_batch": global_batch, "least": least, "nodes": nodes, "sizes": list(self._sizes)}
         self._record()
 
     @property
@@ -87,27 +98,35 @@ class Trial:
         """The size of the batch of a step, the smaller one first: it is more likely to fit into memory."""
         return self._sizes[step // _BLOCK % 2]
 
-    def after_step(self, step: int, *, has_loader: bool) -> bool:
-        """Whether the trial is to end. The main rank decides; the others learn it with the next step."""
+    def before_step(self, step: int, samples: int) -> None:
+        if step == _LOOKED_AT:  # the first ones are not timed
+            self._saved.begin(samples)
+
+    def after_step(self, step: int, settled_from: int, has_loader: bool) -> bool:
+        """Whether the trial is to end. The main rank decides; the others learn it with the next step.
+
+        ``settled_from``: the first step with the current shares.
+        """
         if not has_loader:
             self.refuse(NO_LOADER)
+        self._saved.end()
         self._look_at_memory(step)
         self._steps += 1
         now = time.monotonic()
         if self._begun is None:
             self._begun = now
-        elapsed_s = now - self._begun
-        least = _LEAST_JOINT_STEPS if self.wish.is_joint else _LEAST_STEPS
-        is_enough = self._steps >= least and elapsed_s >= self.wish.limit_s / _SHORT
-        self.is_over = self.is_over or is_enough or elapsed_s >= self.wish.limit_s
+        self.is_over = self.is_over or self.wish.is_met(self._steps, step - settled_from, now - self._begun)
         return self.is_over and self._group.rank == 0
 
-    def end(self, gradient_bytes: int, *, can_accumulate: bool) -> None:
+    def end(self, gradient_bytes: int, optimizer_bytes: int, *, can_accumulate: bool) -> None:
         """Records what steps do not say. All ranks call it after the same step."""
-        memory = self._group.gather([float(one) for one in (*self._memory, self._device_memory())]).wait()
+        own = (*self._memory, self._device_memory(), self._saved.per_sample)
+        gathered = self._group.gather([float(one) for one in own]).wait()
         self._facts |= {
             "can_accumulate": can_accumulate,
-            "memory_bytes": [[int(one) for one in rank] for rank in memory],
+            "memory_bytes": [[int(one) for one in rank[:3]] for rank in gathered],
+            "optimizer_bytes": optimizer_bytes,
+            "sample_bytes": int(max(rank[3] for rank in gathered)),
         }
         if self.wish.is_joint and gradient_bytes and self._group.ranks > 1:
             self._facts |= _Exchanges(self._group, self._nodes, gradient_bytes, self.wish.limit_s).measured()

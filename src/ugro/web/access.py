@@ -7,7 +7,6 @@ cluster.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.config.schema import Dashboard
+from ugro.core.support.loopback import is_loopback
 from ugro.web.door import CONNECTION, Connection
 from ugro.web.streams import Streams
 from ugro.web.tokens import Tokens
@@ -115,13 +115,6 @@ def _signs_in(scope: Scope) -> bool:
 def _identify(connection: Connection | None, *, is_known: bool) -> None:
     if connection is not None:
         connection.identify(is_known=is_known)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def may_launch(settings: Dashboard) -> bool:

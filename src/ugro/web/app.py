@@ -26,6 +26,7 @@ from ugro.web.pages.experiments import add_experiment_pages
 from ugro.web.pages.hardware import add_hardware_pages
 from ugro.web.pages.jobs import add_job_pages
 from ugro.web.pages.launch import add_launch_pages
+from ugro.web.pages.services import add_service_pages
 from ugro.web.pages.settings import add_settings_pages
 from ugro.web.pages.sweeps import add_sweep_pages
 from ugro.web.site import STATIC, Site
@@ -61,6 +62,7 @@ def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     add_experiment_pages(app, site)
     add_hardware_pages(app, site)
     add_sweep_pages(app, site)
+    add_service_pages(app, site)
     add_settings_pages(app, site)
     add_live(app, site.agent)
     app.mount("/v1", AllowedApi(api))

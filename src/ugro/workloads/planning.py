@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
@@ -11,6 +11,7 @@ from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
 from ugro.core.python_env import Made
 from ugro.policy.balance.hardware_speed import Speeds
 from ugro.workloads.ray_jobs import RayRole, gang_settings, key_of, rank_argv, rank_env
+from ugro.workloads.sent import NODE_PYTHON
 
 Env = dict[str, str]
 
@@ -90,11 +91,13 @@ def needs_rendezvous(job: Job) -> bool:
 def _command(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
     share = placement.shares[0]
     env = _environment(job, share, surroundings, _threads(job, share, 1), {})
-    return (_node_plan(job, share.node, (RankPlan(0, 0, job.spec.argv, env),), surroundings),)
+    program, *words = job.spec.argv
+    argv = (surroundings.python(share.node) if program == NODE_PYTHON else program, *words)
+    return (_node_plan(job, share.node, (RankPlan(0, 0, argv, env),), surroundings),)
 
 
 def _ddp(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[NodePlan, ...]:
-    return tuple(
+    nodes = tuple(
         _node_plan(
             job,
             group.node,
@@ -103,13 +106,23 @@ def _ddp(job: Job, placement: Placement, surroundings: Surroundings) -> tuple[No
         )
         for group in _groups(placement)
     )
+    if job.spec.elastic.min_ranks is None:
+        return nodes
+    first, *others = nodes
+    return (replace(first, store=_store(first.ranks[0])), *others)
+
+
+def _store(first: RankPlan) -> RankPlan:
+    """On the first node, where all ranks have reached its port: it outlives each of them, and has no device."""
+    argv = (first.argv[0], "-m", "ugro.train.elastic.store")
+    return RankPlan(first.rank, first.local_rank, argv, (*first.env, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def _rank(job: Job, group: _Group, local: int, surroundings: Surroundings) -> RankPlan:
     rank = group.first_rank + local
     argv = (surroundings.python(group.node), "-u", *job.spec.argv)
     defaults = _defaults(job, group, surroundings)
-    fixed = {**_rank_variables(job, group, local), **_master_variables(surroundings)}
+    fixed = {**_rank_variables(job, group, local), **_master_variables(surroundings), **_elastic(job)}
     return RankPlan(rank, local, argv, _environment(job, group.share, surroundings, defaults, fixed))
 
 
@@ -186,13 +199,13 @@ def _environment(
     given = dict(job.spec.env)
     own = surroundings.node_env.get(share.node, {})
     defaults = {**defaults, **_speeds(surroundings.speeds)}
-    balance = {"UGRO_BALANCE": job.spec.balance} if job.spec.balance else {}
+    modes = {"UGRO_BALANCE": job.spec.balance, "UGRO_SYNC": job.spec.train_sync}
     env = {
         **{name: value for name, value in defaults.items() if name not in own},
         **given,
         **_virtual_env(surroundings.environments.get(share.node)),
         **_devices(share),
-        **balance,
+        **{name: mode for name, mode in modes.items() if mode},
         **fixed,
         "UGRO_NODE": share.node,
         **({"UGRO_SEED": str(job.spec.seed)} if job.spec.seed is not None else {}),
@@ -234,6 +247,15 @@ def _defaults(job: Job, group: _Group, surroundings: Surroundings) -> Env:
     # As torchrun does: several processes that each use all cores are slower than one.
     several = {"OMP_NUM_THREADS": "1"} if group.size > 1 else {}
     return {**env, **several, **_threads(job, group.share, group.size)}
+
+
+def _elastic(job: Job) -> Env:
+    elastic = job.spec.elastic
+    if elastic.min_ranks is None:
+        return {}
+    limits = {"UGRO_MIN_RANKS": str(elastic.min_ranks), "UGRO_RANK_TIMEOUT_S": str(elastic.timeout_s)}
+    # The store is there already; and what hangs in NCCL is ended by the rank itself, which goes on.
+    return {**limits, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 def _threads(job: Job, share: Share, processes: int) -> Env:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
 from ugro.core.plan import Rendezvous
 from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
 from ugro.workloads.ray_node.main import LASTING
+from ugro.workloads.sent import program_argv, program_env
 
-SETTINGS, TOKEN, _PROGRAM = "UGRO_RAY", "UGRO_RAY_TOKEN", "UGRO_RAY_PROGRAM"
-# Makes modules of the texts that it finds, in their order, and runs the last one.
-_BOOT = f"""import base64, json, os, sys, types, zlib
-for name, text in json.loads(zlib.decompress(base64.b64decode(os.environ.pop("{_PROGRAM}")))):
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, name, "exec"), module.__dict__)
-sys.exit(module.main())"""
-_PACKAGE = "ugro.workloads.ray_node"
-_MODULES = ("rules", "machine", "rank", "driver", "main")
+SETTINGS, TOKEN = "UGRO_RAY", "UGRO_RAY_TOKEN"
+_MODULES = (
+    "ugro.workloads.on_node.processes",
+    *(f"ugro.workloads.ray_node.{name}" for name in ("rules", "machine", "rank", "driver", "main")),
+)
 _RETRIES = 10
 _GRACE_S = 25.0  # more than the program itself gives Ray
 _ENVIRONMENTS_PYTHON = "python"  # the environment's programs are found first
@@ -39,13 +32,11 @@ class RaySettings:
     log_level: str
 
 
-def rank_argv(python: str, *words: str) -> tuple[str, ...]:
-    """``words`` are for people who list processes."""
-    return (python, "-u", "-c", _BOOT, *words)
+rank_argv = program_argv
 
 
 def rank_env(settings: Mapping[str, Any], token: str | None = None) -> dict[str, str]:
-    env = {SETTINGS: json.dumps(settings), _PROGRAM: _program()}
+    env = program_env(_MODULES, {SETTINGS: json.dumps(settings)})
     return env if token is None else {**env, TOKEN: token}
 
 
@@ -144,11 +135,3 @@ def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any
         results=ResultRule(workdir=False),
         environment=cluster.environment,
     )
-
-
-@cache
-def _program() -> str:
-    folder = resources.files(_PACKAGE)
-    parents = [(name, "") for name in ("ugro", "ugro.workloads", _PACKAGE)]
-    modules = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    return base64.b64encode(zlib.compress(json.dumps([*parents, *modules]).encode(), 9)).decode()

@@ -330,6 +330,7 @@ def test_a_signal_ends_it_cleanly_with_all_it_started(ugro: Ugro, cluster: SshdF
     assert log_lines(ugro.home)[-1]["message"] == "agent stopped"
 
 
+@pytest.mark.proof
 def test_stopping_it_ends_the_commands_it_runs_and_tells_them(ugro: Ugro, farm_of: Farms) -> None:
     cluster = farm_of(1)
     ugro.cluster = cluster.cluster_yaml()

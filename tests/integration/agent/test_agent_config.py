@@ -81,6 +81,7 @@ def local_cluster(ugro: Ugro, folder: Path, *nodes: str) -> str:
     return text
 
 
+@pytest.mark.proof
 def test_a_broken_edit_is_reported_by_every_command_and_changes_nothing(ugro: Ugro, tmp_path: Path) -> None:
     good = local_cluster(ugro, tmp_path)
     assert names(ugro) == ["one", "two"]

@@ -72,6 +72,7 @@ def test_who_is_left_with_this_machine_alone_is_told_so(ugro: Ugro) -> None:
     assert ALONE not in ugro("health").stderr, "who has a file means it"
 
 
+@pytest.mark.proof
 def test_the_file_of_another_program_is_named_as_that(ugro: Ugro) -> None:
     (ugro.home / "cwd" / "cluster.yaml").write_text("cluster_name: default\nprovider: {type: aws}\n")
     for words in (("health",), ("launch", "train.py")):

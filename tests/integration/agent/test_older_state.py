@@ -91,6 +91,7 @@ def command(place: Place, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.proof
 def test_an_older_state_ends_nothing_and_catches_up_with_what_runs(tmp_path: Path) -> None:
     with Place(1) as place, SshdFarm(tmp_path, count=2) as farm:
         place.cluster, place.roots = farm.cluster_yaml(), [root_of(node) for node in farm.nodes]

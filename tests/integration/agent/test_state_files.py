@@ -41,6 +41,7 @@ def job_ids(ugro: Ugro) -> list[int]:
     return sorted(job["id"] for job in document(ugro, "status")["jobs"])
 
 
+@pytest.mark.proof
 def test_a_state_is_backed_up_damaged_refused_and_restored(ugro: Ugro) -> None:
     state = ugro.home / "state.db"
     assert ugro("run", "--no-sync", "--", "true").returncode == 0

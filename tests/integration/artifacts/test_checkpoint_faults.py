@@ -71,6 +71,7 @@ def arriving_file(folder: Path) -> int:
     return path.stat().st_ino
 
 
+@pytest.mark.proof
 @in_loop
 async def test_a_node_killed_while_it_sends_leaves_nothing_half_and_is_asked_again(rig: Rig) -> None:
     wanted = large(rig.written("n1"), "step_1.pt")

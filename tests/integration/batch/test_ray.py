@@ -44,7 +44,7 @@ def double(number: int) -> int:
 
 
 def test_results_are_in_the_order_of_the_items(pool: ugro.Pool) -> None:
-    assert pool.backend == "ray"
+    assert pool.engine == "ray"
     for size in (0, 1, 1000, 50_000):
         assert list(pool.map(double, range(size))) == [2 * number for number in range(size)]
     assert sorted(pool.imap_unordered(double, range(1000))) == [2 * number for number in range(1000)]

@@ -79,7 +79,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], str | set[str] | None]] = {
 }
 HELD_ELSEWHERE = {
     *("agent reconcile", "doctor", "demo", "lab up", "lab down", "lab status"),
-    *("node bench", "node discover", "node setup"),
+    *("node bench", "node discover", "node setup", "node sleep", "node wake"),
 }
 
 
@@ -128,6 +128,8 @@ def test_json_gives_one_document_and_nothing_else(ugro: Ugro, is_before: bool) -
         (("node", "add", "n001"), "usage", 2),
         (("node", "rm", "n404"), "not_found", 4),
         (("node", "drain", "n404"), "not_found", 4),
+        (("node", "sleep", "n001"), "usage", 2),
+        (("node", "wake", "n404"), "not_found", 4),
         (("node", "resume", "n404"), "not_found", 4),
         (("node", "trust", "n404"), "not_found", 4),
         (("exec", "n404", "--", "true"), "not_found", 4),
@@ -155,7 +157,7 @@ def test_what_belongs_to_another_program_is_not_read_as_ours(ugro: Ugro) -> None
 
 REPORT_KEYS = {
     *("name", "status", "score", "reasons", "checked_at", "since", "error", "hint", "cause", "drained", "role"),
-    *("same_as", "labels", "target", "machine", "facts", "link", "found_by", "owner"),
+    *("same_as", "labels", "target", "machine", "facts", "link", "found_by", "owner", "power"),
 }
 MACHINE_KEYS = {
     *("hostname", "os", "kernel", "arch", "boot_id", "user", "root", "python", "python_path", "cores", "cpu_model"),

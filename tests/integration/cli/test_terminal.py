@@ -138,6 +138,7 @@ def test_an_error_stands_on_a_line_of_its_own_after_what_was_waited_for(screen: 
     assert "starting the agent" not in shown
 
 
+@pytest.mark.proof
 def test_a_dumb_terminal_gets_no_escape_codes(ugro: Ugro) -> None:
     for command in (["health"], ["top"], ["run", "--", "sh", "-c", r"printf '\033[31mred\033[0m\n'"], ["status"]):
         code, content = written(ugro, *command, kind="dumb")

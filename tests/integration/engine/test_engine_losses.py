@@ -56,6 +56,33 @@ def test_a_job_goes_on_while_its_node_is_away_and_its_end_is_read_when_it_is_bac
     assert ledger.read_text().count("begun") == 1
 
 
+@pytest.mark.proof
+def test_a_node_that_is_back_takes_jobs_once_it_has_said_what_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its link is open and its report is fresh long before its runs are asked for again."""
+    for name, value in {"_AGAIN_S": 3.0, "_LONGEST_AGAIN_S": 3.0, "_CONNECT_S": 0.05, "_SILENT_S": 0.1}.items():
+        monkeypatch.setattr(f"ugro.agent.tracking.run_tracker.{name}", value)
+    place = EngineRig(tmp_path, 1)
+
+    async def work() -> None:
+        async with place.agent() as (store, engine):
+            first = (await store.jobs.submit(command("true"), "ann", "first")).job
+            await until(store, first, is_final)
+            place.cut("n1")
+            second = (await store.jobs.submit(command("true"), "ann", "second")).job
+            engine.wake()
+            await asyncio.sleep(1.0)  # it is silent by now
+            place.heal("n1")
+            ended = await until(store, second, is_final)
+            assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1), ended.reason
+
+    try:
+        in_loop(work())
+    finally:
+        place.end()
+
+
 def test_a_cancelled_job_is_not_over_before_its_silent_node_is_asked(place: EngineRig, tmp_path: Path) -> None:
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -97,7 +124,8 @@ def test_a_killed_supervisor_is_noticed_and_the_job_is_tried_again_free_of_charg
             first, _ = await store.jobs.attempts(job.id)
             assert first.failure is not None
             assert first.failure.cause is Cause.SUPERVISOR_LOST
-            assert ("may still run on n1" in (first.failure.hint or "")) == with_reaper
+            [node] = first.placement.nodes
+            assert (f"may still run on {node}" in (first.failure.hint or "")) == with_reaper
 
     in_loop(work())
     assert ledger.read_text() == "1\n2\n"

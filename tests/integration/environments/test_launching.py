@@ -135,6 +135,7 @@ def test_two_jobs_that_want_the_same_environment_make_it_once(
     assert log.count("making Python environment") == 2
 
 
+@pytest.mark.proof
 def test_nodes_reached_by_ssh_train_with_packages_that_they_do_not_have(
     farm_of: Farms, uv_home: Path, wheels: tuple[Wheel, Wheel]
 ) -> None:

@@ -196,6 +196,14 @@ def test_real_steps_are_measured_and_a_trial_leaves_nothing(ugro: Ugro, tmp_path
     assert both["links"] == "trial"
     assert both["communication_s"] > 0
     assert plan["parameters"] == 64 * 256 + 256 + 256 + 1
+    memory = plan["memory"]
+    assert {(one["way"], one["node"]) for one in memory if one["way"] != "pipeline"} == {
+        (way, node) for way in ("ddp", "fsdp") for node in ("n001", "n002")
+    }
+    assert {one["activations"] for one in memory if one["way"] == "ddp"} == {32 * 4 * (64 + 256 + 1 + 1)}
+    assert all(one["at_once"] == one["samples"] and one["optimizer"] for one in memory)
+    planned = ugro("launch", *words, "--nodes", "2", "--dry-run")
+    assert "memory   fsdp     fits: " in planned.stdout, planned.stdout + planned.stderr
     assert not plan["left_out"]
     trials = [job for job in json.loads(ugro("status", "--json").stdout)["jobs"] if job["name"] == "trial-real"]
     assert {job["state"] for job in trials} == {"succeeded"}

@@ -107,6 +107,7 @@ def test_a_terminal_that_is_closed_before_the_job_is_recorded_submits_nothing(pa
     assert jobs(ugro) == []
 
 
+@pytest.mark.proof
 def test_a_job_that_reaches_its_time_limit_ends_with_the_code_of_a_timeout(ugro: Ugro) -> None:
     assert ugro("run", "--name", "long", "--time-limit", "0.3s", "sleep", "1000").returncode == 124
     assert ugro("wait", "long").returncode == 124
@@ -138,6 +139,7 @@ def test_input_that_a_job_would_not_get_is_refused_before_anything_is_submitted(
     assert jobs(ugro) == before
 
 
+@pytest.mark.proof
 def test_the_input_of_a_loop_is_left_to_the_loop(ugro: Ugro) -> None:
     loop = "printf 'a\nb\nc\n' | while read word; do ugro run -d --name $word true; done"
     done = in_a_shell(ugro, loop)

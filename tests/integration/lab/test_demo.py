@@ -203,6 +203,7 @@ def document(ugro: Ugro, *words: str) -> dict[str, Any]:
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("number", "moment"),
     [

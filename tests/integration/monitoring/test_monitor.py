@@ -244,6 +244,7 @@ def test_an_end_is_told_once_if_that_cannot_be_recorded(watch: Watch, ugro: Ugro
     assert heard() == [1, 2, 3]
 
 
+@pytest.mark.proof
 def test_channels_can_be_tried(watch: Watch, ugro: Ugro, web: HttpReceiver) -> None:
     watch(1)
     tried = ugro("alerts", "test")

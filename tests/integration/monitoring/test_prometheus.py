@@ -137,6 +137,7 @@ def test_the_alert_rules_are_right(verb: str, file: str) -> None:
     promtool(verb, "rules", str(DEPLOY / "prometheus" / file))
 
 
+@pytest.mark.proof
 def test_the_scrape_configuration_is_right_when_the_documented_steps_are_done(here: Ugro, tmp_path: Path) -> None:
     promtool("check", "config", str(deployed(here, tmp_path)))
     documented = (ROOT / "docs/monitoring.md").read_text()

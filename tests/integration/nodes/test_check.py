@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.rig.ports import free_port
 from tests.rig.waiting import parent_of, wait_until
 from ugro.agent.tracking import node_checks
 from ugro.core.errors import Unreachable
@@ -25,13 +26,6 @@ from ugro.remote.checks import connectivity, ports, system
 from ugro.remote.messages import Connections
 
 _SOON_S = 5
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

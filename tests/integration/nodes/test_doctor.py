@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Completed, Farms, Ugro
-from tests.integration.nodes.test_check import free_port, listening
+from tests.integration.nodes.test_check import listening
+from tests.rig.ports import free_port
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import name_of, processes_with_variable, wait_until
 from ugro.core.finding import Finding, Grade

@@ -53,6 +53,7 @@ async def opens(spec: NodeSpec) -> bool:
         await link.wait_closed()
 
 
+@pytest.mark.proof
 @needs_root
 def test_a_planted_program_below_a_folder_that_all_may_write_never_runs_and_the_remedy_is_said(
     farm_of: Farms, ugro: Ugro, tmp_path: Path

@@ -101,6 +101,7 @@ def exchanged(port: int, content: bytes) -> bytes:
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_ten_megabytes_go_both_ways_over_two_connections_at_once_and_end_with_them(client: Client) -> None:
     contents = [random.Random(seed).randbytes(TEN_MB) for seed in (1, 2)]
     with serving(echo) as port, client.tunnel("n001", port) as local_port, ThreadPoolExecutor(2) as threads:

@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.integration.conftest import Ugro
+from ugro.policy.ablation.grid import MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = "src/ugro"
@@ -30,6 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "examples", copy / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--target", "sdist"]
     subprocess.run(argv, cwd=copy, check=True, capture_output=True, timeout=_LIMIT_S)
@@ -44,10 +46,15 @@ def ours() -> set[str]:
     return {name for name in found if "__pycache__" not in name}
 
 
+def trainings() -> set[str]:
+    """The examples that experiments run."""
+    return {f"ugro/examples/{model.script}" for model in MODELS.values()}
+
+
 def test_wheel_and_archive_have_every_file_of_the_package(built: tuple[Path, Path]) -> None:
     wheel, archive = built
     with zipfile.ZipFile(wheel) as zipped:
-        assert {name for name in zipped.namelist() if ".dist-info/" not in name} == ours()
+        assert {name for name in zipped.namelist() if ".dist-info/" not in name} == ours() | trainings()
     with tarfile.open(archive) as packed:
         names = {member.name.partition("/src/")[2] for member in packed if member.isfile()}
     assert ours() <= names
@@ -101,6 +108,7 @@ def tops(found: Distribution) -> set[Path]:
     return {Path(str(found.locate_file(name))) for name in names}
 
 
+@pytest.mark.proof
 def test_the_wheel_runs_a_lab_and_its_dashboard(installed: Installed) -> None:
     up = installed("lab", "up", "--nodes", "2")
     try:

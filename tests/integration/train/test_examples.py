@@ -98,6 +98,36 @@ def test_an_example_runs_on_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+def test_an_example_runs_with_local_sgd(tmp_path: Path) -> None:
+    argv = [str(EXAMPLES / "train_gpt.py"), "--tiny", "--sync", "local", "--round-s", "0.5"]
+    started = ranks.start(argv, tmp_path, 2)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    rounds = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "round")
+    assert len(rounds) > 1
+    steps = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "progress")[-1]["total_steps"]
+    assert sum(sum(one["samples"]) for one in rounds) == 32 * steps
+    found = losses(tmp_path / "output" / "metrics.jsonl")
+    assert sum(found[-4:]) < sum(found[:4])
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(find_spec("lightning") is None, reason="the libraries are not installed")
+@pytest.mark.parametrize("name", ["hf_trainer.py", "accelerate_train.py", "lightning_train.py"])
+def test_an_example_with_a_library_runs_alone_and_on_two_ranks(tmp_path: Path, name: str) -> None:
+    done = alone(tmp_path, name, "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    kept = tmp_path / "kept"
+    variables = {"UGRO_CHECKPOINT_DIR": str(kept), "UGRO_BALANCE": "static", "UGRO_SPEEDS": "1,0.5"}
+    argv = [str(EXAMPLES / name), "--tiny", "--epochs", "2"]
+    started = ranks.start(argv, tmp_path / "two", 2, variables)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    steps = ranks.metrics(tmp_path / "two/output/metrics.jsonl", "profile")
+    assert steps[0]["shares"][0] > steps[0]["shares"][1] > 0
+    assert sum(step["loss"] for step in steps[-4:]) < sum(step["loss"] for step in steps[:4])
+    assert len(list(kept.iterdir())) == 2, "one checkpoint for each epoch"
+
+
+@pytest.mark.proof
 def test_a_plain_script_needs_few_changed_lines_and_they_run(tmp_path: Path) -> None:
     (diff,) = re.findall(r"^```diff\n(.*?)^```", (ranks.ROOT / "docs" / "training.md").read_text(), re.M | re.S)
     assert sum(line.startswith("+") for line in diff.splitlines()) <= 10

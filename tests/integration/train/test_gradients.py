@@ -11,7 +11,8 @@ from tests.rig import ranks
 # Everything of one kind in one start: importing torch takes longer than all that is tested with it.
 EXACT = (
     "adaptive", "adaptive_with_workers", "static", "micro_batches", "own_no_sync", "synchronised_batch_norm",
-    "out_of_memory", "out_of_memory_in_backward", "out_of_memory_everywhere",
+    "out_of_memory", "out_of_memory_in_backward", "out_of_memory_everywhere", "weighted", "weighted_out_of_memory",
+    "fully_sharded",
 )  # fmt: skip
 RANKS = 3
 

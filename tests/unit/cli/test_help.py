@@ -47,3 +47,10 @@ def test_the_list_says_what_the_commands_say() -> None:
     assert {name: text for name, text in said.items() if " " not in name} == {
         name: summary for name, (_, summary) in COMMANDS.items()
     }
+
+
+@pytest.mark.parametrize("name", ["serve", "sweep"])
+def test_a_group_that_starts_something_without_a_word_says_where_its_options_are(name: str) -> None:
+    group = dict(every_command())[f"ugro {name}"]
+    with click.Context(group, info_name=f"ugro {name}") as context:
+        assert f"ugro {name} start --help" in group.get_help(context)

@@ -51,7 +51,8 @@ def test_every_key_of_a_job_file_that_is_an_option_is_one_of_the_commands() -> N
     options = {option.flag for option in JOB_OPTIONS.values() if option.name not in POSITIONAL}
     assert options <= {name for parameter in launch.params for name in parameter.opts}
     # One process has no ranks.
-    assert options - {"--nodes", "--launcher", "--balance"} <= {name for one in run.params for name in one.opts}
+    of_ranks = {"--nodes", "--launcher", "--balance", "--train-sync"}
+    assert options - of_ranks <= {name for one in run.params for name in one.opts}
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "PGPASSWORD", "APIKEY"])

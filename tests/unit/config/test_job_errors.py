@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ugro.config.job.file import Resolve, draft_job, parse_job
 from ugro.config.job.options import OPTIONS, flag_of
 from ugro.core.errors import ConfigError, NotFound, Unreachable
-from ugro.core.job import JobSpec
+from ugro.core.job import Elastic, JobSpec
 
 SECRET = "hunter2"
 JOBS = {"prepare": 7, "last": 9}
@@ -164,6 +164,8 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ("name: x\n", "job.yaml:1: there is nothing to run", "give a script such as train.py, or a command"),
         ("script: a.py\ncommand: [b]\n", "job.yaml:1: script: there is a command, too", "one of them"),
         ("command: [b]\nbalance: off\n", "job.yaml:2: balance: a command runs in one process", "a script can"),
+        ("command: [b]\ntrain_sync: local\n", "job.yaml:2: train_sync: a command runs in one process", "a script can"),
+        ("script: a.py\ntrain_sync: 3\n", "job.yaml:2: train_sync: expected step or local, got 3", "local"),
         ("script: a.py\nbalance: on\n", "job.yaml:2: balance: expected off, static or adaptive, got true", "static"),
         ("command: [b]\nargs: [x]\n", "job.yaml:2: args: only a script has args", "into the command itself"),
         ("command: [b]\nlauncher: ddp\n", "job.yaml:2: launcher: ddp runs a Python script", "give a script"),
@@ -171,7 +173,7 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         (
             "script: b.py\nlauncher: mpi\n",
             'job.yaml:2: launcher: expected command, ddp, torchrun or ray, got "mpi"',
-            "for example: launcher: torchrun",
+            "for example: launcher: ddp",
         ),
         (
             "script: b.py\nargs:\n- --epochs\n- 10\n",
@@ -471,3 +473,15 @@ def test_a_bad_value_is_blamed_on_its_flag(name: str, value: object) -> None:
     assert complaint.startswith((flag_of(name), "SCRIPT", "there is nothing to run"))
 
 
+
+
+def test_a_training_can_go_on_with_fewer_ranks_and_nothing_else_can() -> None:
+    spec = load("script: train.py\nelastic: {min_ranks: 2, timeout: 90, rejoins: 0}\n")
+    assert spec.elastic == Elastic(2, 90.0, 0)
+    assert load("script: train.py\n").elastic == Elastic()
+    for text in ("command: [x]\nelastic: {min_ranks: 1}\n", "script: t.py\nlauncher: ray\nelastic: {min_ranks: 1}\n"):
+        with pytest.raises(ConfigError, match="only a training can go on with fewer ranks"):
+            load(text)
+    for wrong in ("min_ranks: 0", "timeout: 0", "rejoins: -1"):
+        with pytest.raises(ConfigError):
+            load(f"script: train.py\nelastic: {{{wrong}}}\n")

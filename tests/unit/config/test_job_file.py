@@ -77,6 +77,7 @@ script: train.py
 args: --epochs 10 --note 'a b'
 launcher: torchrun
 balance: off
+train_sync: local
 env: {B: "2", A: ""}
 setup: |
   pip install x
@@ -128,6 +129,7 @@ notify: [mail]
         outputs=("results/*.csv",),
         notify=("mail",),
         balance="off",
+        train_sync="local",
     )
 
 

@@ -64,5 +64,6 @@ def test_a_spec_has_nothing_that_a_job_file_cannot_say() -> None:
     said = load(job_example())
     default = JobSpec(name="job", argv=())
     unsaid = {f.name for f in dataclasses.fields(JobSpec) if getattr(said, f.name) == getattr(default, f.name)}
-    with_submit = {"snapshot", "imports", "sdk", "environment"}  # the last names files, which are read then
-    assert unsaid == {"disconnect", "stop", *with_submit}, "two have their defaults"
+    with_submit = {"snapshot", "imports", "sdk", "environment", "folders"}  # the last two name files, read then
+    of_services = {"avoid"}  # which nodes have other replicas
+    assert unsaid == {"disconnect", "stop", *with_submit, *of_services}, "two have their defaults"

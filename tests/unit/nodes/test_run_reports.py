@@ -105,3 +105,19 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others() -> None:
 def test_a_message_that_cannot_be_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteFailure, match="invalid report"):
         parse_news(payload)
+
+
+def test_a_run_that_goes_on_tells_which_ranks_are_lost_and_who_trains() -> None:
+    lost = [{"rank": 1, "signal": 9, "starts": 2}]
+    members = {"number": 3, "ranks": [0, 2]}
+    found = parse_status(forged(1, state={"ranks": [], "changes": 4, "lost": lost, "members": members}))
+    assert (found.lost, found.members) == ((RankRecord(1, signal=9, starts=2),), (0, 2))
+    assert (found.group, found.changes) == (3, 4)
+    assert parse_status(exit_of(members=members)).members == (0, 2)
+    assert found.of_ranks(range(1)).lost == ()
+
+
+@pytest.mark.parametrize("members", [{"number": 3, "ranks": [-1]}, {"number": -5, "ranks": [1]}, {"ranks": [0] * 5000}])
+def test_members_that_cannot_be_are_refused(members: Any) -> None:
+    with pytest.raises(RemoteFailure, match="invalid run status"):
+        parse_status(exit_of(members=members))

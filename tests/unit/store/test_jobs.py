@@ -5,12 +5,26 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.job import FINAL_STATES, MOVES, Ending, IllegalMove, JobSpec, JobState, Placement, Share, check_move
+from ugro.core.job import (
+    FINAL_STATES,
+    MOVES,
+    Ending,
+    IllegalMove,
+    Job,
+    JobSpec,
+    JobState,
+    Placement,
+    Resources,
+    Share,
+    Sharing,
+    check_move,
+)
 from ugro.store.database import Store
 from ugro.store.jobs import About, JobStore, StaleMove
 
@@ -36,6 +50,26 @@ def file(tmp_path: Path) -> Path:
 
 def spec(name: str = "train") -> JobSpec:
     return JobSpec(name, ("true",), env=(("A", "ü"),))
+
+
+def test_a_gpu_is_held_by_one_job_or_by_jobs_of_one_group(file: Path) -> None:
+    """Whatever a scheduler decides: the database lets nobody else in."""
+
+    async def work(jobs: JobStore) -> None:
+        async def start(name: str, group: str = "") -> Job:
+            sharing = Sharing(group, 2) if group else None
+            wanted = replace(spec(name), resources=Resources(gpus_per_node=1, sharing=sharing))
+            job = (await jobs.submit(wanted, "ann", name)).job
+            return await jobs.start(job, Placement((Share("gpu1", gpus=(1,), gpu_group=group),)), "")
+
+        first = await start("a", "sweep-1")
+        await start("b", "sweep-1")
+        for name, group in (("c", "sweep-1"), ("d", "sweep-2"), ("e", ""), ("f", "sweep-10")):
+            with pytest.raises(StaleMove, match="GPU 1 of gpu1 is held by others"):
+                await start(name, group)
+        assert first.state is JobState.STARTING
+
+    in_store(file, work)
 
 
 def test_the_same_submit_made_twice_is_one_job(file: Path) -> None:

@@ -368,6 +368,7 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.proof
 def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
     file = tmp_path / "jobs/7/attempt_1/output/metrics.jsonl"
     chance = random.Random(5)

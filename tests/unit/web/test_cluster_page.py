@@ -14,7 +14,7 @@ from ugro.core.owner import OwnerReport, Then, When
 from ugro.store.listing import Happened
 from ugro.web.views.activity import Burst, Line, activity
 from ugro.web.views.gpus import MANY, Grid, gpu_grid
-from ugro.web.views.nodes import said, word
+from ugro.web.views.nodes import NodesQuery, node_table, said, word
 from ugro.web.views.overview import NodeRow, chosen, totals
 
 LIMITS = Alerts()
@@ -63,6 +63,14 @@ def test_a_machine_that_its_owner_uses_is_shown_as_such() -> None:
     assert chosen([row, used], "ann pts/3", "") == [used]
     gone = replace(row, report=replace(row.report, owner=replace(rule, is_there=False)))
     assert (gone.owner, word(gone)) == (None, "healthy")
+
+
+@pytest.mark.parametrize("status", [Status.GOING_TO_SLEEP, Status.ASLEEP, Status.WAKING])
+def test_a_machine_that_sleeps_is_shown_as_such_and_is_not_up(status: Status) -> None:
+    row = replace(_row("gpu1"), report=NodeReport("gpu1", status, 100))
+    assert (word(row), totals([row]).nodes_up) == (status, 0)
+    table = node_table([row, _row("gpu2", status=Status.UNREACHABLE), _row("gpu3")], NodesQuery(sort="worst"))
+    assert [one.name for one in table.rows] == ["gpu2", "gpu1", "gpu3"]
 
 
 def test_ranks_without_a_gpu_count_too() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Retry, Share
+from ugro.core.job import Elastic, Job, JobSpec, JobState, Launcher, Placement, Retry, Share
 from ugro.core.plan import Plan, Rendezvous
 from ugro.core.python_env import EnvRequest, Made
 from ugro.policy.balance.hardware_speed import Speeds
@@ -169,6 +169,14 @@ def balanced(
     return environments(made)
 
 
+def test_ranks_are_told_how_often_to_synchronise() -> None:
+    plain = job(Launcher.DDP, "train.py")
+    for mode in ("local", None):
+        asked = replace(plain, spec=replace(plain.spec, train_sync=mode))
+        for env in environments(plan(asked, 1, UNEQUAL, Surroundings(MEETING, PYTHONS))):
+            assert env.get("UGRO_SYNC") == mode
+
+
 @pytest.mark.parametrize("launcher", [Launcher.DDP, Launcher.TORCHRUN])
 def test_ranks_are_told_how_to_balance_and_how_fast_they_should_be(launcher: Launcher) -> None:
     speeds = Speeds((1.0, 1.0, 0.49432), "the models")
@@ -232,3 +240,21 @@ def test_ugros_own_package_is_part_of_the_plan_of_every_node_and_that_is_recorde
     assert {node.sdk for node in made.nodes} == {"a1"}
     # A newer agent that asks for the same run again must not ask for another package.
     assert not follows_from_spec(replace(job(Launcher.COMMAND, "x").spec, sdk=True))
+
+
+def test_an_elastic_training_has_a_store_on_its_first_node_that_outlives_its_ranks_and_has_no_device() -> None:
+    elastic = job(Launcher.DDP, "train.py")
+    elastic = replace(elastic, spec=replace(elastic.spec, elastic=Elastic(2, 60.0)))
+    made = plan(elastic, 1, UNEQUAL, Surroundings(MEETING, PYTHONS))
+    first, second = made.nodes
+    assert first.store is not None
+    assert second.store is None
+    assert first.store.argv == ("/opt/a/python3", "-m", "ugro.train.elastic.store")
+    assert dict(first.store.env)["MASTER_PORT"] == "29500"
+    assert dict(first.store.env)["CUDA_VISIBLE_DEVICES"] == ""
+    for env in environments(made):
+        assert (env["UGRO_MIN_RANKS"], env["UGRO_RANK_TIMEOUT_S"]) == ("2", "60.0")
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    usual = plan(job(Launcher.DDP, "train.py"), 1, UNEQUAL, Surroundings(MEETING, PYTHONS))
+    assert all(node.store is None for node in usual.nodes)
+    assert all("UGRO_MIN_RANKS" not in env for env in environments(usual))

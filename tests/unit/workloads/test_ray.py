@@ -15,8 +15,9 @@ import pytest
 from tests.unit.policy.ray.clusters import cluster
 from ugro.core.ray_cluster import OWN_BYTES, ClusterWish, WorkerSize
 from ugro.core.support.secret import masked
+from ugro.workloads.on_node.processes import is_free
 from ugro.workloads.ray_jobs import RaySettings, head_job, rank_argv, rank_env, worker_job
-from ugro.workloads.ray_node.machine import Ports, is_free
+from ugro.workloads.ray_node.machine import Ports
 from ugro.workloads.ray_node.rules import BLOCK, LEAST_STORE, RefusedError, blocks_for, environment, sizes, start_words
 
 RAY = RaySettings("127.0.0.1", "info")

@@ -19,13 +19,17 @@ from ugro.agent.api.code import add_code_routes
 from ugro.agent.api.discovery import add_discovery_routes
 from ugro.agent.api.environments import add_environment_routes
 from ugro.agent.api.hardware import add_hardware_routes
+from ugro.agent.api.hooks import add_hook_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.planning import add_planning_routes
+from ugro.agent.api.power import add_power_routes
 from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.ray_clusters import add_ray_cluster_routes
+from ugro.agent.api.recipes import add_recipe_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
 from ugro.agent.api.results import add_result_routes
+from ugro.agent.api.services import add_service_routes
 from ugro.agent.api.sweeps import add_sweep_routes
 from ugro.agent.api.tunnels import add_tunnel_routes
 from ugro.agent.api.watch import add_watch_routes
@@ -127,11 +131,15 @@ def create_app(agent: Agent) -> FastAPI:
     add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)
+    add_recipe_routes(app, agent.recipes)
     add_sweep_routes(app, agent.sweeps)
+    add_service_routes(app, agent.services)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels)
+    add_power_routes(app, agent.power)
+    add_hook_routes(app, agent.hooks)
     return app
 
 
@@ -203,8 +211,8 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
         await agent.add_node(body.name, body.fields)
 
     @app.delete("/v1/nodes/{name:path}", status_code=204)
-    async def remove(name: str) -> None:
-        await agent.remove_node(name)
+    async def remove(name: str, only_if_idle: bool = False) -> None:
+        await agent.remove_node(name, only_if_idle=only_if_idle)
 
     @app.post("/v1/nodes/{name:path}/drain", status_code=204)
     async def drain(name: str, body: DrainBody) -> None:

@@ -17,7 +17,7 @@ SIGN_IN = "sign in"
 LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
-_QUIET = re.compile(r"/v1/(jobs/plan|cluster/reload|examine)")
+_QUIET = re.compile(r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch)")
 TUNNEL_PATH = "/v1/tunnel"  # records itself: one entry for all connections of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NODE = r"/v1/nodes/(.+)"
@@ -50,9 +50,18 @@ RULES = (
     Rule("POST", r"/v1/sweeps/([^/]+)/stop", "stop sweep"),
     Rule("POST", r"/v1/sweeps/([^/]+)/resume", "resume sweep"),
     Rule("POST", r"/v1/sweeps/([^/]+)/launch", "launch best of sweep", makes_jobs=True),
+    Rule("POST", r"/v1/services", "serve", ("model",)),
+    Rule("POST", r"/v1/services/([^/]+)/update", "update service"),
+    Rule("POST", r"/v1/services/([^/]+)/decide", "decide about update of service", ("promotes",)),
+    Rule("POST", r"/v1/services/([^/]+)/scale", "scale service", ("replicas",)),
+    Rule("DELETE", r"/v1/services/([^/]+)", "stop service"),
+    Rule("POST", r"/v1/services/([^/]+)/keys", "create key of service"),
+    Rule("DELETE", r"/v1/services/([^/]+)/keys/[^/]+", "revoke key of service"),
     Rule("POST", rf"{_NODE}/drain", "drain", ("reason",)),
     Rule("POST", rf"{_NODE}/resume", "resume"),
     Rule("POST", rf"{_NODE}/hostkey", "trust", ("fingerprints",)),
+    Rule("POST", rf"{_NODE}/sleep", "suspend node"),
+    Rule("POST", rf"{_NODE}/wake", "wake node"),
     Rule("POST", r"/v1/nodes", "add node", ("name", "fields")),
     Rule("DELETE", _NODE, "remove node"),
     Rule("POST", r"/v1/exec", "exec", ("nodes", "argv")),
@@ -72,6 +81,8 @@ RULES = (
     Rule("POST", r"/v1/agent/reconcile", "reconcile", ("how",)),
     Rule("POST", r"/v1/dashboard", "create sign-in link"),
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
+    Rule("POST", r"/services/([^/]+)/try", "try service"),
+    Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),
 )

@@ -97,6 +97,11 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
 
 
 def add_job_streams(app: FastAPI, jobs: JobService) -> None:
+    @app.post("/v1/folders")
+    async def read_folders(body: Submit) -> Response:
+        """``{"reading", "bytes", "total"}`` again and again, and ``{"folder"}`` for each folder of such a job."""
+        return LiveResponse(ndjson(jobs.read_folders(body)), "application/x-ndjson")
+
     @app.get("/v1/jobs/{word}/wait")
     async def wait(word: str, timeout_s: Annotated[float | None, Query(ge=0)] = None) -> Response:
         number = (await jobs.find(word)).id

@@ -28,6 +28,11 @@ def add_profile_routes(app: FastAPI, jobs: JobService, profiling: Profiling) -> 
         job = await jobs.find(word)
         return json_response({"job": job, "profile": await profiling.of(job, attempt, steps)})
 
+    @app.get("/v1/jobs/{word}/steps")
+    async def steps(word: str) -> Response:
+        job = await jobs.find(word)
+        return json_response({"job": job, "attempts": await profiling.steps(job)})
+
     @app.post("/v1/jobs/{word}/trace")
     async def trace(word: str, body: TraceBody) -> Response:
         return json_response(await profiling.trace(await jobs.find(word), body.steps, body.key))

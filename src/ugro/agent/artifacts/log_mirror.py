@@ -135,7 +135,7 @@ class LogMirror:
         try:
             writer = _Writer(descriptor, LogIndexWriter(path), path.parent)
             pieces = self._watch.runs(node).follow(
-                job, attempt, there, writer.size, lambda: most_log_bytes(_age_s(placed))
+                (job, attempt), there, writer.size, lambda: most_log_bytes(age_s(placed))
             )
             async for piece in pieces:
                 await to_the_end(partial(writer.write, piece))
@@ -154,7 +154,7 @@ class LogMirror:
         return self.path(job, attempt, what), f"logs/rank_{what}.log"
 
 
-def _age_s(placed: Instant) -> float:
+def age_s(placed: Instant) -> float:
     """If this machine was restarted since then, its clock may be wrong: rather too long than too short."""
     now = clock.now()
     return elapsed_s(placed, now) + (0.0 if placed.boot_id == now.boot_id else _DAY_S)

@@ -42,7 +42,10 @@ class Choices:
     exclude: tuple[str, ...] = ()
     follows_links: bool = False
     links_out: Links = Links.KEEP
-    skip: frozenset[tuple[int, int]] = frozenset()  # device and inode of folders that are never sent
+    skip: frozenset[tuple[int, int]] = frozenset()  # device and inode of files and folders that are not sent
+    reads_rules: bool = True  # ignore files have a say
+    only: bytes | None = None  # of what is in the folder, this alone
+    link_hint: str = "exclude it, or see sync.outside_links in docs/sync.md"
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ class _Scanner:
         self._choices = choices
         self._before = before
         try:
-            rules = above(root)
+            rules = above(root) if choices.reads_rules else []
         except OSError as error:
             raise _no_rules(error) from error
         top = rules[0][2] if rules else root
@@ -185,6 +188,8 @@ class _Scanner:
             raise Unusable(path, f"the path {shown(path)} is too long: {len(path):,} bytes", UsageError)
 
     def _rules(self, path: bytes, fd: int, rules: IgnoreRules, names: Container[str]) -> IgnoreRules:
+        if not self._choices.reads_rules:
+            return rules
         try:
             return folder_rules(names, fd, rules, self._base + path)
         except OSError as error:
@@ -202,11 +207,12 @@ class _Scanner:
             kind = stat.S_IFMT(status.st_mode)
             if name == _OUR_OWN or place.rules.ignores(base, name, is_folder=kind == stat.S_IFDIR):
                 continue
+            if self._choices.only not in (None, name) or (status.st_dev, status.st_ino) in self._choices.skip:
+                continue
             if kind == stat.S_IFREG:
                 self._file(folder, name, FoundFile(folder.path + name, status))
             elif kind == stat.S_IFDIR:
-                if (status.st_dev, status.st_ino) not in self._choices.skip:
-                    self._folder(place, name, os.O_NOFOLLOW)
+                self._folder(place, name, os.O_NOFOLLOW)
             elif kind == stat.S_IFLNK:
                 self._link(place, name)
             else:
@@ -248,7 +254,7 @@ class _Scanner:
         else:
             raise UsageError(
                 f"{shown(path + name)} leads out of the folder, to {shown(target)}",
-                hint="exclude it, or see sync.outside_links in docs/sync.md",
+                hint=self._choices.link_hint,
             )
 
     def _inside(self, folder: bytes, target: bytes) -> bytes | None:
@@ -312,7 +318,9 @@ class Unusable(Exception):
         super().__init__(text)
         self._path, self._text, self._kind = path, text, kind
 
-    def as_error(self, folder: str) -> UgroError:
+    def as_error(self, folder: str, *, is_code: bool = True) -> UgroError:
+        if not is_code:
+            return self._kind(f"{folder}: {self._text}", hint="make it readable, or remove it there")
         return self._kind(self._text, hint=exclude(self._path, folder))
 
 

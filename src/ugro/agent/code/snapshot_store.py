@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -45,8 +45,30 @@ _THREADS = min(8, (os.cpu_count() or 1) + 1)
 _MOST_REMEMBERED = 200_000  # files and folders of one tree
 _FOLDERS_REMEMBERED = 4
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_LATER = "submit it again when nothing writes to it"
 
 Contents = list[tuple[bytes, bytes]]  # hash and content, of what is not stored yet
+
+
+class Reading:
+    """How far the reading of a folder is, for those who wait for it, and who may end it."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.total = 0  # that have to be read
+        self.is_cancelled = False
+        self.expect_room: Callable[[int], None] = lambda size: None  # raises if so much cannot be stored
+        self._lock = threading.Lock()
+
+    def begin(self, total: int) -> None:
+        self.expect_room(total)
+        self.bytes, self.total = 0, total
+
+    def add(self, size: int) -> None:
+        if self.is_cancelled:
+            raise NotAllowed("nobody waits for it any more")
+        with self._lock:
+            self.bytes += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +80,8 @@ class SnapshotRequest:
     max_bytes: int
     is_forced: bool = False
     trusts_times: bool = False
+    is_code: bool = True  # else a folder that a job reads beside its code
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +134,9 @@ class SnapshotStore:
                     if is_last:
                         text = f"{request.folder} changes faster than it can be read: {error}"
                         hint = "leave out what changes all the time: .ugroignore; see docs/sync.md"
-                        raise UgroError(text, hint=hint) from error
+                        raise UgroError(text, hint=hint if request.is_code else _LATER) from error
                 except Unusable as error:
-                    raise error.as_error(request.folder) from error
+                    raise error.as_error(request.folder, is_code=request.is_code) from error
         raise AssertionError
 
     def keep_file(self, name: str, content: bytes, mode: int) -> str:
@@ -266,6 +290,7 @@ class _Snapshotting:
 
     def take(self, found: Scan) -> bytes:
         unknown = [file for file in found.root.all_files() if not self._is_known(file)]
+        self._request.reading.begin(sum(file.status.st_size for file in unknown))
         self._read_all(unknown)
         root = self._tree(found.root)
         if self._writer is not None:
@@ -334,6 +359,7 @@ class _Snapshotting:
                 raise failure(file.path, error) from error
             finally:
                 os.close(fd)
+            self._request.reading.add(len(content))
             file.body = trees.identify(trees.CONTENT, content)
             file.is_sure = self._stat_cache.note(file.status, file.body, read_at)
             if file.body not in self._store:
@@ -349,6 +375,7 @@ class _Snapshotting:
 
     def _read_chunk(self, large: _LargeFile, number: int, count: int) -> Contents:
         content = large.read(number)
+        self._request.reading.add(len(content))
         key = trees.identify(trees.CONTENT, content)
         if large.note(number, key, count):
             large.file.is_sure = self._stat_cache.note(large.file.status, large.file.body, large.read_at)
@@ -437,7 +464,11 @@ def _expect_same(file: FoundFile, fd: int, read_bytes: int) -> None:
 def _too_large(found: Scan, request: SnapshotRequest) -> UsageError:
     paths = largest(found, 10)
     lines = "".join(f"\n  {format_size(size):>10}  {shown(path)}" for path, size in paths)
-    text = f"{request.folder} has {format_size(found.bytes)} in {found.files:,} files, more than sync.max_size"
+    text = f"{request.folder} has {format_size(found.bytes)} in {found.files:,} files, more than "
+    if not request.is_code:
+        text += f"sync.folder_limit ({format_size(request.max_bytes)})"
+        return UsageError(text, hint="name a smaller folder, or raise the limit in the cluster file")
+    text += "sync.max_size"
     return UsageError(
         f"{text} ({format_size(request.max_bytes)}); nothing was sent. The largest:{lines}",
         hint=f"{exclude(paths[0][0], request.folder)}; or send all of it: --force",

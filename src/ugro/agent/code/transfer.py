@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 3.0
 _ROUNDS = 4
-_IS_THERE = "already there"
+IS_THERE = "already there"
 # So little is sent without asking first which of it is missing: that would take as long.
 _UNASKED_BYTES = 32 * 1024
 _UNASKED = 50
@@ -103,6 +103,8 @@ class SharedLock:
 
 
 class CodeTransfers:
+    what = "code"
+
     def __init__(
         self, snapshots: SnapshotStore, records: CodeStore, node: Callable[[str], Node], identity: Identity
     ) -> None:
@@ -136,10 +138,10 @@ class CodeTransfers:
         """When this returns, the node has the snapshot. May be cancelled."""
         key = (node, root)
         if (link := self._node(node).link) is not None and self._there.get(key) is link:
-            return SyncReport(node, "done", _IS_THERE)
+            return SyncReport(node, "done", IS_THERE)
         transfer = self._transfers.get(key)
         if transfer is None:
-            task = asyncio.create_task(self._bring(node, root), name=f"code {root[:12]} to {node}")
+            task = asyncio.create_task(self._bring(node, root), name=f"{self.what} {root[:12]} to {node}")
             transfer = self._transfers[key] = CodeTransfer(task)
             task.add_done_callback(lambda _: self._transfers.pop(key, None))
         transfer.waiting += 1
@@ -193,7 +195,7 @@ class CodeTransfers:
         """What would have to be sent, and why; nothing if the node has all of it."""
         there = self.contents(node)
         if await there.has(root):
-            return [], _IS_THERE
+            return [], IS_THERE
         base = await self.last(node, await self._folder_of(root))
         ids = await asyncio.to_thread(self._snapshots.candidates, root, base)
         why = f"differs from {base[:12]}, which the node had last" if base else "new on this node"
@@ -209,7 +211,7 @@ class CodeTransfers:
                 await self._send(node, root, transfer)
         except Lacking as error:
             self._count(transfer, failed=1)
-            text = f"some of the code {root[:12]} is no longer stored here"
+            text = f"some of the {self.what} {root[:12]} is no longer stored here"
             raise UgroError(text, hint="submit the job again") from error
         except UgroError:
             self._count(transfer, failed=1)
@@ -225,7 +227,7 @@ class CodeTransfers:
 
     async def _send(self, node: str, root: str, transfer: CodeTransfer) -> None:
         ids, transfer.why = await self.lacking(node, root)
-        if transfer.why == _IS_THERE:
+        if transfer.why == IS_THERE:
             return
         async with self._slots:
             for _ in range(_ROUNDS):
@@ -272,8 +274,8 @@ class CodeTransfers:
     def _log(self, node: str, root: str, transfer: CodeTransfer) -> None:
         sent = transfer.sent
         log.info(
-            "sent code %s: %d files of %s as %s in %.3f s, %d contents sent again: %s",
-            root[:12], sent.files, format_size(sent.bytes), format_size(sent.wire_bytes),
+            "sent %s %s: %d files of %s as %s in %.3f s, %d contents sent again: %s",
+            self.what, root[:12], sent.files, format_size(sent.bytes), format_size(sent.wire_bytes),
             time.monotonic() - transfer.began, sent.bad, transfer.why, extra={"node": node},
         )  # fmt: skip
 

@@ -78,7 +78,7 @@ def _rank_ends(node: str, status: RunStatus, offset_s: float) -> list[RankEnd]:
             last_lines=status.tail if rank.rank == status.failed_rank else (),
             was_oom_killed=rank.is_oom,
             reached_bytes=rank.reached_bytes,
-            was_stopped_by_us=status.outcome == "stopped",
+            was_stopped_by_us=status.outcome == "stopped" and not rank.was_lost,
             was_disk_full=status.is_disk_full and rank.rank == status.failed_rank,
         )
         for rank in status.ranks

@@ -30,6 +30,7 @@ from ugro.policy.lifecycle.postmortem import disk_hint
 from ugro.policy.lifecycle.supervision import shares_supervisor
 from ugro.policy.python_env.failures import failure_of
 from ugro.remote import disk
+from ugro.remote.folders.place import NO_FOLDER
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import cpu_limit
 
@@ -41,7 +42,7 @@ _PREPARE_S = 20.0
 _START_S = 120.0
 _AGAIN_S = 0.5
 _NO_CODE = "no-code"
-_PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE})
+_PASSING = frozenset({"busy", "crashed", "cancelled", _NO_CODE, NO_FOLDER})
 _NODES_OWN_SIGNAL = "TERM"
 # What a refusal of a node means, by its kind.
 _CAUSES = {
@@ -75,6 +76,7 @@ class Launch:
         self._note_begun(job)
         try:
             await self._code.bring(job.spec.snapshot, nodes)
+            await self._code.folders.bring(job.spec.folders, nodes)
             plan = await self.plan(job, await self._environments(job))
             if job.spec.sdk:
                 await self._bring_sdk(plan, nodes)
@@ -190,7 +192,7 @@ class Launch:
     def _note_failure(self, job: Job, error: UgroError) -> None:
         """Of what comes before a start: it is tried again, unless it cannot succeed or takes too long."""
         if _is_passing(error) and error.subject:
-            self._code.forget(job.spec.snapshot, error.subject)
+            self._code.forget_all(job.spec, error.subject)
         elif not isinstance(error, Unreachable | TimedOut) or self._is_late(job):
             self._refuse(job, _failure(error, str(error), error.subject))
 
@@ -200,8 +202,8 @@ class Launch:
         return time.monotonic() - max(since, self._code.moved_at(job), self._planner.moved_at(job)) > _PREPARE_S
 
     def _note_refusal(self, job: Job, node: str, error: UgroError) -> None:
-        if isinstance(error, RemoteFailure) and error.cause == _NO_CODE:
-            self._code.forget(job.spec.snapshot, node)
+        if isinstance(error, RemoteFailure) and error.cause in (_NO_CODE, NO_FOLDER):
+            self._code.forget_all(job.spec, node)
         if not _is_passing(error):
             self._refuse(job, _failure(error, f"{node}: {error.message}", node))
 
@@ -226,7 +228,10 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
-    settings = {**_settings(job), **_environment(part), **_gpus(job, share), **_limits(job, share)}
+    settings = {
+        **_settings(job), **_folders(job), **_environment(part), **_gpus(job, share), **_limits(job, share),
+        **({"elastic": True} if job.spec.elastic.min_ranks is not None else {}),
+    }  # fmt: skip
     return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
 
 
@@ -241,11 +246,18 @@ def _environment(part: NodePlan) -> dict[str, Any]:
     return found
 
 
+def _folders(job: Job) -> dict[str, Any]:
+    found = {one.name: {"tree": one.tree, "file": one.file} for one in job.spec.folders}
+    return {"folders": found} if found else {}
+
+
 def _gpus(job: Job, share: Share) -> dict[str, Any]:
     """By which the node locks them, and what it tells those who want them meanwhile."""
     if not share.uuids:
         return {}
-    return {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
+    found = {"gpus": [list(gpu) for gpu in zip(share.gpus, share.uuids, strict=True)], "user": job.user}
+    sharing = job.spec.resources.sharing
+    return found if sharing is None or not share.gpu_group else {**found, "share": [share.gpu_group, sharing.most]}
 
 
 def _limits(job: Job, share: Share) -> dict[str, Any]:

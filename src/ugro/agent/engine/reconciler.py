@@ -16,6 +16,7 @@ from functools import partial
 
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.code.service import Code
+from ugro.agent.engine.elastic_runs import ElasticRuns
 from ugro.agent.engine.finish import Finish
 from ugro.agent.engine.first_answers import FirstAnswers
 from ugro.agent.engine.launch import Launch
@@ -32,9 +33,11 @@ from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import Damaged, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause
-from ugro.core.job import Ending, Job, JobState, Placement, Share
+from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Placement, Share
 from ugro.core.support.moment import due_s
 from ugro.nodes.runs import RunStatus
+from ugro.policy.elastic import standing
+from ugro.policy.elastic.standing import Rejoin
 from ugro.policy.lifecycle import attempt
 from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
 from ugro.policy.lifecycle.clock import Jump
@@ -80,12 +83,16 @@ class Engine:
         self._orphans = OrphanRuns(jobs, watch, collector)
         self._wake = asyncio.Event()
         self._work = KeyedTasks(self._wake.set)
+        self.elastic = ElasticRuns(jobs, watch)
         self._owner_requests = OwnerRequests(jobs, watch, scheduler_input.owners, self._work)
+        self._graces: dict[int, float] = {}  # of jobs that need less of it than their spec gives them
         self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
         self._must_schedule = True
         self._schedule_at = 0.0
         self._idle_pause_s = _LONGEST_PAUSE_S
         self._must_keep = True  # some job is over, and may have made something
+        self._silent: frozenset[str] = frozenset()  # nodes, by the last look
+        scheduler_input.is_silent = lambda node: node in self._silent
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
         self.changed = ChangeSignal()  # some job has moved
@@ -98,6 +105,10 @@ class Engine:
         """Something was submitted, has moved, or is to end."""
         self._must_schedule = True
         self._wake.set()
+
+    def shorten_grace(self, job: int, grace_s: float) -> None:
+        """For a job that is about to be asked to end. Not recorded: after a crash it has the grace of its spec."""
+        self._graces[job] = grace_s
 
     def _clock_was_set(self, jump: Jump) -> None:
         self.live.clock_was_set()
@@ -148,6 +159,8 @@ class Engine:
         holding = self.live.holding()
         # Before marks are compared: what is heard later counts in the next look.
         self._must_schedule = self.first_answers.look(self.live.waiting) or self._must_schedule
+        silent, self._silent = self._silent, self._watch.silent()
+        self._must_schedule = self._must_schedule or not silent <= self._silent
         if self.safe_mode.has_news():
             await self.safe_mode.compare_marks()
             self._work.do(("marks",), self.safe_mode.leave_marks)
@@ -159,6 +172,7 @@ class Engine:
             await self._keep()
         under_way = {(job.id, job.attempt) for job in holding}
         self._clear_away(under_way)
+        self.elastic.forget_all_but(under_way)
         self._seen_at = {key: at for key, at in self._seen_at.items() if key in under_way}
         schedule_s = await self._schedule_when_due()
         is_settling = any(_now() - at < _SETTLE_S for at in self._seen_at.values())
@@ -166,7 +180,7 @@ class Engine:
 
     def _stand_still(self, holding: Iterable[Job]) -> float:
         """In safe mode: nothing is started, ended or removed. What known runs write is collected."""
-        self._work.cancel_all("start", "stop", "clear", "keep", "part")
+        self._work.cancel_all("start", "stop", "clear", "keep", "part", "rejoin")
         for job in holding:
             self._follow(job, is_settling=False)
         self._work.do(("examine",), self.safe_mode.examine)
@@ -195,7 +209,11 @@ class Engine:
         if job.state is not JobState.STARTING and start in self._work:
             self._work.cancel(start)  # nothing more is asked of anybody; when it is gone, the job can end
             return None
-        return self._do(job, attempt.next_step(self._view(job)), is_settling)
+        view = self._view(job)
+        step = attempt.next_step(view)
+        if isinstance(step, Rejoin):
+            self._work.do(("rejoin", job.id, job.attempt, step.rank), partial(self.elastic.rejoin, job, step))
+        return self._do(job, step, is_settling) or self.elastic.news(job, view.elastic)
 
     def _do(self, job: Job, step: attempt.Step | None, is_settling: bool) -> Awaitable[None] | None:
         match step:
@@ -230,15 +248,23 @@ class Engine:
 
     def _view(self, job: Job) -> AttemptView:
         refusal = self._launch.refusal(job)
+        runs = tuple(self._node_run(job, node) for node in _nodes(job))
         return AttemptView(
             state=job.state,
             ending=job.ending,
-            runs=tuple(self._node_run(job, node) for node in _nodes(job)),
+            runs=runs,
             is_over_time=self._is_over_time(job),
             refusal=refusal.reason if refusal else None,
             is_overdue=self._launch.is_overdue(job),
             why_ending=self._owner_requests.why(job),
+            elastic=self.elastic.view(job, runs),
         )
+
+    def missing_ranks(self, job: Job) -> str | None:
+        """Which ranks of a training are missing while it goes on."""
+        is_one = job.spec.elastic.min_ranks is not None and job.state in HOLDING_STATES
+        view = self._view(job).elastic if is_one else None
+        return standing.described(view) if view is not None else None
 
     def _is_over_time(self, job: Job) -> bool:
         limit_s, started = job.spec.time_limit_s, job.attempt_started
@@ -286,9 +312,11 @@ class Engine:
 
     async def _stop(self, job: Job, node: str) -> None:
         point("stop.asked")
+        grace_s = min(job.spec.stop.grace_s, self._graces.get(job.id, job.spec.stop.grace_s))
         try:
-            runs = self._watch.runs(node)
-            status = await runs.stop(job.id, job.attempt, job.reason or "asked to end", job.spec.stop.grace_s)
+            status = await self._watch.runs(node).stop(
+                job.id, job.attempt, job.reason or "asked to end", grace_s
+            )
         except (Unreachable, TimedOut, RemoteFailure, NotFound) as error:
             log.warning("cannot stop it yet: %s", error, extra={"job": job.id, "node": node})
             await asyncio.sleep(_STOP_AGAIN_S)
@@ -305,6 +333,7 @@ class Engine:
     async def _conclude(self, job: Job) -> None:
         with contextlib.suppress(StaleMove):
             await self._finish.conclude(job)
+        self._graces.pop(job.id, None)
         self._must_keep = self._must_keep or job.spec.has_checkpoints
         self.wake()
         # Apart: it may have to ask the nodes, and nobody's start is to wait for that.

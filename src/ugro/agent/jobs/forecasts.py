@@ -14,13 +14,16 @@ from datetime import UTC, datetime
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.job import ANY_GPUS, After, Job, JobSpec, Launcher, Placement, Resources, Share
 from ugro.core.node import Facts
-from ugro.core.planning import Forecast, JointTrial, NodeTrial, Prediction
+from ugro.core.planning import DeviceNeed, Forecast, JointTrial, NodeTrial, Prediction
 from ugro.core.support.codec import dumps
 from ugro.nodes.node import Node
 from ugro.policy.balance.mode import Mode
+from ugro.policy.local.sync import SyncMode
 from ugro.policy.planning.arguments import that_matter
 from ugro.policy.planning.exchange import Exchange, Link
+from ugro.policy.planning.memory import needs
 from ugro.policy.planning.prediction import Knowledge, predict
+from ugro.policy.recipes.fit import Device, devices_of
 from ugro.store.hardware import HardwareStore
 from ugro.store.trials import TrialStore
 
@@ -91,13 +94,34 @@ class Forecasts:
         }
 
     async def predict(self, spec: JobSpec, placement: Placement) -> Prediction | None:
-        """None if some of these nodes have not been measured with this training."""
-        if spec.launcher is Launcher.COMMAND:
+        """None if some of these nodes have not been measured with this training, or it does not exchange every step."""
+        if spec.launcher is Launcher.COMMAND or spec.train_sync == SyncMode.LOCAL:
             return None
         known = await self.known(spec, placement.shares)
         if len(known.trials) < len(placement.shares):
             return None
         return predict(placement.nodes, await self.knowledge(spec, known))
+
+    async def memory(self, spec: JobSpec, placement: Placement) -> tuple[DeviceNeed, ...]:
+        """Nothing if none of these nodes was measured with this training."""
+        known = await self.known(spec, placement.shares)
+        return self.needs(known.trials, placement.shares)
+
+    def needs(self, trials: Mapping[str, NodeTrial], shares: Sequence[Share]) -> tuple[DeviceNeed, ...]:
+        """What each device of these nodes needs, in each way to spread the model."""
+        trial = next((one for one in trials.values() if one.size is not None), None)
+        devices = self.devices(shares)
+        if trial is None or trial.size is None or not devices:
+            return ()
+        return tuple(needs(trial.size, trial.global_batch, devices, can_accumulate=trial.can_accumulate))
+
+    def devices(self, shares: Sequence[Share]) -> list[Device]:
+        found: list[Device] = []
+        for share in shares:
+            node = self._cluster.inventory.find(share.node)
+            facts = self._facts(node) if node is not None else None
+            found += devices_of(share.node, share.gpus, facts) if facts is not None else []
+        return found
 
     async def note(self, job: Job) -> None:
         """Remembers what is predicted of a job whose nodes are decided as it is submitted."""
@@ -167,6 +191,7 @@ def that_counts(spec: JobSpec) -> JobSpec:
         retry=default.retry,
         checkpoint=default.checkpoint,
         disconnect=default.disconnect,
+        elastic=default.elastic,
         stop=default.stop,
         outputs=(),
         results=default.results,

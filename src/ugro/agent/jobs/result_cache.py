@@ -84,6 +84,7 @@ class ResultCache:
 def _work(spec: JobSpec) -> dict[str, object]:
     """The parts of a job that determine its results."""
     resources = asdict(spec.resources)
+    del resources["sharing"]  # it changes where a job runs, and not what it computes
     return {
         "snapshot": spec.snapshot,
         "argv": spec.argv,
@@ -98,6 +99,7 @@ def _work(spec: JobSpec) -> dict[str, object]:
         "resources": resources,
         **({"environment": asdict(spec.environment.masked)} if spec.environment else {}),
         **({"sdk": ugro.__version__} if spec.sdk else {}),
+        **({"folders": [(one.name, one.tree, one.file) for one in spec.folders]} if spec.folders else {}),
     }
 
 

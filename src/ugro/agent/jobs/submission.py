@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
+from ugro.agent.code.folders import read_slowly
 from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
 from ugro.agent.jobs.forecasts import Forecasts
@@ -32,15 +33,16 @@ from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
 from ugro.core.job import After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.core.node import NodeSpec
-from ugro.core.planning import Prediction
+from ugro.core.planning import DeviceNeed, Prediction
 from ugro.core.python_env import EnvRequest
 from ugro.store.jobs import About, JobStore
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _NEEDED = {Launcher.TORCHRUN: ("torch",), Launcher.RAY: ("ray",)}  # modules, by what starts the processes
 _LAB = "ugro.lab.enter"
-_OF_THE_CODE = ("workdir", "cwd", "sync", "inputs")  # keys that say which code and data of this machine a job uses
-Taken = dict[Path, Snapshot]  # by folder
+# Keys that say which code and data of this machine a job uses.
+_OF_THE_CODE = ("workdir", "cwd", "sync", "inputs", "folders")
+Taken = dict[tuple[Path, ...], Snapshot]  # by folder, and what of it is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class SubmissionReader:
                 await asyncio.to_thread(self._expect_sent, script, snapshot)
             spec = await self._with_imports(spec)
         spec = await self._with_sdk(spec)
+        spec = await self._with_folders(spec, draft, submit)
         if not spec.inputs:
             return spec
         return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
@@ -141,11 +144,32 @@ class SubmissionReader:
             return spec
         return replace(spec, sdk=True)
 
+    async def _with_folders(self, spec: JobSpec, draft: Draft, submit: Submit) -> JobSpec:
+        if not draft.section.folders or self._code is None:
+            return spec
+        found = [await self._code.folders.take(*one) for one in draft.folders(submit.here).items()]
+        return replace(spec, folders=tuple(found))
+
+    async def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Reads the folders of a job that is about to be submitted, and says how far it is; then they are known."""
+        draft = await asyncio.to_thread(_draft, submit)
+        for name, path in draft.folders(submit.here).items():
+            if self._code is not None:
+                async with contextlib.aclosing(read_slowly(self._code.folders, name, path)) as steps:
+                    async for step in steps:
+                        yield [step]
+
     async def predict(self, spec: JobSpec, placement: Placement | None) -> Prediction | None:
         """What trials say that it will do there; None if they were not made."""
         if self._forecasts is None or placement is None:
             return None
         return await self._forecasts.predict(spec, placement)
+
+    async def memory(self, spec: JobSpec, placement: Placement | None) -> tuple[DeviceNeed, ...]:
+        """What its devices would need in each way to spread its model, as far as trials say."""
+        if self._forecasts is None or placement is None or spec.launcher is Launcher.COMMAND:
+            return ()
+        return await self._forecasts.memory(spec, placement)
 
     async def note_predictions(self, jobs: Sequence[Job]) -> None:
         """Remembers what is predicted of these jobs, which have just been submitted."""
@@ -159,6 +183,11 @@ class SubmissionReader:
             return True
         return await self._code.uses(spec.snapshot, spec.argv[0], module)
 
+    async def with_script(self, spec: JobSpec) -> JobSpec:
+        """A spec that now runs another script of its code: with what that imports. Raises ConfigError."""
+        await asyncio.to_thread(self._expect_script_in, spec, spec.snapshot, "the code that is sent")
+        return await self._with_sdk(await self._with_imports(spec))
+
     async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
         """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
         draft = edited_job(text, read_form(fields))
@@ -169,8 +198,9 @@ class SubmissionReader:
         spec = await self._resolved(draft, dict(old.spec.env))
         spec = replace(spec, environment=await self._derived_environment(draft, old))
         self.expect_same_code(old)
-        await asyncio.to_thread(self._expect_script_of, old, spec)
-        return await self._with_sdk(await self._with_imports(replace(spec, snapshot=old.spec.snapshot)))
+        await asyncio.to_thread(self._expect_script_in, spec, old.spec.snapshot, f"the code of job {old.id}")
+        spec = replace(spec, snapshot=old.spec.snapshot, folders=old.spec.folders)
+        return await self._with_sdk(await self._with_imports(spec))
 
     async def _derived_environment(self, draft: Draft, old: Job) -> EnvRequest | None:
         """From its own text alone. Addresses without passwords keep those of the old job."""
@@ -205,11 +235,18 @@ class SubmissionReader:
         if snapshot is None or (self._code is not None and not self._code.has(snapshot)):
             what = "ran what was there: no code was sent with it" if snapshot is None else "ran code that is gone"
             raise NotAllowed(f"job {job.id} {what}", hint=f"with its settings only: ugro retry {job.id}")
+        self._expect_folders(job.spec, f"job {job.id}")
 
     def expect_stored(self, spec: JobSpec) -> None:
         """Raises NotAllowed if its code is not here any more."""
         if spec.snapshot is not None and self._code is not None and not self._code.has(spec.snapshot):
             raise NotAllowed(f"the code of {spec.name} is not stored any more", hint="start it again from its folder")
+        self._expect_folders(spec, spec.name)
+
+    def _expect_folders(self, spec: JobSpec, whose: str) -> None:
+        if self._code is not None and not self._code.folders.has(spec.folders):
+            named = ", ".join(one.source for one in spec.folders)
+            raise NotAllowed(f"a folder of {whose} is not stored any more: {named}", hint="submit it again")
 
     def expect_same_code(self, job: Job) -> None:
         """Raises NotAllowed if code was sent with it and is not here any more."""
@@ -258,9 +295,11 @@ class SubmissionReader:
         folder = submit.here / draft.workdir
         if draft.section.workdir is None and self._code.why_left_alone(folder) is not None:
             return None
-        if folder not in taken:
-            taken[folder] = await self._code.take(folder, force=submit.force)
-        return taken[folder]
+        others = tuple(draft.folders(submit.here).values())  # they go beside the code, not with it
+        key = (folder, *others)
+        if key not in taken:
+            taken[key] = await self._code.take(folder, force=submit.force, without=others)
+        return taken[key]
 
     def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
         _expect_script(script, Path(snapshot.folder))
@@ -273,12 +312,12 @@ class SubmissionReader:
                 hint=f"to include it, add the line !{script} to .ugroignore",
             )
 
-    def _expect_script_of(self, old: Job, spec: JobSpec) -> None:
-        script, snapshot = _script(spec), old.spec.snapshot
+    def _expect_script_in(self, spec: JobSpec, snapshot: str | None, whose: str) -> None:
+        script = _script(spec)
         if script is None or snapshot is None or self._code is None:
             return
         if not self._code.holds(snapshot, script):
-            raise ConfigError(f"script: {script} is not in the code of job {old.id}")
+            raise ConfigError(f"script: {script} is not in {whose}")
 
     async def _id(self, name: str) -> int | None:
         try:

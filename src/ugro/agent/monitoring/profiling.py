@@ -16,7 +16,7 @@ from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import Job, JobState
 from ugro.core.profile import JobProfile, TraceFile, TraceRequest
-from ugro.core.training import Training
+from ugro.core.training import AttemptSteps, Training
 from ugro.policy.training.energy import watts, with_energy
 from ugro.policy.training.profile import WINDOW, alternatives, profile, window_s
 from ugro.policy.training.verdict import before_launch
@@ -59,6 +59,23 @@ class Profiling:
         if found is None:
             raise self._none(job, training)
         return await self._with_energy(job, found, training, steps)
+
+    async def steps(self, asked: Job) -> tuple[AttemptSteps, ...]:
+        """What was recorded of each step, by attempt; empty if its script records none."""
+        job, newest = await self._attempt(asked, None)
+        read = [await asyncio.to_thread(self._read, job.id, at, MOST_STEPS) for at in range(1, newest + 1)]
+        return tuple(
+            AttemptSteps(
+                number,
+                one.names(len(one.steps[-1].shares)),
+                one.run.device if one.run else "",
+                one.run.mode if one.run else "",
+                one.model.parameters if one.model else 0,
+                tuple(one.steps[-MOST_STEPS:]),
+            )
+            for number, one in enumerate(read, start=1)
+            if one.steps
+        )
 
     async def _with_energy(self, job: Job, found: JobProfile, training: Training, steps: int | None) -> JobProfile:
         window = window_s(training, steps)

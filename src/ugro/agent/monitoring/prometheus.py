@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import ugro
 from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
+from ugro.agent.monitoring.service_figures import of_services
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.core.metrics import is_internal
 from ugro.core.node import Gpu, NodeReport, Status
+from ugro.core.service import ServiceReport
 from ugro.core.support import clock
 from ugro.core.support.moment import elapsed_s
 from ugro.policy.lifecycle.breaker import BreakerState
@@ -27,6 +29,7 @@ from ugro.telemetry.prometheus import SECONDS, SHORT_SECONDS, Family, Histogram,
 
 _FINAL = frozenset(str(state) for state in FINAL_STATES)
 _MOST_METRICS_OF_A_JOB = 50
+Services = Callable[[], Awaitable[Sequence[ServiceReport]]]  # those that are not over
 
 
 class PrometheusMetrics:
@@ -51,6 +54,7 @@ class PrometheusMetrics:
         self._syncs = Histogram(SHORT_SECONDS)
         self._place = 0  # the last event that was counted
         self.measured: MeasuredHardware | None = None
+        self.services: Services | None = None
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
         self._energy = energy
 
@@ -71,6 +75,7 @@ class PrometheusMetrics:
                 *self._of_all_jobs(self._live.states()),
                 *_of_running(running, curves),
                 _energy_of(running, self._energy()),
+                *(of_services(await self.services()) if self.services else ()),
                 *(of_hardware(self.measured.latest, await self._store.hardware.links()) if self.measured else ()),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]

@@ -61,6 +61,7 @@ class Request:
     parts: int  # how many nodes may share a batch
     limit_s: float
     user: str
+    candidates: tuple[Share, ...] = ()  # all nodes that are planned for
 
     @property
     def is_joint(self) -> bool:

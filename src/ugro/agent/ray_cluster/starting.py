@@ -18,14 +18,23 @@ from ugro.agent.support.aio import together
 from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
 from ugro.config.schema import Ray
-from ugro.core.errors import Unsatisfiable
+from ugro.core.errors import UgroError, Unsatisfiable
 from ugro.core.job import JobSpec, Launcher, Resources
 from ugro.core.node import Machine, Role
 from ugro.core.python_env import EnvProgress, EnvRequest
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.nodes.link import Link
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart
-from ugro.policy.ray.agreement import Look, candidates, free_port, lack_of_connection, lack_of_memory, note, objection
+from ugro.policy.ray.agreement import (
+    Look,
+    candidates,
+    free_port,
+    lack_of_connection,
+    lack_of_memory,
+    lack_of_serve,
+    note,
+    objection,
+)
 from ugro.policy.ray.placing import Place, first_workers
 from ugro.workloads.ray_jobs import inside
 
@@ -86,6 +95,13 @@ class Starting:
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
         _raise(objection(looks, {} if cluster.environment else pythons) or lack)
         return pythons
+
+    async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
+        """Of Ray Serve, on its nodes. Those that are away now are not asked."""
+        pythons = {cluster.head.node: cluster.head.python} | {one.node: one.python for one in cluster.workers}
+        links = [link for name in pythons if (link := self._cluster.inventory.get(name).link) is not None]
+        looks = await look_at(links, pythons, ())
+        return lack_of_serve(looks, {} if cluster.environment else pythons)
 
     async def usable(self, wish: ClusterWish) -> list[str]:
         """Every node that its workers may use, if they were idle."""

@@ -21,6 +21,12 @@ SWEEP_POINTS = (
     "trial.closed", "sweep.over",
 )  # fmt: skip
 
+SERVICE_POINTS = (
+    "service.created", "service.decided", "service.submitted", "service.door", "service.added", "service.updated",
+    "service.drained", "service.cancelled", "service.removed", "service.forgotten",
+)  # fmt: skip
+POWER_POINTS = ("power.recorded", "hook.sending", "hook.sent")
+
 RECONCILE_POINTS = ("reconcile.planned", "reconcile.recorded")
 
 _wanted, _, _how = os.environ.get(VARIABLE, "").partition(":")

@@ -14,6 +14,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.node import Facts, NodeReport, Status
 from ugro.core.owner import OwnerReport
+from ugro.core.power import PowerReport
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.node import Node
 from ugro.policy.lifecycle.reported_run import StrangeRuns
@@ -47,6 +48,7 @@ class HealthCheck:
         self.speeds: Callable[[Callable[[], GpusOfNodes]], Mapping[str, float]] = lambda gpus: {}
         self.has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
         self.owner: Callable[[str], OwnerReport | None] = lambda node: None  # who uses it besides us
+        self.power: Callable[[str], PowerReport | None] = lambda node: None  # whether it sleeps
         # The runs that it reports and that were never placed there.
         self.strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None
 
@@ -65,7 +67,10 @@ class HealthCheck:
                 done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
                 seconds = self.second_names()
                 found = [check.result() for check in done]
-                yield [replace(one, same_as=seconds.get(one.name), owner=self.owner(one.name)) for one in found]
+                yield [
+                    replace(one, same_as=seconds.get(one.name), owner=self.owner(one.name), power=self.power(one.name))
+                    for one in found
+                ]
         finally:
             for check in checks:
                 check.cancel()
@@ -93,6 +98,7 @@ class HealthCheck:
                 drained=drained.get(report.name),
                 same_as=seconds.get(report.name),
                 owner=self.owner(report.name),
+                power=self.power(report.name),
             )
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
@@ -124,7 +130,7 @@ class HealthCheck:
     def _is_fresh(self, node: Node, max_age_s: float) -> bool:
         """Whether the report is recent enough and the node's link has not broken since."""
         checked_at, report = self._reports.get(node, (float("-inf"), None))
-        has_changed = report is not None and (node.link is None) != (report.status is Status.UNREACHABLE)
+        has_changed = report is not None and (node.link is None) == report.status.is_up
         return not has_changed and time.monotonic() - checked_at <= max_age_s
 
     async def _check(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
@@ -134,6 +140,8 @@ class HealthCheck:
 
     async def _report(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
         spec = node.spec
+        if (power := self.power(spec.name)) is not None and not power.is_awake:
+            return _asleep(node, power, drained)  # not dialled: that could wake it
         try:
             facts = await _probe(node, timeout_s)
             if (refusal := self.refusal(spec.name)) is not None:
@@ -186,16 +194,28 @@ async def _probe(node: Node, timeout_s: float) -> Facts:
 
 
 def _unreachable(node: Node, error: UgroError, drained: str | None) -> NodeReport:
-    spec = node.spec
-    return NodeReport(
-        name=spec.name,
-        status=Status.UNREACHABLE,
-        score=0,
-        checked_at=_now(),
+    return replace(
+        _absent(node, Status.UNREACHABLE, 0, drained),
         since=node.since.isoformat(timespec="seconds") if node.since else None,
         error=error.message,
         hint=error.hint,
         cause=error.cause if isinstance(error, Unreachable) else error.kind.replace("_", "-"),
+    )
+
+
+def _asleep(node: Node, power: PowerReport, drained: str | None) -> NodeReport:
+    """Nothing is wrong with it, as far as known."""
+    return _absent(node, Status(power.state.value), 100, drained)
+
+
+def _absent(node: Node, status: Status, score: int, drained: str | None) -> NodeReport:
+    """Of a node that was not probed."""
+    spec = node.spec
+    return NodeReport(
+        name=spec.name,
+        status=status,
+        score=score,
+        checked_at=_now(),
         drained=drained,
         role=spec.role,
         labels=spec.labels,

@@ -15,7 +15,7 @@ from ugro.agent.tracking.health import HealthCheck
 from ugro.agent.tracking.node_modules import NodeModules
 from ugro.core.errors import UgroError
 from ugro.core.job import HOLDING_STATES
-from ugro.core.node import Facts, NodeReport, Status
+from ugro.core.node import Facts, NodeReport
 from ugro.nodes.node import Node
 from ugro.policy.nodes.gpu_changes import gpu_changes
 from ugro.store.jobs import JobStore
@@ -134,7 +134,7 @@ class NodeReports:
         seen = self.of(node)
         if seen.report is None or node.spec.name in self._wanted:
             return True
-        was_away = seen.report.status is Status.UNREACHABLE
+        was_away = not seen.report.status.is_up
         if was_away and (node.alive_since or seen.at) > seen.at:
             return True
         pause_s = self.pace(node)

@@ -10,9 +10,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from operator import attrgetter
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import TimedOut, UgroError, Unreachable
+from ugro.core.node import NodeSpec
 from ugro.core.owner import OwnerReport, OwnerRule
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.quantity import format_duration
@@ -28,26 +30,28 @@ _AGAIN_S = 0.5
 _LONGEST_AGAIN_S = 5.0
 
 Note = Callable[[str, str], Awaitable[None]]  # gets a node's name and a sentence
+RuleOf = Callable[[NodeSpec], OwnerRule | None]
 
 
 class Owners:
-    def __init__(self, cluster: Cluster, note: Note) -> None:
-        """``note`` records what has changed, for people."""
+    def __init__(self, cluster: Cluster, note: Note | None, rule_of: RuleOf = attrgetter("owner")) -> None:
+        """``note`` records what has changed, for people; None: they are not told."""
         self._cluster = cluster
         self._note = note
+        self._rule_of = rule_of
         self._watches: dict[str, _Watch] = {}
         self.on_news: Callable[[str], None] = lambda node: None  # an owner came, or was quiet for long enough
 
     def keep_up(self) -> None:
         """Looks for the owners that the configuration names now, and for no others."""
-        wanted = {node.spec.name: node for node in self._cluster.inventory if node.spec.owner is not None}
+        rules = ((node, self._rule_of(node.spec)) for node in self._cluster.inventory)
+        wanted = {node.spec.name: (node, rule) for node, rule in rules if rule is not None}
         for name, watch in list(self._watches.items()):
-            node = wanted.get(name)
-            if node is not watch.node or node.spec.owner != watch.rule or watch.task.done():
+            if wanted.get(name) != (watch.node, watch.rule) or watch.task.done():
                 self._watches.pop(name).task.cancel()
-        for name, node in wanted.items():
-            if name not in self._watches and node.spec.owner is not None:
-                self._watches[name] = _Watch(node, node.spec.owner, self._note, lambda name: self.on_news(name))
+        for name, (node, rule) in wanted.items():
+            if name not in self._watches:
+                self._watches[name] = _Watch(node, rule, self._note, lambda name: self.on_news(name))
 
     async def close(self) -> None:
         watches, self._watches = self._watches, {}
@@ -72,7 +76,7 @@ class Owners:
 
 
 class _Watch:
-    def __init__(self, node: Node, rule: OwnerRule, note: Note, on_news: Callable[[str], None]) -> None:
+    def __init__(self, node: Node, rule: OwnerRule, note: Note | None, on_news: Callable[[str], None]) -> None:
         self.node = node
         self.rule = rule
         self.seen = Seen()
@@ -141,6 +145,8 @@ class _Watch:
         return max(0.01, report.quiet_s - (report.idle_s or 0.0)) if report.is_there else None
 
     async def _record(self, name: str, now: OwnerReport) -> None:
+        if self._note is None:
+            return
         text = f"it was quiet for {format_duration(now.quiet_s)}: its owner is gone, and it takes jobs again"
         if now.words is not None:
             text = f"it {now.words}"

@@ -146,6 +146,10 @@ class RunTracker:
         watch = self._watches.get(node)
         return watch.silent_s if watch else float("inf")
 
+    def silent(self) -> frozenset[str]:
+        """Nodes that do not say what runs there. Their links may be open again: they are asked after a pause."""
+        return frozenset(name for name, watch in self._watches.items() if watch.silent_s >= _SILENT_S)
+
     def moment(self, node: str) -> tuple[Moment, float] | None:
         """The latest known time of a node's clock, and when it was received by our own."""
         watch = self._watches.get(node)
@@ -242,7 +246,7 @@ class _NodeWatch:
             return status
         for picture in (self.seen, self._fresh):
             known = picture.get(key)
-            if known is None or status.progress >= known.progress:
+            if known is None or (status.progress, status.changes) >= (known.progress, known.changes):
                 picture[key] = status
         return status
 

@@ -19,13 +19,13 @@ from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.agent.tracking.owners import Owners
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
-from ugro.core.node import Facts, Gpu, Limits, NodeSpec, Status
+from ugro.core.node import Facts, Gpu, Limits, Machine, NodeSpec, Status
 from ugro.core.support.moment import Reading, due_s, place_s
 from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.nodes.machines import drained_machines
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting, with_named
+from ugro.policy.scheduling.cluster_view import Asleep, ClusterView, GpuView, Holding, NodeView, Waiting, with_named
 from ugro.policy.scheduling.demand import alternatives, names_in
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
@@ -49,6 +49,15 @@ class Live(Protocol):
     def holding(self) -> Sequence[Job]: ...
 
 
+class Sleeping(NamedTuple):
+    """A node that is not awake: what it is, from the time when it was."""
+
+    asleep: Asleep
+    refusal: str | None  # why it is not woken now, as words after its name
+    machine: Machine | None
+    facts: Facts | None
+
+
 class SchedulerInput:
     def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
         self._jobs = jobs
@@ -58,6 +67,9 @@ class SchedulerInput:
         self.reports = NodeReports(jobs, cluster, health)
         self.owners = Owners(cluster, lambda node, text: jobs.note("owner", text, node=node))
         health.owner = self.owners.report
+        self.sleeping: Callable[[str], Sleeping | None] = lambda node: None
+        # Whether a node is silent about its runs: a job that was placed there would count as lost.
+        self.is_silent: Callable[[str], bool] = lambda node: False
         self.clock = Clock()
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
@@ -179,6 +191,8 @@ class SchedulerInput:
                 owners.get(name),
                 self.holds.reason(name),
                 speeds.get(name, 1.0),
+                self.sleeping(name),
+                self.is_silent(name),
             )
             for name in (node.spec.name for node in self._cluster.inventory)
         }
@@ -204,6 +218,8 @@ class SchedulerInput:
 
     def _view(self, node: Node, seen: Seen, standing: _Standing, held: dict[int, int]) -> NodeView:
         machine, facts = node.machine, seen.facts
+        if (sleeping := standing.sleeping) is not None:
+            machine, facts = machine or sleeping.machine, facts or sleeping.facts
         ours = {str(job) for job in held} | seen.jobs
         return NodeView(
             name=node.spec.name,
@@ -218,6 +234,7 @@ class SchedulerInput:
             no_room=lack_of_room(facts.root_disk) if facts else None,
             cost=self._cost(node, facts, sum(held.values())) if facts else 0.0,
             is_known=facts is not None and machine is not None,
+            asleep=standing.sleeping.asleep if standing.sleeping else None,
         )
 
     def _cost(self, node: Node, facts: Facts, held_cores: int) -> float:
@@ -243,6 +260,8 @@ class _Standing(NamedTuple):
     owner: str | None = None  # that somebody uses it
     held: str | None = None  # why it takes no jobs for a short while
     speed: float = 1.0  # relative to the other nodes
+    sleeping: Sleeping | None = None
+    is_silent: bool = False
 
     @property
     def objection(self) -> str | None:
@@ -260,15 +279,21 @@ def _objection(node: Node, seen: Seen, standing: _Standing) -> str | None:
     """Why it takes no new jobs; lasting reasons come first."""
     if standing.objection is not None:
         return standing.objection
+    if standing.sleeping is not None:  # None if it may be woken, whatever its last report says
+        return standing.sleeping.refusal
+    return _objection_now(node, seen, standing)
+
+
+def _objection_now(node: Node, seen: Seen, standing: _Standing) -> str | None:
     if seen.report is None:
         return "has not answered yet"
     if node.link is None:
         # What stays until somebody mends it is named.
         what = f": {seen.report.error}" if seen.report.cause in LASTING_CAUSES else ""
         return f"is {Status.UNREACHABLE}{what}"
-    if seen.report.status in (Status.UNREACHABLE, Status.UNHEALTHY):
+    if not seen.report.status.is_up or seen.report.status is Status.UNHEALTHY:
         return f"is {seen.report.status}"
-    return None
+    return "has not said yet what runs there" if standing.is_silent else None
 
 
 def _gpu(gpu: Gpu, ours: set[str]) -> GpuView:
@@ -308,7 +333,7 @@ def waiting_view(job: Job, by: Reading) -> Waiting:
         state=job.state,
         attempt=job.attempt,
         not_before=due_s(*pause, by) if pause else None,
-        avoid=job.tries.avoid,
+        avoid=(*job.tries.avoid, *job.spec.avoid),
     )
 
 

@@ -10,6 +10,8 @@ import click
 from ugro.cli import candidates
 from ugro.cli.session import Session
 
+RECIPE_FLAGS = ("--model", "--dataset", "--recipe")
+
 
 class LaunchCommand(click.Command):
     """Our options may stand anywhere before a ``--``; after the script, all other words are the script's.
@@ -19,7 +21,14 @@ class LaunchCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        ours, script, words = divide(args[:at], self._options(ctx))
+        options = self._options(ctx)
+        has_recipe = names_recipe(args[:at], options)
+        if has_recipe:
+            script, (ours, words) = None, divide_all(args[:at], options)
+        else:
+            own = {name: takes for name, takes in options.items() if name not in RECIPE_FLAGS}
+            ours, script, words = divide(args[:at], own)
+        ctx.meta["has_recipe"] = has_recipe
         ctx.meta["script"], ctx.meta["args"] = script, [*words, *args[at + 1 :]]
         ctx.meta["ours"] = list(ours)  # click uses the list up
         return super().parse_args(ctx, ours)
@@ -36,6 +45,29 @@ class LaunchCommand(click.Command):
         return {
             name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)
         }
+
+
+def names_recipe(words: Sequence[str], options: dict[str, bool]) -> bool:
+    """Whether a recipe's flag stands before any script: after it, such a flag is the script's."""
+    rest = iter(words)
+    for word in rest:
+        name, has_value, _ = word.partition("=")
+        if name in RECIPE_FLAGS and name in options:
+            return True
+        if name in options:
+            if options[name] and not has_value:
+                next(rest, None)
+        elif word.startswith("-") and word != "-":  # the script's own, of a recipe that is named later
+            return any(one.partition("=")[0] in RECIPE_FLAGS for one in rest)
+        else:
+            return False
+    return False
+
+
+def divide_all(words: Sequence[str], options: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Our words, and those of the script, which is not among them."""
+    ours, _, theirs = divide(["", *words], options)  # an empty word in the script's place
+    return ours, theirs
 
 
 class RunCommand(click.Command):

@@ -10,7 +10,7 @@ from ugro.cli.jobs.document import plan_document, without_secrets
 from ugro.cli.output import Output
 from ugro.core.job import Launcher, places
 from ugro.core.plan import DryRun, Plan
-from ugro.core.planning import compared
+from ugro.core.planning import compared, memory_lines
 from ugro.core.support.quantity import format_size
 
 _MOST_SKIPPED = 5  # files that are named
@@ -29,6 +29,7 @@ def show_dry_run(output: Output, dry_run: DryRun) -> None:
                 "note": dry_run.note,
                 "environment": dry_run.environment,
                 "prediction": dry_run.prediction,
+                "memory": dry_run.memory,
             }
         )
         return
@@ -47,6 +48,7 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
         yield f"  nodes    {places(dry_run.placement)}"
         if spec.launcher is not Launcher.COMMAND:
             yield f"  speed    {_speed(dry_run)}"
+            yield from (f"  memory   {line}" for line in memory_lines(dry_run.memory))
         yield from _plan(dry_run, plan)
 
 
@@ -63,6 +65,9 @@ def _plan(dry_run: DryRun, plan: Plan) -> Iterator[str]:
     if (code := dry_run.snapshot) is not None:
         yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
         yield from (f"  not sent {sentence}" for sentence in code.skipped[:_MOST_SKIPPED])
+    for one in spec.folders:
+        size = f"{one.files:,} file{'' if one.files == 1 else 's'}, {format_size(one.bytes)}, {one.tree[:12]}"
+        yield f"  folder   {one.name}: {one.source}: {size}, in ${one.variable}"
     yield from _packages(dry_run)
     yield f"  ranks    {plan.world_size}"
     if plan.rendezvous is not None:

@@ -11,6 +11,7 @@ from ugro.cli import candidates
 from ugro.config.job.options import OPTIONS, POSITIONAL, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
+JOB_FIELDS = frozenset(OPTIONS)
 _COMPLETERS = {
     "JOB": candidates.jobs,
     "LABEL": candidates.labels,
@@ -37,6 +38,21 @@ def job_options(*, without: Sequence[str] = (), submits: bool = True) -> Callabl
         return command
 
     return decorate
+
+
+def option_with(word: str) -> str | None:
+    """The option of a job that has this word among its values, if there is one."""
+    return next((name for name, option in OPTIONS.items() if word in option.choices), None)
+
+
+def recipe_options(command: F) -> F:
+    """Those that train with a recipe instead of a script."""
+    model = "Train this model, without a script: a short name, a hub id, or a folder (see docs/recipes.md)."
+    dataset = "With --model: the data, by a short name, a hub id, or a file or folder."
+    recipe = "With --model: the recipe that trains it; see ugro recipe ls."
+    command = click.option("--recipe", metavar="NAME", help=recipe)(command)
+    command = click.option("--dataset", metavar="DATA", shell_complete=candidates.files, help=dataset)(command)
+    return click.option("--model", metavar="MODEL", shell_complete=candidates.files, help=model)(command)
 
 
 def environment_options(command: F) -> F:

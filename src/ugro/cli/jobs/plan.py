@@ -13,7 +13,17 @@ from ugro.cli.jobs.arguments import LaunchCommand
 from ugro.cli.jobs.options import job_options
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import Interrupted, UsageError
-from ugro.core.planning import MOST_NODES, LaunchPlan, NodeFigures, Prediction, percent, speed, title
+from ugro.core.planning import (
+    MOST_NODES,
+    LaunchPlan,
+    NodeFigures,
+    Prediction,
+    local_title,
+    memory_lines,
+    percent,
+    speed,
+    title,
+)
 from ugro.core.support.quantity import format_size
 
 if TYPE_CHECKING:
@@ -109,11 +119,15 @@ def _lines(found: LaunchPlan, *, is_all: bool) -> Iterator[str]:
     everyone = len(found.nodes)
     shown = found.predictions if is_all else _chosen(found.predictions, everyone)
     titles = [title(one, everyone) for one in shown]
-    width = max(map(len, titles))
+    local = found.local
+    more = [] if local is None else [local_title(local, everyone)]
+    width = max(map(len, [*titles, *more]))
     for place, (one, words) in enumerate(zip(shown, titles, strict=True)):
         head = "best: " if not place else "      "
         tail = f" samples/s  {percent(one.error)}" if not place else f"  {one.why}" if one.why else ""
         yield f"{head}{words:<{width}}  {speed(one.samples_per_s):>8}{tail}"
+    if local is not None:
+        yield f"      {more[0]:<{width}}  {speed(local.samples_per_s):>8}  changes the training: see docs/training.md"
     if len(shown) < len(found.predictions):
         yield f"      {len(found.predictions) - len(shown)} more: --all"
     yield from _facts(found)
@@ -137,6 +151,7 @@ def _facts(found: LaunchPlan) -> Iterator[str]:
     size = format_size(found.gradient_bytes)
     yield f"      model: {found.parameters:,} parameters, {size} of gradients in every step"
     yield from (f"      {_node(node)}" for node in found.nodes)
+    yield from (f"      memory: {line}" for line in memory_lines(found.memory))
     yield from (f"      {one.node} is left out: {one.reason}" for one in found.left_out)
     yield from (f"      note: {note}" for note in found.notes)
 

@@ -13,9 +13,11 @@ from ugro.cli import candidates
 from ugro.cli.jobs.arguments import LaunchCommand, RunCommand
 from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
-from ugro.cli.jobs.options import job_options
+from ugro.cli.jobs.folders import read_folders
+from ugro.cli.jobs.options import job_options, recipe_options
 from ugro.cli.jobs.origin import origin_of
 from ugro.cli.jobs.plan import BEST, best_nodes
+from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.jobs.stdin import check_input
 from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
@@ -24,7 +26,7 @@ from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
 
-_ONE_PROCESS = ("nodes", "launcher", "balance")  # options that a single process has no use for
+_ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
 
 @click.command(cls=RunCommand)
@@ -49,6 +51,7 @@ def run(session: Session, /, command: tuple[str, ...], dry_run: bool, detach: bo
 
 @click.command(cls=LaunchCommand)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A job file (see docs/jobs.md).")
+@recipe_options
 @job_options()
 @click.option("--max-nodes", type=click.IntRange(1, MOST_NODES), help="With --nodes best: the most nodes to use.")
 @json_option
@@ -65,14 +68,16 @@ def launch(
 
     The options below may stand before and after SCRIPT; all others are passed to the script. If the script has an
     option of the same name, put it behind a --. With --nodes best, the fastest set of nodes is found first, as with
-    ugro plan.
+    ugro plan. With --model instead of SCRIPT, a recipe trains that model; what it needs in memory is said first.
 
     \b
     Examples:
       ugro launch train.py --epochs 10 --nodes 2..4
       ugro launch train.py --nodes best
+      ugro launch --model llama-7b --dataset wikitext --nodes 3 --epochs 3 --name experiment_v1
       ugro launch -f job.yaml --dry-run
     """
+    apply_recipe(ctx, session, file, fields)
     script, args = ctx.meta["script"], ctx.meta["args"]
     if (file is None) == (script is None):
         problem = "a script or a job file is needed" if file is None else "give a script or a job file, not both"
@@ -119,6 +124,7 @@ def _submit(
         client = session.client(uses_nodes=True)
         session.output.progress("reading the code")
         origin = origin_of(_folder(file, given))
+        read_folders(session.output, client, file, given)
         under_way.client = client
         job = under_way.job = client.jobs.submit(file, fields=given, force=force, origin=origin, key=under_way.key)
         return _submitted(session, client, job, detach=detach)
@@ -130,6 +136,7 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
     from ugro.cli.jobs.dry_run import show_dry_run
 
     client = session.client(uses_nodes=True)
+    read_folders(session.output, client, file, fields)
     found = client.jobs.dry_run(file, fields=fields, force=force)
     show_dry_run(session.output, found)
     _advise(session, client, found.spec, found.placement.nodes if found.placement else ())

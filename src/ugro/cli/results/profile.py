@@ -141,8 +141,9 @@ def _lines(output: Output, job: Job, measured: JobProfile) -> Iterator[str]:
     yield output.styled(f"job {job.id} {clean(job.spec.name)}", "bold") + f"  {_about(measured)}"
     has_power = any(rank.watts is not None for rank in measured.ranks)
     rows = [[*_row(rank, measured), *(_power(rank) if has_power else ()), Cell("")] for rank in measured.ranks]
-    columns = (*_COLUMNS, *(_POWER if has_power else ()), "")
-    header, *lines = output.table_lines(columns, rows, spare=("SAMPLES",))
+    part = "SAMPLES" if measured.pipeline is None else "LAYERS"
+    columns = (*_COLUMNS[:2], part, *_COLUMNS[3:], *(_POWER if has_power else ()), "")
+    header, *lines = output.table_lines(columns, rows, spare=(part,))
     room = output.width - max(len(_COLOUR.sub("", line)) for line in lines) - 4
     width = min(_WIDEST_BAR, max(_LEAST_BAR, room))
     yield header
@@ -173,10 +174,17 @@ def _row(rank: RankProfile, measured: JobProfile) -> list[Cell]:
     return [
         Cell(str(rank.rank), is_number=True),
         Cell(rank.node, "bold"),
-        Cell(f"{rank.samples:.4g}", is_number=True),
+        Cell(_share(rank, measured), is_number=True),
         Cell(format_duration(rank.own_s), is_number=True),
         Cell(f"{100 * waits:.0f} %", is_number=True),
     ]
+
+
+def _share(rank: RankProfile, measured: JobProfile) -> str:
+    pipeline = measured.pipeline
+    if pipeline is None:
+        return f"{rank.samples:.4g}"
+    return str(pipeline.layers_of(rank.rank))
 
 
 def _power(rank: RankProfile) -> list[Cell]:

@@ -42,7 +42,7 @@ _DONE = {
 @json_option
 @pass_session
 def top(session: Session, interval: float, sort: str, once: bool) -> None:
-    """Show nodes, GPUs, jobs and alerts, live.
+    """Show nodes, GPUs, jobs, services and alerts, live.
 
     Keys: the arrow keys select a node or a job; c cancels the job, l shows its logs; d drains the node, r resumes it;
     s changes the order, space pauses, ? shows all keys, q quits.
@@ -54,7 +54,8 @@ def top(session: Session, interval: float, sort: str, once: bool) -> None:
     if output.is_json:
         jobs = [job_document(job) for job in seen.jobs]
         found = list(seen.headlines.values())
-        output.document({"nodes": seen.nodes, "jobs": jobs, "alerts": seen.alerts, "headlines": found})
+        rest = {"alerts": seen.alerts, "headlines": found, "services": seen.services}
+        output.document({"nodes": seen.nodes, "jobs": jobs, **rest})
     elif once or not output.can_redraw:
         output.text(headline(seen))
         output.drawn(lines(output, seen, sort))
@@ -68,7 +69,8 @@ def look(client: Client) -> Seen:
     alerts, _ = client.alerts(0)
     is_running = any(job.state is JobState.RUNNING for job in jobs)
     found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
-    return Seen(client.agent().cluster_name, nodes, jobs, alerts, found)
+    services = client.services.listed()
+    return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 
 
 def _place(job: Job) -> tuple[bool, int]:

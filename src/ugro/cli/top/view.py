@@ -1,4 +1,4 @@
-"""Draws ``ugro top``: a headline, nodes and GPUs, jobs with how far they are, and alerts. It makes no requests."""
+"""Draws ``ugro top``: a headline, nodes and GPUs, jobs with how far they are, services, alerts. It asks nobody."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Literal
 from ugro.cli.health import SIGNS, note
 from ugro.cli.jobs import describe
 from ugro.cli.output import Cell, Output, Style
+from ugro.cli.top.services import service_lines
 from ugro.core.alert import Alert
 from ugro.core.headline import Headline
 from ugro.core.job import WAITING_STATES, Job, JobState, holders
 from ugro.core.node import Facts, Gpu, NodeReport, Status, by_name
+from ugro.core.service import ServiceReport
 from ugro.core.support.quantity import format_duration, format_size
 
 SORTS = ("name", "use", "memory", "temperature")
@@ -53,11 +55,12 @@ class Seen:
     jobs: Sequence[Job]  # that have not ended
     alerts: Sequence[Alert]
     headlines: Mapping[int, Headline] = field(default_factory=dict)  # of running jobs, by job
+    services: Sequence[ServiceReport] = ()  # that are not over
 
 
 def headline(seen: Seen) -> str:
     machines = [report for report in seen.nodes if report.same_as is None]
-    up = sum(report.status is not Status.UNREACHABLE for report in machines)
+    up = sum(report.status.is_up for report in machines)
     parts = [f"{seen.cluster}", f"{up} of {len(machines)} nodes", *_gpu_totals(machines)]
     running = sum(job.state not in WAITING_STATES for job in seen.jobs)
     parts.append(f"{running} running, {len(seen.jobs) - running} waiting")
@@ -90,6 +93,8 @@ def groups(output: Output, seen: Seen, sort: str) -> list[Group]:
         drawn += [Group([""]), *_job_groups(output, seen)]
     else:
         drawn.append(Group(["", output.styled("no running or waiting jobs; start one: ugro launch train.py", "dim")]))
+    if seen.services:
+        drawn.append(Group(["", *service_lines(output, seen.services)]))
     if seen.alerts:
         drawn.append(Group(["", *output.table_lines(("", "NODE", "ALERT"), list(map(_alert_row, seen.alerts)))]))
     return drawn
@@ -116,6 +121,7 @@ def _node_groups(output: Output, seen: Seen, sort: str) -> list[Group]:
 def _trouble(report: NodeReport) -> str:
     """Nothing for a healthy node: what little there is to say, ``ugro health`` says."""
     is_plain = report.status is Status.HEALTHY and report.drained is None and not report.owner_note
+    is_plain = is_plain and not report.power_note
     return "" if is_plain and not report.second_name and not report.taken_gpus else note(report)
 
 

@@ -80,6 +80,14 @@ class Draft:
         here = Path() if self.path is None or ("workdir",) in self.given.values else self.path.parent
         return here / (self.section.workdir or "")
 
+    def folders(self, here: Path) -> dict[str, Path]:
+        """The folders that it reads. A relative path starts at the file, or where the command runs (``here``)."""
+        found = {}
+        for name, path in self.section.folders.items():
+            is_given = self.path is None or ("folders", name) in self.given.values
+            found[name] = here / (Path() if is_given or self.path is None else self.path.parent) / path
+        return found
+
     def refuse_changes(self, before: JobSection, keys: Iterable[str], reason: str) -> None:
         """Raises ConfigError if one of these keys is not as it was."""
         for name in keys:

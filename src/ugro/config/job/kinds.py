@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shlex
 from dataclasses import dataclass
 
 from ugro.config.kinds import BadValueError, Kind
-from ugro.config.names import SNIPPET, WORD, is_job_name
+from ugro.config.names import SNIPPET, WORD, is_job_name, is_line
 from ugro.config.problems import nearest
 from ugro.config.yamltext import shown
 from ugro.core.failure import Cause
 
 MOST_NODES = 10_000
 _LARGEST_ID = 2**63 - 1
+_MOST_FOLDERS = 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,27 @@ def _node_count_hint(text: str) -> str | None:
     if text == "best":
         return "the best nodes are found before a job is submitted: ugro launch --nodes best"
     return "a range of nodes needs both ends: 2..4" if text.endswith("..") or text.startswith("..") else None
+
+
+class FolderMap(Kind):
+    """Names to paths on this machine; on a command line, texts such as ``model=~/models/x``."""
+
+    expected = "a map of names to paths on this machine, such as {model: ~/models/x}"
+    metavar = "NAME=PATH"
+
+    def parse(self, value: object) -> dict[str, str]:
+        if not isinstance(value, dict) or len(value) > _MOST_FOLDERS:
+            raise self.refuse(value)
+        found: dict[str, str] = {}
+        for name, path in value.items():
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
+                raise BadValueError("expected names of letters, digits and _", hint="for example: model")
+            if not isinstance(path, str) or not path.strip() or not is_line(path):
+                raise BadValueError(f"expected a path on this machine, got {shown(path)}", at=(name,))
+            found[name] = os.path.expanduser(path)
+        if len({name.upper() for name in found}) != len(found):
+            raise BadValueError("two names differ in their case alone", hint="each is a variable in capitals")
+        return found
 
 
 class CheckpointRule(Kind):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ugro.config.job.kinds import FolderMap
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Bool, Environment, ListOf, OrNull
 from ugro.config.problems import KeyPath, dotted, nearest
@@ -17,6 +18,7 @@ from ugro.config.yamltext import flow, printable
 from ugro.core.errors import ConfigError
 
 POSITIONAL = ("script", "command", "args")
+_NAMED = {"env": "NAME=VALUE or NAME", "folder": "NAME=PATH"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Option:
 
     @property
     def may_repeat(self) -> bool:
-        return isinstance(self.key.kind, ListOf | Environment)
+        return isinstance(self.key.kind, ListOf | Environment | FolderMap)
 
     @property
     def help(self) -> str:
@@ -101,8 +103,8 @@ def read_options(fields: Mapping[str, object]) -> Given:
         if value is None or (isinstance(value, list | tuple) and not value):
             continue
         option = OPTIONS[name]
-        if name == "env":
-            _add_variables(given, option, value)
+        if isinstance(option.key.kind, Environment | FolderMap):
+            _add_named(given, option, value)
         else:
             given.add(option.path, _checked(option, value), option.flag)
     return given
@@ -135,7 +137,7 @@ def _checked(option: Option, value: object) -> object:
     return value
 
 
-def _add_variables(given: Given, option: Option, value: object) -> None:
+def _add_named(given: Given, option: Option, value: object) -> None:
     """From a map, or from texts such as NAME=VALUE and NAME."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple):
@@ -143,15 +145,16 @@ def _add_variables(given: Given, option: Option, value: object) -> None:
         value = {name: text if equals else None for name, equals, text in pairs}
         if len(pairs) != len(texts):
             value = None
-    hint = "for example: --env HF_HOME=/data/hf"
+    [(first, sample)] = option.key.example.items()
+    hint = f"for example: {option.flag} {first}={sample}"
     if not isinstance(value, Mapping):
-        raise ConfigError("--env: expected NAME=VALUE or NAME", hint=hint)
+        raise ConfigError(f"{option.flag}: expected {_NAMED[option.name]}", hint=hint)
     for name, text in value.items():
         try:
             option.key.kind.parse({name: text})
         except BadValueError as error:
-            raise ConfigError(f"--env: {error.message}", hint=hint) from error
-        given.add(("env", name), text, f"--env {name}")
+            raise ConfigError(f"{option.flag}: {error.message}", hint=hint) from error
+        given.add((*option.path, name), text, f"{option.flag} {name}")
 
 
 def _example(option: Option) -> str:

@@ -11,7 +11,8 @@ from dataclasses import fields
 from pathlib import PurePosixPath
 from typing import Self
 
-from ugro.config.job.kinds import Arguments, CheckpointRule, Command, FailureCause, JobReference, Signal
+from ugro.config.job.elastic import ElasticSection
+from ugro.config.job.kinds import Arguments, CheckpointRule, Command, FailureCause, FolderMap, JobReference, Signal
 from ugro.config.job.resources import AlternativeSection, ResourcesSection
 from ugro.config.kinds import (
     DAY_S,
@@ -42,6 +43,7 @@ from ugro.core import job
 from ugro.core.job import JobSpec, Launcher, OnLost
 from ugro.core.support.secret import is_secret
 from ugro.policy.balance.mode import Mode
+from ugro.policy.local.sync import SyncMode
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
 _OF_SCRIPTS = frozenset({Launcher.DDP, Launcher.TORCHRUN, Launcher.RAY})
@@ -242,7 +244,7 @@ class JobSection(Section):
         "What starts the processes. `ddp` is UGRO itself, with torchrun's environment; `torchrun` is PyTorch's own "
         "launcher; `ray` runs the script once, with a Ray cluster of its own on the job's nodes; `command` is one "
         "process on one node. Null is ddp for a script, else command.",
-        example="torchrun",
+        example="ddp",
     )
     balance: str | None = key(
         None,
@@ -251,6 +253,14 @@ class JobSection(Section):
         "`ugro node bench` measured them, or else as rated, `adaptive` is by the speeds measured while it runs. Null "
         "leaves it to the script, whose default is adaptive.",
         example="static",
+    )
+    train_sync: str | None = key(
+        None,
+        Choice(str(mode) for mode in SyncMode),
+        "How often the ranks of `ugro.train` synchronise. `step` is in every step, `local` is local SGD: ranks take "
+        "their own steps and average their models in rounds. It changes the training. Null leaves it to the script, "
+        "whose default is step.",
+        example="local",
     )
     env: dict[str, str | None] = key(
         {},
@@ -286,6 +296,15 @@ class JobSection(Section):
         "is a `cwd`.",
         example=False,
     )
+    folders: dict[str, str] = key(
+        {},
+        FolderMap(),
+        "Folders or files of this machine that the job reads beside its code, such as models and data. The nodes get "
+        "each once, read-only, as it is at submission; the program finds the one named model in `$UGRO_FOLDER_MODEL`. "
+        "A relative path starts at the job file. `--folder` adds to those of the file.",
+        example={"model": "~/models/tiny-llama"},
+        option="folder",
+    )
     resources: ResourcesSection = nested(ResourcesSection)
     priority: int = key(
         PRIORITIES["normal"],
@@ -308,6 +327,7 @@ class JobSection(Section):
     retry: RetrySection = nested(RetrySection)
     checkpoint: CheckpointSection = nested(CheckpointSection)
     disconnect: DisconnectSection = nested(DisconnectSection)
+    elastic: ElasticSection = nested(ElasticSection)
     stop: StopSection = nested(StopSection)
     outputs: tuple[str, ...] = key(
         (),
@@ -355,14 +375,18 @@ class JobSection(Section):
         elif self.launcher == Launcher.COMMAND:
             hint = "give a command that runs it: python3 train.py"
             raise BadValueError("a script is run by ddp, torchrun or ray", hint=hint, at=("launcher",))
+        if self.elastic.min_ranks is not None and (self.script is None or self.launcher not in (None, Launcher.DDP)):
+            hint = "it is for a script that uses ugro.train, started by ddp"
+            raise BadValueError("only a training can go on with fewer ranks", hint=hint, at=("elastic", "min_ranks"))
 
     def _check_command(self) -> None:
         if self.command is None:
             raise BadValueError("there is nothing to run", hint="give a script such as train.py, or a command")
         if self.args:
             raise BadValueError("only a script has args", hint="put them into the command itself", at=("args",))
-        if self.balance:
-            raise BadValueError("a command runs in one process", hint="a script can have ranks", at=("balance",))
+        for name in ("balance", "train_sync"):
+            if getattr(self, name):
+                raise BadValueError("a command runs in one process", hint="a script can have ranks", at=(name,))
         if self.launcher in _OF_SCRIPTS:
             hint = "give a script and its args"
             raise BadValueError(f"{self.launcher} runs a Python script", hint=hint, at=("launcher",))
@@ -388,6 +412,7 @@ class JobSection(Section):
             "resources": self.resources.resources(launcher),
             "after": after,
             "environment": None,  # it names files, which somebody else reads
+            "folders": (),  # the same
         }
         if self.preemptible is None:
             made["is_preemptible"] = _is_batch(self.priority)
@@ -407,6 +432,7 @@ class JobSection(Section):
             workdir=None,
             sync=spec.snapshot is not None or spec.cwd is not None,
             environment=EnvironmentSection.of_request(spec.environment),
+            folders={one.name: one.source for one in spec.folders},
             resources=ResourcesSection.of_resources(spec.resources, spec.launcher),
             preemptible=None if spec.is_preemptible == _is_batch(spec.priority) else spec.is_preemptible,
         )

@@ -110,6 +110,11 @@ class StateDir:
         return self.path / "contents"
 
     @property
+    def folders(self) -> Path:
+        """The folders that jobs name, as they were submitted."""
+        return self.path / "folders"
+
+    @property
     def python(self) -> Path:
         """What Python environments of jobs are made with."""
         return self.path / "python"

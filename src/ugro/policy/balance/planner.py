@@ -27,8 +27,9 @@ _DISAGREE = 2.0  # two steps of a rank that differ so much: a third one decides 
 _MAX_MOVE = 2  # how many times as large, or as small, one plan makes a share
 _LARGE_MOVE = 1.5
 _MIN_GAIN = 0.02
-_MIN_GAIN_OF_A_SHIFT = 0.05  # based on two steps only
-_COMPARED = 2.0
+_MIN_GAIN_OF_A_SHIFT = 0.1  # based on two steps only
+# How many standard errors a gain must exceed. After many steps a move that proves useless costs less than one not made.
+_COMPARED, _COMPARED_LONG = 2.0, 1.0
 _MAX_ERROR = 0.15  # a noise estimate from two steps is mostly noise itself
 _GAIN_OF_ACCUMULATING = 1.05  # smaller micro-batches are less efficient than they look
 _REMEMBERED_TAILS = 32
@@ -195,6 +196,20 @@ class Balancer:
             self._adopt(tuple(state["shares"]), "restored from the checkpoint")
         return True
 
+    def known(self) -> dict[str, Any]:
+        """What was learnt of each rank, by its name: it holds for a group with other members, too."""
+        ranks = zip(self.batch.names, self.caps, self._fits, strict=True)
+        return {name: {"cap": cap, "fit": asdict(fit)} for name, cap, fit in ranks}
+
+    def recall(self, known: Mapping[str, Any]) -> None:
+        """Plans with what is known of these ranks, where all of them are known."""
+        found = [known.get(name) for name in self.batch.names]
+        self.caps = [one["cap"] if one else None for one in found]
+        self._fits = [_fit(one["fit"]) if one else RankFit() for one in found]
+        is_capped = any(cap is not None and cap < share for cap, share in zip(self.caps, self.plan.shares, strict=True))
+        if is_capped or (self.mode is Mode.ADAPTIVE and self.is_informed):
+            self._adopt(self._best_shares(), "the ranks have changed")
+
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _first_plan(self) -> Plan:
@@ -238,14 +253,15 @@ class Balancer:
             window = Window.of(steps[-1].shares[rank], [step.seconds[rank] for step in steps], micro)
             optimizer = [step.optimizer_s[rank] for step in steps if step.optimizer_s]
             fit.add(window, median(optimizer) if optimizer else 0.0)
-        plan = self._replan(f"measured over {len(steps)} steps", max(_MIN_GAIN, self._error_of_a_gain()))
+        plan = self._replan(f"measured over {len(steps)} steps", max(_MIN_GAIN, self._error_of_a_gain(len(steps))))
         if plan is None:
             self._window_steps = min(_MAX_WINDOW, max(_NEXT_WINDOW, 2 * self._window_steps))
         return plan
 
-    def _error_of_a_gain(self) -> float:
+    def _error_of_a_gain(self, steps: int) -> float:
         """Compares two times, each the largest of several ranks: the least certain rank may decide."""
-        return min(_MAX_ERROR, _COMPARED * max(fit.error for fit in self._fits))
+        compared = _COMPARED if steps <= _NEXT_WINDOW else _COMPARED_LONG
+        return min(_MAX_ERROR, compared * max(fit.error for fit in self._fits))
 
     def _replan(self, why: str, least_gain: float) -> Plan | None:
         if self.mode is not Mode.ADAPTIVE or not self.is_informed:

@@ -14,7 +14,7 @@ _MAX_REMEMBERED = 16
 _IN_A_ROW = 2
 _NEARLY_THE_SAME = 0.1
 _MIN_DEVIATION, _MAX_DEVIATION = 0.25, 0.60
-_DEVIATIONS = 3.0
+_DEVIATIONS = 5.0  # median absolute ones: 3.4 standard deviations
 _SMOOTHING = 0.3
 
 

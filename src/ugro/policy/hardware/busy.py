@@ -23,13 +23,14 @@ def _reasons(facts: Facts, owner: OwnerReport | None, has_jobs: bool) -> Iterato
     if owner is not None and owner.is_there:
         yield f"is used by its owner ({owner.sign})"
     for gpu in facts.gpus:
-        if (use := _use(gpu)) is not None:
+        if (use := gpu_use(gpu)) is not None:
             yield f"has a busy GPU {gpu.index}: {use}"
     if facts.cpu_use_ratio is not None and facts.cpu_use_ratio > _CPU_USE:
         yield f"has a busy CPU: {facts.cpu_use_ratio * 100:.0f} % in use"
 
 
-def _use(gpu: Gpu) -> str | None:
+def gpu_use(gpu: Gpu) -> str | None:
+    """What uses it now, in words; None: nothing that matters."""
     if gpu.holder is not None:
         return f"used by {gpu.holder}"
     if gpu.use_ratio is not None and gpu.use_ratio > _GPU_USE:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ugro.core.job import Ending, JobState
+from ugro.policy.elastic import standing
+from ugro.policy.elastic.standing import ElasticView, Rejoin
 
 
 class RunState(StrEnum):
@@ -40,6 +42,7 @@ class AttemptView:
     refusal: str | None = None  # why it cannot be started at all
     is_overdue: bool = False  # its ranks were asked to start, and should run by now
     why_ending: str | None = None  # in words, where more is known than ``ending`` says
+    elastic: ElasticView | None = None  # of a training that goes on without ranks that are lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Conclude:
     """Every rank is known to have ended: record how, and decide what comes next."""
 
 
-Step = Start | Stop | Move | Conclude
+Step = Start | Stop | Move | Conclude | Rejoin
 
 
 
@@ -76,7 +79,7 @@ def next_step(view: AttemptView) -> Step | None:
         return ending
     if view.state is JobState.STARTING:
         return _starting(view)
-    if not all(run.is_reachable for run in view.runs):
+    if not all(run.is_reachable for run in view.runs if not _is_over_elastically(run, view)):
         if view.state is JobState.UNREACHABLE:
             return None
         return Move(JobState.UNREACHABLE, f"{_out_of_reach(view)}; its ranks may well go on")
@@ -92,6 +95,8 @@ def _ending(view: AttemptView) -> Move | None:
         return Move(JobState.STOPPING, problem, Ending.FAILED)
     if all(run.state is RunState.DONE for run in view.runs):
         return Move(JobState.STOPPING, "every rank ended with 0", Ending.DONE)
+    if view.elastic is not None and standing.is_done(view.elastic):
+        return Move(JobState.STOPPING, "every rank that was left ended with 0", Ending.DONE)
     if view.is_over_time:
         return Move(JobState.STOPPING, "its time limit is over", Ending.TIME_LIMIT)
     return None
@@ -100,6 +105,8 @@ def _ending(view: AttemptView) -> Move | None:
 def _problem(view: AttemptView) -> str | None:
     if view.refusal is not None:
         return view.refusal
+    if view.elastic is not None and view.state is not JobState.STARTING:
+        return standing.problem(view.elastic)
     problems = [f"{run.node}: {_WORDS[run.state]}" for run in view.runs if run.state in _WORDS]
     problems += [f"{run.node} is lost" for run in view.runs if run.is_gone and run.state is not RunState.DONE]
     return "; ".join(problems) or None
@@ -124,6 +131,8 @@ def _out_of_reach(view: AttemptView) -> str:
 
 
 def _going_on(view: AttemptView) -> Step | None:
+    if view.elastic is not None:
+        return _going_on_elastically(view, view.elastic)
     absent = [run.node for run in view.runs if run.state is RunState.ABSENT]
     if absent:
         # It ran there before: its folder was deleted, or the machine was reinstalled.
@@ -131,6 +140,19 @@ def _going_on(view: AttemptView) -> Step | None:
     if view.state is JobState.UNREACHABLE and _is_running(view):
         return Move(JobState.RUNNING, "every node answers again, and every rank runs")
     return None
+
+
+def _going_on_elastically(view: AttemptView, elastic: ElasticView) -> Step | None:
+    dead = tuple(run.node for run in view.runs if run.state is RunState.DEAD and run.is_reachable)
+    if dead:
+        return Stop(dead)  # what its supervisor left is ended, and that is recorded
+    if view.state is JobState.UNREACHABLE:
+        return Move(JobState.RUNNING, standing.described(elastic) or "every node answers again, and every rank runs")
+    return standing.rejoin(elastic)
+
+
+def _is_over_elastically(run: NodeRun, view: AttemptView) -> bool:
+    return view.elastic is not None and (run.is_gone or run.state in (RunState.DONE, RunState.FAILED))
 
 
 def _is_running(view: AttemptView) -> bool:

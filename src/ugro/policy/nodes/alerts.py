@@ -70,7 +70,9 @@ class Review:
 def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: frozenset[str]) -> list[Finding]:
     """For the nodes that were checked, and for the whole cluster if CLUSTER is among them. Each machine counts once."""
     reports = [report for report in reports if report.same_as is None]
-    found = [finding for report in reports if report.name in looked_at for finding in _of_node(report, limits)]
+    checked = [report for report in reports if report.name in looked_at]
+    found = [finding for report in checked if not report.status.is_asleep for finding in _of_node(report, limits)]
+    found += [finding for report in checked for finding in _of_power(report)]
     return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
 
 
@@ -86,6 +88,8 @@ def status_change(before: NodeReport | None, after: NodeReport, now: float) -> N
         return None
     text = f"{after.name} was {before.status} and is {after.status}"
     why = after.error or "; ".join(reason.text for reason in after.reasons)
+    if after.status.is_asleep and after.power is not None:
+        why = after.power.reason
     return Notice("changed", Severity.INFO, "status", after.name, f"{text}: {why}" if why else text, now)
 
 
@@ -109,6 +113,12 @@ def _of_node(report: NodeReport, limits: Thresholds) -> Iterator[Finding]:
     for reason in report.reasons:
         if reason.part == "processes":
             yield Finding("no-rank", report.name, Severity.WARNING, f"{report.name}: {reason.text}")
+
+
+def _of_power(report: NodeReport) -> Iterator[Finding]:
+    """That it sleeps is no problem; that it does not wake is one."""
+    if report.power is not None and report.power.problem:
+        yield Finding("power", report.name, Severity.WARNING, f"{report.name}: {report.power.problem}")
 
 
 def _of_cluster(reports: Sequence[NodeReport], limits: Thresholds) -> Iterator[Finding]:

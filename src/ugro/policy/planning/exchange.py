@@ -40,6 +40,12 @@ class Exchange:
         bare_s = slowest_s * ring_share(ranks)
         return bare_s * self._exposed(nodes) if how is Links.TRIAL else bare_s, how
 
+    def whole_s(self, nodes: Sequence[str], ranks: int) -> float:
+        """The same without a training beside it: nothing of it is hidden."""
+        if len(nodes) < 2:
+            return 0.0
+        return max(self._hop(*pair)[0] for pair in _ring(nodes)) * ring_share(ranks)
+
     def _hop(self, first: str, second: str) -> tuple[float, Links]:
         joint = self.joint
         if joint is not None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import combinations
 
 from ugro.core.errors import Unsatisfiable
-from ugro.core.planning import LaunchPlan, LeftOut, Links, NodeFigures, NodeTrial, Prediction
+from ugro.core.planning import LaunchPlan, LeftOut, Links, LocalPlan, NodeFigures, NodeTrial, Prediction
 from ugro.core.support.quantity import format_size
 from ugro.policy.planning.curve import Curve
+from ugro.policy.planning.local import predict_local
 from ugro.policy.planning.prediction import Knowledge, predict
 from ugro.policy.wording import in_words
 
@@ -18,9 +19,7 @@ _MOST_TIMES_THE_BATCH = 64
 _WORTH_MORE_NODES = 1.1
 
 
-def make_plan(
-    name: str, known: Knowledge, cached: Mapping[str, bool], left_out: Sequence[LeftOut] = ()
-) -> LaunchPlan:
+def make_plan(name: str, known: Knowledge, cached: Mapping[str, bool], left_out: Sequence[LeftOut] = ()) -> LaunchPlan:
     """``cached``: whether a node's trial was known from before."""
     sets = [nodes for nodes in _subsets(tuple(known.trials)) if known.can_join or len(nodes) == 1]
     found = [one for nodes in sets if (one := predict(nodes, known)) is not None]
@@ -41,7 +40,13 @@ def make_plan(
         nodes=tuple(_figures(trial, cached.get(node, False)) for node, trial in known.trials.items()),
         left_out=tuple(left_out),
         notes=tuple(_notes(best, found, known)),
+        local=_local_if_faster(best, known),
     )
+
+
+def _local_if_faster(best: Prediction, known: Knowledge) -> LocalPlan | None:
+    local = predict_local(known)
+    return local if local is not None and local.samples_per_s > _WORTH_MORE_NODES * best.samples_per_s else None
 
 
 def _subsets(nodes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -92,7 +92,7 @@ def _outline(nodes: Sequence[str], known: Knowledge, given: tuple[int, ...] = ()
     trials = [known.everyone[node] for node in nodes]
     ranks = tuple(rank for trial in trials for rank in trial.ranks)
     curves = tuple(
-        Curve.of(rank, _in_company(known, trial.node, place) if len(nodes) > 1 else 1.0)
+        Curve.of(rank, in_company(known, trial.node, place) if len(nodes) > 1 else 1.0)
         for trial in trials
         for place, rank in enumerate(trial.ranks)
     )
@@ -130,7 +130,7 @@ def _fits(curves: Sequence[Curve], shares: Sequence[int]) -> bool:
 # --- what a joint trial adds ------------------------------------------------------------------------------------
 
 
-def _in_company(known: Knowledge, node: str, place: int) -> float:
+def in_company(known: Knowledge, node: str, place: int) -> float:
     """How many times as long a rank takes together with others as alone. ``place``: among the ranks of its node."""
     joint, trial = known.joint, known.everyone[node]
     if joint is None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ugro.core.planning import JointTrial, NodeTrial, Pair, Point, RankTrial
-from ugro.core.training import StepRecord, Training, TrialRecord
+from ugro.core.planning import JointTrial, ModelSize, NodeTrial, Pair, Point, RankTrial
+from ugro.core.training import ModelRecord, StepRecord, Training, TrialRecord
+from ugro.policy.recipes.memory import MOMENTS
 
 _WARM_UP_STEPS = 2  # the first allocates and compiles, the second is the first whose time is whole
 _DISTURBED = 3.0  # times the usual duration: an evaluation, a loader that was made again; noise counts
@@ -41,7 +42,21 @@ def node_trial(training: Training, about: About) -> NodeTrial | str:
     return NodeTrial(
         about.node, about.device, tuple(measured), trial.global_batch, training.model.parameters,
         training.model.gradient_bytes, _between_own(steps) if ranks > 1 else 0.0, trial.least, trial.can_accumulate,
-        about.at, about.job,
+        about.at, about.job, model_size(training.model, trial, measured[0].points),
+    )  # fmt: skip
+
+
+def model_size(model: ModelRecord, trial: TrialRecord | None, points: Sequence[Point] = ()) -> ModelSize | None:
+    """What is not known of the optimizer is assumed to be AdamW's. ``points``: of a rank that has the whole model."""
+    if not model.parameter_bytes:
+        return None  # recorded by an earlier version
+    optimizer = trial.optimizer_bytes if trial is not None else 0
+    sample = trial.sample_bytes if trial is not None else 0
+    if len(points) == 2 and (small := points[0].memory_bytes) and (large := points[1].memory_bytes):
+        sample = max(sample, (large - small) // (points[1].samples - points[0].samples))
+    return ModelSize(
+        model.parameter_bytes, model.gradient_bytes, optimizer or MOMENTS * model.gradient_bytes, sample,
+        model.block_bytes, model.rest_bytes,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ugro.core.job import JobSpec, JobState, Placement
+from ugro.core.power import PowerState
 
 # A job that is stopping or past its time limit is assumed to end within this time. Most are quicker.
 STOPPING_S = 30.0
@@ -20,6 +21,29 @@ class GpuView:
     is_broken: bool = False
     uuid: str = ""
     holder: str | None = None  # who has its lock on the node, in words; such a GPU is foreign
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """Of a node that is not awake: it can be given to a job, which starts when it is."""
+
+    state: PowerState
+    since_s: float
+    wakes_in_s: float  # how long that takes, as far as known
+    at_most_s: float  # after which it counts as one that does not wake
+
+    @property
+    def rank(self) -> int:
+        """Lower is better; 0 is awake."""
+        return 1 if self.state is PowerState.WAKING else 2
+
+    def ready(self, now: float) -> float:
+        begun = self.since_s if self.state is PowerState.WAKING else now
+        return max(now, begun + self.wakes_in_s)
+
+    def latest(self, now: float) -> float:
+        begun = self.since_s if self.state is PowerState.WAKING else now
+        return max(now, begun + self.at_most_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +65,7 @@ class NodeView:
     is_awaited: bool = False  # its first report has not arrived yet
     is_second_name: bool = False  # another node is the same machine, and is used
     is_named: bool = False  # a job asks for it by name, so it is not like others with the same hardware
+    asleep: Asleep | None = None  # None: it is awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +77,13 @@ class Waiting:
     state: JobState = JobState.QUEUED
     attempt: int = 0
     not_before: float | None = None  # the end of the pause before the next attempt
-    avoid: tuple[str, ...] = ()  # nodes on which it failed; used only when no others are free
+    avoid: tuple[str, ...] = ()  # where it failed, or its service has a replica; used only when no others are free
+
+    @property
+    def why_avoided(self) -> dict[str, str]:
+        """By node."""
+        own = set(self.spec.avoid)
+        return {node: "its service has a replica there" if node in own else "it failed there" for node in self.avoid}
 
 
 @dataclass(frozen=True, slots=True)

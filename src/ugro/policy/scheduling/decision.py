@@ -35,6 +35,7 @@ class Wait:
     reason: str
     blocked_by: tuple[int, ...] = ()  # the most important of the jobs that must end, start or stop first
     may_start_at: float | None = None  # at the latest, if no more urgent job is submitted; None: unknown
+    wakes: tuple[str, ...] = ()  # the nodes that it would start on once they are awake
 
 
 Decision = Start | Preempt | Fail | Wait

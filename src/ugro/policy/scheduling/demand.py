@@ -12,6 +12,8 @@ from ugro.policy.scheduling.cluster_view import NodeView
 from ugro.policy.scheduling.room import Free, Shape
 from ugro.policy.wording import count_of, in_words
 
+Drawbacks = tuple[bool, bool, int]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
@@ -28,6 +30,7 @@ class Need:
     note: str = ""  # why it asks for no GPUs, if the job left that open
     import_note: str = ""  # who has what the script imports, and who lacks it
     wants_room: bool = False  # nodes whose disk is full do not count
+    wants_awake: bool = False  # nodes that sleep do not count
     imports: frozenset[str] = frozenset()  # nodes that lack one of them do not count
     wishes: frozenset[str] = frozenset()  # nodes that lack one of them are used last
     _fitting: dict[Shape, int | None] = field(default_factory=dict)
@@ -50,6 +53,8 @@ class Need:
             return mask
 
     def _is_right(self, shape: Shape) -> bool:
+        if self.wants_awake and shape.sleep:
+            return False
         if (self.wants_room and shape.is_full) or not self.imports.isdisjoint(shape.lacks):
             return False
         only = self.resources.only
@@ -60,9 +65,9 @@ class Need:
         only = self.resources.only
         return set(self.resources.labels).issubset(node.labels) and (not only or node.name in only)
 
-    def drawbacks(self, shape: Shape) -> tuple[bool, bool]:
+    def drawbacks(self, shape: Shape) -> Drawbacks:
         """Why a node that fits is used last, the worst first."""
-        return (shape.is_full, not self.wishes.isdisjoint(shape.lacks))
+        return (shape.is_full, not self.wishes.isdisjoint(shape.lacks), shape.sleep)
 
     def fits(self, shape: Shape, free: Free) -> bool:
         gpus, cpus, memory_bytes, slots = free

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
-from ugro.policy.scheduling.cluster_view import STOPPING_S, ClusterView
+from ugro.policy.scheduling.cluster_view import STOPPING_S, ClusterView, Holding
 from ugro.policy.scheduling.demand import Need
 from ugro.policy.scheduling.room import Claim, Free, Held, Room, Shape, Shapes, empty
 
@@ -115,6 +115,12 @@ class Ledger:
             return 0
         return sum(one.bit for one in self.reservations if one.start is not None and end <= one.start)
 
+    def _end_of_sharing(self, holder: Holding) -> float:
+        if not any(share.gpu_group for share in holder.placement.shares):
+            return 0.0
+        end = holder.end(self.now)
+        return float("inf") if end is None else end
+
     def _make_rooms(self) -> None:
         shapes = Shapes()
         for node in self.nodes:
@@ -122,7 +128,9 @@ class Ledger:
                 self.rooms[node.name] = Room(node, shapes.of(node), empty(node))
 
     def _enter_holdings(self) -> None:
-        for holder in self.holdings.values():
+        # Of those that share a GPU, the last to end is the one by whose end it becomes free.
+        last_first = sorted(self.holdings.values(), key=self._end_of_sharing, reverse=True)
+        for holder in last_first:
             for share in holder.placement.shares:
                 room = self.rooms.get(share.node)
                 if room is not None:

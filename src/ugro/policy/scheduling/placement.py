@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.core.job import Placement, Share
-from ugro.policy.scheduling.demand import Need
+from ugro.policy.scheduling.demand import Drawbacks, Need
 from ugro.policy.scheduling.ledger import Ledger
 from ugro.policy.scheduling.room import Free, Room, Shape
 
@@ -21,11 +21,12 @@ _Key = tuple[float | str, ...]
 class Candidates:
     """The nodes that can give one share of a need, best first. During a pass nodes only get fuller."""
 
-    def __init__(self, ledger: Ledger, need: Need, allowed: int, avoid: Iterable[str] = ()) -> None:
+    def __init__(self, ledger: Ledger, need: Need, allowed: int, avoid: Mapping[str, str] | None = None) -> None:
+        """``avoid``: nodes to use only if no others are free, and why."""
         self.need = need
         self._ledger = ledger
         self._allowed = allowed
-        self._avoid = frozenset(avoid)
+        self._avoid = avoid or {}
         self._words = _words(need)
         self._goes_by_load = not need.least_gpus and not need.cpus
         self._seen = len(ledger.changes)
@@ -62,7 +63,10 @@ class Candidates:
             return ""
         next_key = self._top(group)
         differs = next(index for index, mine in enumerate(key) if mine != next_key[index])
-        return f"rather than {next_key[-1]}: {self._words[differs]}" if differs < len(self._words) else ""
+        if differs >= len(self._words):
+            return ""
+        other, word = str(next_key[-1]), self._words[differs]
+        return f"rather than {other}: {self._avoid[other] if word == _AVOIDED else word}"
 
     def _groups(self, wanted: int) -> list[str]:
         """The fastest group that has enough nodes; if none has, the largest groups, to span as few as possible."""
@@ -103,12 +107,12 @@ class Candidates:
             else:
                 self._fitting[self._group(room)].discard(room)
 
-    def _add(self, room: Room, rank: tuple[tuple[bool, bool], *_Rank]) -> None:
+    def _add(self, room: Room, rank: tuple[Drawbacks, *_Rank]) -> None:
         drawbacks, before, after = rank
         node, cost = room.node, room.cost
         first = cost if self._goes_by_load else 0.0
-        failed_there = node.name in self._avoid
-        key = (*drawbacks, failed_there, first, *before, -node.speed, *after, cost, node.name)
+        is_avoided = node.name in self._avoid
+        key = (*drawbacks, is_avoided, first, *before, -node.speed, *after, cost, node.name)
         group = self._group(room)
         self._fitting[group].add(room)
         heapq.heappush(self._heaps[group], (key, room.version, room))
@@ -119,6 +123,7 @@ class Candidates:
 
 # What counts before the node's speed, and what after it; lower is better.
 _Rank = tuple[tuple[float, float], tuple[float, float]]
+_AVOIDED = "avoided"  # what speaks against the other node is known by its name
 _LEAST_LOAD = "the least load"
 _LEFT = "the fewest GPUs left over"
 
@@ -132,8 +137,8 @@ class Placed:
 def _words(need: Need) -> tuple[str, ...]:
     """What each part of a key except the name means, as an advantage over others."""
     before, after = _rank_words(need)
-    drawbacks = ("its disk has room", "it has what the script imports")
-    return (*drawbacks, "the job has not failed there", _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
+    drawbacks = ("its disk has room", "it has what the script imports", "it is awake sooner")
+    return (*drawbacks, _AVOIDED, _LEAST_LOAD, *before, "the fastest", *after, _LEAST_LOAD)
 
 
 def _rank_words(need: Need) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import Share
+from ugro.core.power import PowerState
 from ugro.core.support.quantity import format_duration
 from ugro.policy.scheduling.cluster_view import Holding, NodeView
 from ugro.policy.scheduling.demand import Demand, Need
@@ -58,6 +59,22 @@ def waits_for_holders(reservation: Reservation, victims: Sequence[Holding], ledg
     else:
         reason += f", for {format_duration(reservation.start - ledger.now)} at most"
     return Blocked(reason, holders[:_MOST_BLOCKERS], reservation.start)
+
+
+def waits_for_sleepers(need: Need, sleepers: Sequence[NodeView], now: float) -> Blocked:
+    """For a job that has all it needs, on nodes of which some are not awake."""
+    latest = max(node.asleep.latest(now) for node in sleepers if node.asleep is not None)
+    return Blocked(f"needs {need}; {'; '.join(_waking(node, now) for node in sleepers)}", until=latest)
+
+
+def _waking(node: NodeView, now: float) -> str:
+    asleep = node.asleep
+    assert asleep is not None
+    if asleep.state is PowerState.WAKING:
+        return f"waking {node.name} (since {format_duration(max(0.0, now - asleep.since_s))})"
+    if asleep.state is PowerState.GOING_TO_SLEEP:
+        return f"{node.name} is going to sleep and is woken then"
+    return f"{node.name} is asleep and is being woken"
 
 
 def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:

@@ -111,5 +111,5 @@ def _age(held: Held) -> tuple[float, int]:
     return (float("inf") if started_at is None else started_at, held.holder.id)
 
 
-def _preference(need: Need, room: Room) -> tuple[bool, bool, float, str]:
+def _preference(need: Need, room: Room) -> tuple[bool, bool, int, float, str]:
     return (*need.drawbacks(room.shape), -room.node.speed, room.node.name)

@@ -27,6 +27,7 @@ class Shape:
     is_full: bool = False  # its disk has no room
     lacks: frozenset[str] = frozenset()  # modules that its Python does not find
     name: str = ""  # of a node that a job asks for
+    sleep: int = 0  # how long until it is awake: 0 is awake, then waking, then asleep
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -85,6 +86,8 @@ class Room:
     capacity: Free = field(init=False)  # what would be free if none of our jobs were running
     held: list[Held] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    # By position, GPUs that jobs of one group share: the group, and how many of its jobs have it.
+    seats: dict[int, tuple[str, int]] = field(default_factory=dict)
     given: int = 0  # cores assigned in this pass; a job without cores counts as one
     version: int = 0
 
@@ -99,9 +102,17 @@ class Room:
     def hold(self, holder: Holding, share: Share) -> Held:
         part = Free(self.mask_of(share.gpus) & self.free.gpus, share.cpus, share.memory_bytes, 1)
         self.free = self.free.minus(part)
+        if share.gpu_group:
+            self.sit(share.gpus, share.gpu_group)
         held = Held(holder, part)
         self.held.append(held)
         return held
+
+    def sit(self, indices: tuple[int, ...], group: str) -> None:
+        """One more job of the group has these GPUs."""
+        for position, gpu in enumerate(self.node.gpus):
+            if gpu.index in indices:
+                self.seats[position] = (group, self.seats.get(position, (group, 0))[1] + 1)
 
     def open_to(self, allowed: int) -> Free:
         """What is free for a job that may use the reservations in ``allowed``."""
@@ -158,10 +169,12 @@ class Shapes:
         gpus = tuple((gpu.model, gpu.memory_bytes) for gpu in node.gpus)
         is_full = node.no_room is not None
         name = node.name if node.is_named else ""
-        key = (gpus, node.labels, node.cores, is_full, node.lacks, name)
+        sleep = node.asleep.rank if node.asleep is not None else 0
+        key = (gpus, node.labels, node.cores, is_full, node.lacks, name, sleep)
         shape = self._known.get(key)
         if shape is None:
-            shape = self._known[key] = Shape(gpus, frozenset(node.labels), node.cores, is_full, node.lacks, name)
+            labels = frozenset(node.labels)
+            shape = self._known[key] = Shape(gpus, labels, node.cores, is_full, node.lacks, name, sleep)
         return shape
 
 

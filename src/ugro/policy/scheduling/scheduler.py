@@ -7,8 +7,8 @@ could not start, no later one of its kind can, so most of a long queue need not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
@@ -24,6 +24,8 @@ from ugro.policy.scheduling.preemption import victims_for
 from ugro.policy.scheduling.queue import Queue
 from ugro.policy.scheduling.reasons import Blocked
 from ugro.policy.scheduling.reservation import reservation_for
+from ugro.policy.scheduling.sharing import join, shared
+from ugro.policy.scheduling.sleepers import Sleepers
 from ugro.policy.scheduling.waiting_jobs import Kind, WaitingJobs
 from ugro.policy.wording import jobs
 
@@ -69,6 +71,27 @@ def turn_of(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) 
     return _Pass(view, waiting).turn_of(job_id)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeWishes:
+    """What the waiting jobs want of nodes that may sleep."""
+
+    wakes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by node, the jobs that would start there
+    needed: frozenset[str] = frozenset()  # nodes on which a job is to start, or has something reserved
+
+
+def node_wishes(view: ClusterView, waiting: WaitingJobs) -> NodeWishes:
+    made = _Pass(view, waiting)
+    wakes: dict[str, tuple[int, ...]] = {}
+    needed: set[str] = set()
+    for one in made.short():
+        if isinstance(one, Start):
+            needed.update(one.placement.nodes)
+        elif isinstance(one, Wait):
+            for name in one.wakes:
+                wakes[name] = (*wakes.get(name, ()), one.job)
+    return NodeWishes(wakes, frozenset(needed | made.reserved()))
+
+
 class _Pass:
     def __init__(self, view: ClusterView, waiting: WaitingJobs | None) -> None:
         self._waiting = WaitingJobs.of(view.waiting, view.ended) if waiting is None else waiting
@@ -83,6 +106,7 @@ class _Pass:
         self._failed: dict[Demand, set[int]] = {}  # with which reservations allowed
         self._cannot_be_kept: set[Demand] = set()
         self._blocked: dict[Demand, Blocked] = {}
+        self._sleepers = Sleepers(view.nodes)
 
     def decisions(self) -> list[Decision]:
         self._queue.skips_closed = False
@@ -142,15 +166,33 @@ class _Pass:
         demand = self._demands.of(kind)
         if self._queue.is_closed(kind):
             return [_Behind(job.id, demand)]
-        start = self._start(job, kind, demand)
+        awake = self._sleepers.awake(demand)
+        start = self._start(job, kind, awake)
+        if start is None and awake is not demand:
+            if self._starts_soon(job, awake):
+                demand = awake
+            else:
+                start = self._start(job, kind, demand)
         if start is not None:
             self._queue.given(job, devices_of(start.placement))
-            return [start]
+            return [self._sleepers.waited_for(start, self._view.now) or start]
         kept = self._keep(job, demand)
         if not kept:
             self._close(kind)
             return [_Behind(job.id, demand)]
         return kept
+
+    def _starts_soon(self, job: Waiting, awake: Demand) -> bool:
+        """Whether nodes that are awake are free before one that sleeps could be woken."""
+        if len(self._ledger.reservations) >= MOST_RESERVATIONS:
+            return False
+        found = reservation_for(job.id, awake, self._ledger)
+        soonest = self._sleepers.soonest(self._view.now)
+        return found is not None and found.start is not None and found.start <= soonest
+
+    def reserved(self) -> set[str]:
+        """The nodes on which something is reserved."""
+        return {claim.room.node.name for one in self._ledger.reservations for claim in one.claims}
 
     def _close(self, kind: Kind) -> None:
         self._queue.close(kind)
@@ -158,19 +200,25 @@ class _Pass:
             self._queue.close_all()  # no job can start any more, and no more is reserved
 
     def _start(self, job: Waiting, kind: Kind, demand: Demand) -> Start | None:
+        if kind.resources.sharing is not None and (joined := join(demand.needs[0], self._ledger, job.avoid)):
+            self._sleepers.note(job.id, demand.needs[0])
+            return Start(job.id, *joined)
         end = kind.end(self._view.now)
         allowed = self._ledger.allowed(end)
         failed = self._failed.get(demand)
         if failed is not None and (allowed in failed or any(allowed & ~tried == 0 for tried in failed)):
             return None
         for need in demand.needs:
-            placed = self._candidates_for(need, allowed, job.avoid).place()
+            placed = self._candidates_for(need, allowed, job.why_avoided).place()
             if placed is not None:
-                return Start(job.id, placed.placement, reasons.start_reason(need, placed, self._ledger, allowed, end))
+                self._sleepers.note(job.id, need)
+                reason = reasons.start_reason(need, placed, self._ledger, allowed, end)
+                sharing, placement = need.resources.sharing, placed.placement
+                return Start(job.id, shared(placement, self._ledger, sharing) if sharing else placement, reason)
         self._failed.setdefault(demand, set()).add(allowed)
         return None
 
-    def _candidates_for(self, need: Need, allowed: int, avoid: tuple[str, ...] = ()) -> Candidates:
+    def _candidates_for(self, need: Need, allowed: int, avoid: Mapping[str, str] | None = None) -> Candidates:
         if avoid:
             return Candidates(self._ledger, need, allowed, avoid)
         found = self._candidates.get((need, allowed))

@@ -74,7 +74,7 @@ class _Offer:
 
 
 def _facts_or_objection(candidate: Candidate) -> Facts | str:
-    if candidate.status in (Status.UNREACHABLE, Status.UNHEALTHY):
+    if not candidate.status.is_up or candidate.status is Status.UNHEALTHY:
         return f"is {candidate.status}"
     if candidate.drained is not None:
         return f"is drained: {candidate.drained}" if candidate.drained else "is drained"

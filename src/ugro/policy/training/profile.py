@@ -52,6 +52,7 @@ def profile(training: Training, attempt: int, steps: int | None = None) -> JobPr
         device=training.run.device if training.run else "",
         ranks=ranks,
         findings=(),
+        pipeline=training.pipeline,
     )
     return _judged(found, training)
 
@@ -77,9 +78,7 @@ def alternatives(found: JobProfile, training: Training) -> Alternatives:
     advice = _advised(found, _costs(training.steps, len(found.ranks)))
     if advice is None:
         return Alternatives()
-    return Alternatives(
-        advice.all_ranks.seconds, tuple(None if one is None else one.seconds for one in advice.without)
-    )
+    return Alternatives(advice.all_ranks.seconds, tuple(None if one is None else one.seconds for one in advice.without))
 
 
 def _judged(found: JobProfile, training: Training) -> JobProfile:
@@ -90,7 +89,10 @@ def _judged(found: JobProfile, training: Training) -> JobProfile:
     advice = training.advice
     if advice is None or (training.plan is not None and training.plan.holds_from > advice.step):
         advice = _advice(found, costs) or advice  # the training's own advice is about shares it no longer has
-    facts = Facts(found, training.plan, training.model, advice, _fixed_shares(costs, found.ranks))
+    is_local = training.run is not None and training.run.is_local
+    if is_local:  # what a rank costs the others in a step says nothing about rounds
+        advice = None
+    facts = Facts(found, training.plan, training.model, advice, _fixed_shares(costs, found.ranks), is_local)
     return replace(found, findings=findings(facts))
 
 

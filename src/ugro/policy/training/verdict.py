@@ -10,6 +10,7 @@ from statistics import fmean, median
 from ugro.core.profile import Finding, FindingKind, JobProfile, RankProfile
 from ugro.core.support.quantity import format_duration, format_size
 from ugro.core.training import AdviceRecord, ModelRecord, PlanRecord
+from ugro.policy.local.sync import Sync
 from ugro.policy.wording import in_words, names
 
 # The share of the devices' time from which a finding is reported.
@@ -19,7 +20,11 @@ _INPUT = 0.1
 _SCRIPT = 0.15
 _FIXED = 0.5
 _FEWER = 0.03
+_IDLE = 0.3  # of a pipeline's stages
+_UNEXPECTED = 1.25  # times as long as predicted
 _MOST = 0.5  # more than this share of a step is most of it
+_WORTH_LOCAL = 1.3  # times as fast: for less, nobody should change a training
+_ROUND_S = Sync().round_s
 _SMALL_GRADIENTS = 1 << 20  # bytes; below, the number of exchanges matters, not their size
 
 
@@ -30,6 +35,7 @@ class Facts:
     model: ModelRecord | None = None
     advice: AdviceRecord | None = None
     fixed: tuple[float, ...] = ()  # by rank: the part of its own time that does not depend on its share
+    is_local: bool = False  # models are averaged once in a round, and gradients are not exchanged
 
     def of_all(self, part: Callable[[RankProfile], float]) -> float:
         """The mean over the ranks, as a share of a step."""
@@ -38,7 +44,9 @@ class Facts:
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
     """The most expensive first; at least one."""
-    judges = (_fewer_ranks, _slow_rank, _network, _input, _script, _fixed_cost)
+    judges = [_fewer_ranks, _slow_rank, _network, _input, _script, _fixed_cost]
+    if facts.profile.pipeline is not None:  # its ranks share layers, not samples
+        judges = [_pipeline, _input, _script]
     found = [one for judge in judges if (one := judge(facts)) is not None]
     # Leaving a rank out makes all the others moot.
     found.sort(key=lambda one: (one.kind is not FindingKind.FEWER_RANKS, -one.share))
@@ -107,6 +115,9 @@ def _slow_rank(facts: Facts) -> Finding | None:
 
 def _remedy_of_slow(facts: Facts, slowest: RankProfile) -> str:
     plan = facts.plan
+    look = f"ugro health {node_of(slowest.node)}"
+    if facts.is_local:
+        return f"shares follow the speeds from round to round; if it stays slow, check what else runs there: {look}"
     if plan is None:
         return "take the batches from run.loader, so that shares can adapt to the speeds"
     if facts.profile.mode in ("off", "static"):
@@ -116,7 +127,6 @@ def _remedy_of_slow(facts: Facts, slowest: RankProfile) -> str:
     caps = [cap for rank, cap in enumerate(plan.caps) if rank != slowest.rank and cap is not None]
     if caps and len(caps) == len(facts.profile.ranks) - 1:
         return "the others' memory is full: run.step(loss_fn, batch) lets them take more, in parts"
-    look = f"ugro health {node_of(slowest.node)}"
     return f"shares adapt within some steps; if it stays slow, check what else runs there: {look}"
 
 
@@ -132,18 +142,31 @@ def _network(facts: Facts) -> Finding | None:
     if len(profile.ranks) < 2 or share < _NETWORK:
         return None
     seconds = fmean(rank.communication_s for rank in profile.ranks)
-    words = f"the network slows it down: exchanging gradients takes {_part(seconds, profile.step_s)}"
+    what = "models" if facts.is_local else "gradients"
+    words = f"the network slows it down: exchanging {what} takes {_part(seconds, profile.step_s)}"
     remedies = []
     model = facts.model
+    if facts.is_local:
+        remedy = "longer rounds (round_s), or max_staleness=1, which exchanges while the next round is computed"
+        return Finding(FindingKind.NETWORK, words, remedy, share)
     if model is not None and model.gradient_bytes:
         sent = 2 * (len(profile.ranks) - 1) / len(profile.ranks) * model.gradient_bytes
         words += f", {format_size(model.gradient_bytes)} at an apparent {format_size(sent / seconds)}/s"
     if model is None or (model.gradient_bytes >= _SMALL_GRADIENTS and not model.is_compressed):
         faster = profile.step_s / (profile.step_s - seconds / 2)
-        remedies.append(f"run.wrap(model, comm_hook=fp16_compress_hook) would make it {faster:.2f} times as fast")
+        remedies.append(f'run.wrap(model, compress="fp16") would make it {faster:.2f} times as fast')
     rarer = 2 * profile.step_s / (2 * profile.step_s - seconds)
     remedies.append(f"exchanging half as often (twice the global batch) {rarer:.2f} times")
+    if (local := _gain_of_local(profile, seconds)) > _WORTH_LOCAL:
+        remedies.append(f"local SGD (--train-sync local) about {local:.1f} times, but it changes the training")
     return Finding(FindingKind.NETWORK, words, "; ".join(remedies), share)
+
+
+def _gain_of_local(profile: JobProfile, exchange_s: float) -> float:
+    """Ranks at their own speeds, which exchange once in a round and in half precision."""
+    speeds = [rank.samples / rank.own_s for rank in profile.ranks if rank.own_s > 0]
+    part = _ROUND_S / (_ROUND_S + exchange_s / 2)
+    return part * math.fsum(speeds) / max(1e-12, profile.samples_per_s)
 
 
 def _input(facts: Facts) -> Finding | None:
@@ -196,6 +219,28 @@ def _balanced(facts: Facts) -> Finding:
     waits = max(rank.waiting_s for rank in profile.ranks) / max(1e-12, profile.step_s)
     words = f"balanced: none of the {len(profile.ranks)} ranks waits more than {_percent(waits)} of a step"
     return Finding(FindingKind.BALANCED, words)
+
+
+def _pipeline(facts: Facts) -> Finding | None:
+    profile, pipeline = facts.profile, facts.profile.pipeline
+    if pipeline is None or max(pipeline.ranks) >= len(profile.ranks):
+        return None
+    layers = [
+        f"{profile.ranks[rank].node} {count}" for rank, count in zip(pipeline.ranks, pipeline.layers, strict=True)
+    ]
+    idle = facts.of_all(lambda rank: rank.waiting_s + rank.communication_s)
+    predicted = format_duration(pipeline.predicted_s)
+    words = f"layers of the pipeline: {', '.join(layers)}; a step was predicted to take {predicted}"
+    if pipeline.measured_s is not None:
+        words += f" and takes {format_duration(pipeline.measured_s)}"
+    words += f"; stages wait {_percent(idle)} of the time"
+    remedy = ""
+    if pipeline.measured_s is not None and pipeline.measured_s > _UNEXPECTED * pipeline.predicted_s:
+        remedy = "a device is slower than it was when it was measured: layers move at the next epoch if that pays"
+    elif idle > _IDLE:
+        more = 2 * pipeline.micro_batches
+        remedy = f"more micro-batches fill the stages better: run.wrap(…, micro_batches={more}), if the batch allows it"
+    return Finding(FindingKind.PIPELINE, words, remedy, idle)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ _HEAD = struct.Struct(">32sBHI")  # hash, kind, bytes of padding, bytes of conte
 _PAGE = 4096
 _ALIGNED_BYTES = 64 * 1024  # larger ones are aligned to pages, so that file systems can share their blocks with copies
 _BUFFER_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20  # not read through a map: the pages of a large pack would count as this process's memory
 LOCK_S = 120.0
 PACK, _ARRIVING = ".pack", ".arriving"
 
@@ -107,6 +108,9 @@ class ContentStore:
 
     def read(self, key: bytes) -> bytes:
         place = self.locate(key)
+        if place.size >= _LARGE_BYTES:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, and perhaps still mapped
+                return _read(self.path(place), place)
         return self._map(place.pack)[place.offset : place.offset + place.size]
 
     def entries(self, tree: bytes) -> List[trees.TreeEntry]:
@@ -315,6 +319,14 @@ class PackWriter:
     def _close(self) -> None:
         os.close(self._fd)
         self._fd = -1
+
+
+def _read(path: str, place: Location) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, place.size, place.offset)
+    finally:
+        os.close(fd)
 
 
 def _new_pack(folder: str) -> Tuple[str, int]:

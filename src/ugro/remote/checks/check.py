@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Callable, Dict, NoReturn
 
 from ugro.remote import wire
-from ugro.remote.checks import connectivity, modules, ports, system
+from ugro.remote.checks import connectivity, interface, modules, ports, system
 from ugro.remote.process import process_tree
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.program import Call
@@ -35,6 +35,7 @@ WORK: Dict[str, Work] = {
     "ports": lambda params, say: ports.ports([int(port) for port in params["ports"]]),
     "listen": connectivity.listen,
     "connect": lambda params, say: connectivity.connect(params),
+    "interface": lambda params, say: interface.interface(),
 }
 
 

@@ -11,6 +11,7 @@ import stat
 from typing import Any, Callable, Dict, List
 
 from ugro.remote.net.forward import Forward, Target
+from ugro.remote.net.wake import wake
 from ugro.remote.program import Call, Refused
 from ugro.remote.state.access import run_of
 from ugro.remote.state.rundir import RunDir
@@ -26,7 +27,7 @@ def connect(call: Call, params: Dict[str, Any]) -> None:
         Forward(call, _loopback(int(params["port"])))
 
 
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {"connect": connect}
+METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {"connect": connect, "wake": wake}
 
 
 def _loopback(port: int) -> List[Target]:

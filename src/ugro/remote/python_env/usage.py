@@ -6,15 +6,13 @@ supervisor uses; the folders tell of a run whose supervisor was killed, or lives
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
-from ugro.remote.clock import boot_id
-from ugro.remote.identity import machine_id
 from ugro.remote.program import Refused
 from ugro.remote.python_env.place import Place
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.remote.state import live_runs
+from ugro.remote.state.rundir import RunDir
 
 _WAIT_S = 3.0  # who looks for unused ones holds each lock for a moment
 
@@ -35,37 +33,13 @@ def hold(root: str, name: str) -> int:
 def counts(place: Place) -> Dict[str, int]:
     """By environment, how many runs may still need it."""
     found: Dict[str, int] = {}
-    for run in _runs(place):
+    for run in live_runs.those_that_may_live(place.root):
         name = _environment(run)
-        if name is not None and _may_live(run):
+        if name is not None:
             found[name] = found.get(name, 0) + 1
     return found
-
-
-def _runs(place: Place) -> Iterator[RunDir]:
-    """Of all agents, and of all machines that share the folder."""
-    agents = os.path.join(place.home, "agents")
-    for folder in os.listdir(agents) if os.path.isdir(agents) else ():
-        name, at, node_key = folder.partition("@")
-        with contextlib.suppress(OSError, ValueError):
-            if at:
-                yield from AgentDir(place.root, name, node_key).runs()
 
 
 def _environment(run: RunDir) -> Any:
     spec = (run.envelope() or {}).get("spec")
     return spec.get("environment") if isinstance(spec, dict) else None
-
-
-def _may_live(run: RunDir) -> bool:
-    if run.exit() is not None:
-        return False
-    if run.is_alive():
-        return True
-    claimed_in = run.claimed_in()
-    if claimed_in is None:  # it has started nothing; if it ever does, it looks for its environment first
-        return False
-    is_here = run.agent.path.endswith("@" + machine_id())
-    if is_here and claimed_in not in ("", boot_id()):
-        return False
-    return not run.has_all_ended()

@@ -55,7 +55,8 @@ def watch(call: Call, params: Dict[str, Any]) -> None:
 
 
 def follow(call: Call, params: Dict[str, Any]) -> None:
-    follow_file(call, run_of(call, params), str(params["file"]), int(params.get("offset", 0)))
+    promptly = params.get("promptly") is True
+    follow_file(call, run_of(call, params), str(params["file"]), int(params.get("offset", 0)), promptly=promptly)
 
 
 def renew(call: Call, params: Dict[str, Any]) -> None:
@@ -129,6 +130,15 @@ def control(call: Call, params: Dict[str, Any]) -> None:
         call.finish({"now": moment()})
 
 
+def start_again(call: Call, params: Dict[str, Any]) -> None:
+    """A rank that was lost, of a run that goes on without it; once for each number of starts."""
+    run, rank, starts = run_of(call, params), int(params["rank"]), int(params["starts"])
+    if run.exit() is not None or not run.is_alive():
+        raise Refused("not-running", "%s does not run on this node" % run.name)
+    stopping.start_again(run, rank, starts)
+    call.finish({"now": moment()})
+
+
 def _tracing(params: Dict[str, Any]) -> Tuple[str, Dict[str, Any]]:
     steps = int(params["trace_steps"])
     if not 1 <= steps <= MOST_TRACED:
@@ -156,6 +166,7 @@ METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
     "reserve_port": reserve_port,
     "free_port": free_port,
     "control": control,
+    "start_again": start_again,
 }
 
 

@@ -162,6 +162,7 @@ class Claims:
                     self._spare.append(path)
 
     def _fill(self, path: str, run: RunDir, spec: RunSpec) -> None:
+        self._expect_folders(run, spec)
         if spec.sdk is not None:
             sdk.put(run, spec.sdk, path, LOCK_S if self._is_patient else 0)
         if spec.code is None:
@@ -170,6 +171,15 @@ class Claims:
             contents.check_out(run, spec.code, path + "/work")
         elif not contents.fill(run, spec.code, path + "/work", _MOST_FILES):
             raise TakesTime
+
+    def _expect_folders(self, run: RunDir, spec: RunSpec) -> None:
+        if not spec.folders:
+            return
+        from ugro.remote.folders import place  # most runs need none of it
+
+        if not self._is_patient:
+            raise TakesTime
+        place.expect(run.agent.root, spec.folders)
 
     # --- under the fence ----------------------------------------------------------------------------------------
 
@@ -200,7 +210,10 @@ class Claims:
         run = wanted.run
         record = {"agent": run.agent.name, "node": run.agent.node, "job": run.job, "attempt": run.attempt}
         record.update(user=wanted.spec.user, run=run.path, mark=os.fsdecode(run.mark))
-        wanted.gpus.take(wanted.spec.gpus, run.agent.root, record)
+        share = wanted.spec.share
+        if share is not None:  # groups of other agents are others
+            share = share._replace(group="%s %s" % (run.agent.name, share.group))
+        wanted.gpus.take(wanted.spec.gpus, run.agent.root, record, share)
 
     def _locked_and_claimed(self, wanted: Claimed, envelope: Dict[str, Any], path: str, fence: HeldFence) -> Claimed:
         run = wanted.run
@@ -245,6 +258,7 @@ class Claims:
         try:
             run.make(envelope)
             run.reserve_exit()
+            self._expect_folders(run, wanted.spec)
             if wanted.spec.code is not None:
                 contents.check_out(run, wanted.spec.code)
             if wanted.spec.sdk is not None:

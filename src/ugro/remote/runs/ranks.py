@@ -54,6 +54,8 @@ class Rank:
         self.pid = 0
         self.start_ticks = 0
         self.wait_status: Optional[int] = None
+        self.starts = 1  # how often it was started, with this time
+        self.was_lost = False  # it failed by itself, and the others went on
         self.is_oom = False
         self.reached_bytes: Optional[int] = None  # the memory limit of its run, if that was reached
         self._enter = enter
@@ -138,6 +140,12 @@ class Rank:
                 setsigdef=_PYTHONS_OWN,
             )
 
+    def again(self) -> Rank:
+        """The same rank, to be started once more."""
+        rank = Rank(self.spec, self.log, self._enter)
+        rank.starts = self.starts + 1
+        return rank
+
     def end(self, wait_status: int) -> None:
         self.wait_status = wait_status
         self._ended_at = time.time()
@@ -149,6 +157,7 @@ class Rank:
             "signal": self.signal,
             "is_oom": self.is_oom,
             **({} if self.reached_bytes is None else {"reached_bytes": self.reached_bytes}),
+            **({"was_lost": True} if self.was_lost else {}),
             "ended_at": self._ended_at,
         }
 

@@ -20,7 +20,8 @@ from ugro.remote.files import capped_log
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process.terminate import Ending, Family, Processes
 from ugro.remote.program import Refused
-from ugro.remote.runs import sdk
+from ugro.remote.runs import elastic, sdk
+from ugro.remote.runs.elastic import Members
 from ugro.remote.runs.limits import RunLimits
 from ugro.remote.runs.ranks import NotStarted, Rank
 from ugro.remote.state.rundir import CRASH_VARIABLE, RunDir, point
@@ -52,6 +53,9 @@ class RunLife:
         self.limits = RunLimits(run, spec)
         self._environment: Optional[int] = None  # a lock on the Python environment of its ranks
         self._failure: Optional[Dict[str, Any]] = None
+        self.store: Optional[Rank] = None  # no rank: ranks meet in its store
+        self.members: Optional[Members] = None
+        self.changes = 0  # of what is reported while it runs
         self._started_at = time.time()
         self._started_s = clock_s()
 
@@ -89,6 +93,10 @@ class RunLife:
 
     def environment(self, of_rank: Dict[bytes, bytes]) -> Dict[bytes, bytes]:
         ours = {key.encode(): os.fsencode(value) for key, value in self.run.variables().items()}
+        if self.spec.folders:
+            from ugro.remote.folders import place  # most runs need none of it
+
+            ours.update(place.variables(self.run.agent.root, self.spec.folders))
         env = with_path({**_login(), **self.spec.env, **of_rank, **ours}, self.spec.path)
         return env if self.spec.sdk is None else sdk.findable(env, self.run)
 
@@ -105,7 +113,20 @@ class RunLife:
             "clock_s": round(self._started_s, 3),
             "ranks": [{"rank": rank.number, "pid": rank.pid, "start_ticks": rank.start_ticks} for rank in self.ranks],
             **({"limits": self.limits.held, "groups": self.limits.groups} if self.limits.held else {}),
+            **(self._elastic_state() if self.spec.is_elastic else {}),
         }
+
+    def _elastic_state(self) -> Dict[str, Any]:
+        members = {} if self.members is None else {"members": self.members._asdict()}
+        return {"changes": self.changes, "lost": elastic.lost(self.ranks), **members}
+
+    def look_at_members(self) -> bool:
+        """Whether its ranks say that others train now."""
+        found = elastic.read_members(self.run) if self.spec.is_elastic else None
+        if found is None or found == self.members:
+            return False
+        self.members = found
+        return True
 
     # --- watching -----------------------------------------------------------------------------------------------
 
@@ -116,6 +137,7 @@ class RunLife:
         # Nobody but the kernel has a reason to, as long as we have not begun to end the run.
         is_short = self._oom.recent() > 0 or rank.reached_bytes is not None
         rank.is_oom = rank.signal == signal.SIGKILL and self.ending is None and is_short
+        rank.was_lost = self.spec.is_elastic and rank.has_failed and self.verdict is None
         if rank.has_failed and self._failure is None and self.ending is None:
             tail = capped_log.last_lines(self.run.log(rank.number), TAIL_LINES, TAIL_BYTES)
             # Then the log does not say why it ended: the line could not be written.
@@ -136,14 +158,21 @@ class RunLife:
             self.ending.hasten(order["grace_s"])
 
     def judge(self) -> None:
-        if self.verdict is not None:
+        if self.verdict is not None or self._goes_on():
             return
-        if self._failure is not None:
+        if self._failure is not None and not self._has_all_done():
             how = "signal" if self._failure["signal"] else "code"
             reason = "rank %d ended with %s %d" % (self._failure["rank"], how, self._failure[how])
             self.decide("oom" if self._failure["is_oom"] else "failed", reason, None)
         elif not any(rank.is_running for rank in self.ranks):
             self.decide("succeeded", None, min(self.spec.grace_s, LEFTOVER_GRACE_S))
+
+    def _goes_on(self) -> bool:
+        """One of a training that goes on without ranks that are lost ends with the others, when it is asked to."""
+        return self.spec.is_elastic and bool(self.ranks) and not self._has_all_done()
+
+    def _has_all_done(self) -> bool:
+        return all(rank.wait_status == 0 for rank in self.ranks)
 
     def trim_logs(self) -> None:
         for rank in self.ranks:
@@ -169,8 +198,11 @@ class RunLife:
     def record(self) -> Dict[str, Any]:
         assert self.verdict is not None
         found = self.ending.found if self.ending else set()
-        leftovers = found - {rank.pid for rank in self.ranks}
+        leftovers = found - {rank.pid for rank in self.ranks} - {self.store.pid if self.store is not None else 0}
+        self.look_at_members()
+        members = {} if self.members is None else {"members": self.members._asdict()}
         return {
+            **members,
             "run": self.run.name,
             "outcome": self.verdict.outcome,
             "reason": self.verdict.reason,

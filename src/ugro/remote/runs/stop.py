@@ -215,10 +215,20 @@ def _delete(path: str) -> None:
     raise problems[-1]
 
 
+def start_again(run: RunDir, rank: int, starts: int) -> None:
+    """Orders it; the run's status tells what came of it."""
+    _tell(run, {"rank": rank, "starts": starts})
+
+
 def _order(run: RunDir, order: Dict[str, Any]) -> None:
     name = _supervisor(run)
     for pid, started in {**terminate.marked(run.mark), **_processes(name)}.items():
         terminate.send(pid, started, signal.SIGCONT)  # a supervisor that somebody stopped hears nothing
+    _tell(run, order)
+
+
+def _tell(run: RunDir, order: Dict[str, Any]) -> None:
+    name = _supervisor(run)
     try:
         control = os.open(run.agent.supervisor(str(name)) + "/control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

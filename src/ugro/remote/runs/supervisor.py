@@ -25,7 +25,7 @@ from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process_id import ProcessName
 from ugro.remote.program import Refused
-from ugro.remote.runs import inline_logs, reaper
+from ugro.remote.runs import elastic, inline_logs, reaper
 from ugro.remote.runs.claim import Claimed, Claims, Known, TakesTime, Wanted
 from ugro.remote.runs.lease import LOOK_S, grace_left_s
 from ugro.remote.runs.meter import Meter
@@ -211,6 +211,8 @@ class Supervisor:
                 run.life.note_end(rank, wait_status)
                 run.life.judge()
                 self._note_verdict(run)
+                if run.life.spec.is_elastic:
+                    self._tell_change(run)
 
     def _step_all(self) -> None:
         now = time.monotonic()
@@ -228,6 +230,8 @@ class Supervisor:
         self._oom.sample()
         for run in self._lives.values():
             run.life.trim_logs()
+            if run.life.look_at_members():
+                self._tell_change(run)
             if run.claimed.is_lease_over():
                 self._expire(run, run.claimed.silent_s())
         if self._reaper.is_gone:
@@ -272,7 +276,7 @@ class Supervisor:
     def _start_ranks(self, run: _Run) -> None:
         life = run.life
         if life.spec.checkpoint_dir is not None:
-            self._gather_checkpoints(life)
+            _gather_checkpoints(life)
         for spec in life.spec.ranks:
             try:
                 log = CappedLog(life.run.log(spec.number), life.spec.log_cap_bytes, is_there=spec.number == 0)
@@ -281,13 +285,52 @@ class Supervisor:
             life.ranks.append(Rank(spec, log, life.limits.begin()))
         cwd = life.spec.cwd or os.fsencode(life.run.file("work"))
         self._start_meter(run)
+        self._start_store(run, cwd)
         for rank in life.ranks:
             self._start_rank(run, rank, cwd)
             if rank is life.ranks[0]:
                 point("supervisor.first")
         point("supervisor.all")
-        state = life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup)
-        run.state = life.run.write_state({**state, **({"is_metered": True} if run.meter is not None else {})})
+        self._write_state(run)
+
+    def _write_state(self, run: _Run) -> None:
+        state = run.life.state(run.claimed.spec_hash, self._started_ticks, self._cgroup)
+        run.state = run.life.run.write_state({**state, **({"is_metered": True} if run.meter is not None else {})})
+
+    def _start_store(self, run: _Run, cwd: bytes) -> None:
+        """Beside the ranks: whatever becomes of them, it ends with the run."""
+        life = run.life
+        if life.spec.store is None:
+            return
+        life.store = Rank(life.spec.store, life.ranks[0].log, life.limits.begin())
+        life.store.start(life.environment(life.store.spec.env), cwd)
+        self._ownership.begin(run.family, life.store.pid, life.store.start_ticks)
+
+    def _tell_change(self, run: _Run) -> None:
+        """Which of its ranks are lost, and who trains on."""
+        life = run.life
+        if life.verdict is not None:
+            return
+        life.changes += 1
+        with contextlib.suppress(OSError):  # a full disk; the next change tells it, too
+            self._write_state(run)
+        self._say(b"U%s %d %s\n" % (run.name.encode(), life.changes, run.status("running", b"")))
+
+    def _start_again(self, run: _Run, number: int, starts: int) -> None:
+        life = run.life
+        at = next((at for at, rank in enumerate(life.ranks) if rank.number == number), None)
+        if at is None or life.verdict is not None or not life.spec.is_elastic:
+            return
+        if not elastic.may_start_again(life.ranks[at], starts, self._ownership):
+            return  # the agent orders it again
+        rank = life.ranks[at] = life.ranks[at].again()
+        try:
+            self._start_rank(run, rank, life.spec.cwd or os.fsencode(life.run.file("work")))
+        except NotStarted as problem:
+            if rank.wait_status is None:  # there is no process of it at all
+                rank.end(problem.code << 8)
+            rank.was_lost = True
+        self._tell_change(run)
 
     def _start_meter(self, run: _Run) -> None:
         run.meter = Meter.start(run.life.run, run.life.spec)
@@ -300,16 +343,6 @@ class Supervisor:
         if meter is not None:
             meter.finish()
             self._ownership.meters.discard(meter.pid)
-
-    def _gather_checkpoints(self, life: RunLife) -> None:
-        folder = checkpoint_dir.of_run(life.run)
-        assert folder is not None
-        try:
-            folder.gather()
-        except (OSError, Refused) as error:
-            number = getattr(error, "errno", None) or errno.EBUSY
-            what = "its folder for checkpoints"
-            raise NotStarted(life.spec.ranks[0].number, number, what, is_of_node=True) from error
 
     def _start_rank(self, run: _Run, rank: Rank, cwd: bytes) -> None:
         start = rank.start_quickly if self._is_shared else rank.start
@@ -400,8 +433,11 @@ class Supervisor:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not from us, or over
                 order = json.loads(line)
                 run = self._lives[order["run"]]
-                run.life.obey(order)
-                self._note_verdict(run)
+                if "rank" in order:
+                    self._start_again(run, order["rank"], order["starts"])
+                else:
+                    run.life.obey(order)
+                    self._note_verdict(run)
 
     def _talk(self, what: int) -> None:
         if self._link is not None and what & select.POLLIN:
@@ -450,3 +486,14 @@ class Supervisor:
             self._link = None
             self._is_taking = False
             self._unsent = b""
+
+
+def _gather_checkpoints(life: RunLife) -> None:
+    folder = checkpoint_dir.of_run(life.run)
+    assert folder is not None
+    try:
+        folder.gather()
+    except (OSError, Refused) as error:
+        number = getattr(error, "errno", None) or errno.EBUSY
+        what = "its folder for checkpoints"
+        raise NotStarted(life.spec.ranks[0].number, number, what, is_of_node=True) from error

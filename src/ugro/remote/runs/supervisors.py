@@ -37,6 +37,7 @@ class Report(NamedTuple):
     word: str
     text: bytes
     is_clean: bool = False  # over, and surely no process has its files open any more
+    changes: int = 0  # how often it has changed while it runs
 
 
 class Start(NamedTuple):
@@ -319,11 +320,8 @@ class _Supervisor:
     def _take_in(self, line: bytes, reports: Dict[str, Report]) -> None:
         head, _, text = line.partition(b" ")
         kind = head[:1]
-        if kind == b"X":
-            name = head[1:].decode()
-            if name in self._live:
-                self._let_go(name)
-                reports[name] = Report("exited", text[1:], text[:1] == b"+")
+        if kind in (b"X", b"U"):
+            self._note(head[1:].decode(), kind, text, reports)
         elif kind == b"Q":  # its exit record could not be written
             self._supervisors.forget(head[1:].decode())
         elif kind == b"r":
@@ -336,6 +334,16 @@ class _Supervisor:
             pending = self._pending.pop(int(head[1:]), None)
             if pending is not None:
                 self._answer(kind, text, pending, reports)
+
+    def _note(self, name: str, kind: bytes, text: bytes, reports: Dict[str, Report]) -> None:
+        if name not in self._live:
+            return
+        if kind == b"X":
+            self._let_go(name)
+            reports[name] = Report("exited", text[1:], text[:1] == b"+")
+        else:  # it runs on, with other ranks
+            changes, _, text = text.partition(b" ")
+            reports[name] = Report("running", text, changes=int(changes))
 
     def _answer(self, kind: bytes, text: bytes, pending: _Pending, reports: Dict[str, Report]) -> None:
         start = pending.start

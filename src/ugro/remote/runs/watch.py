@@ -36,7 +36,7 @@ _MOST_AT_ONCE = 64  # runs; others want to be served, too
 _FULL_BYTES = wire.MAX_PAYLOAD // 8
 _LEAST_CREDIT = wire.WINDOW // 2
 
-Seen = Tuple[str, bool]  # a run's status, and whether it was claimed
+Seen = Tuple[str, bool, int]  # a run's status, whether it was claimed, and how often its ranks have changed
 
 
 def watch(call: Call, agent: AgentDir) -> None:
@@ -159,7 +159,7 @@ class _Watching:
 
     def _add(self, document: _Document, name: str) -> bool:
         """False when there is no such run (any more)."""
-        has_sent_exit = self._sent.get(name, ("", False))[0] == "exited"
+        has_sent_exit = self._sent.get(name, ("", False, 0))[0] == "exited"
         if not has_sent_exit and self._add_report(document, name):
             return True
         run = self._agent.named(name)
@@ -175,7 +175,7 @@ class _Watching:
             logs = inline_logs.of_run(run, status["exit"])
             if logs is not None:
                 status["logs"] = logs
-        seen = (str(status["status"]), bool(status["is_claimed"]))
+        seen = (str(status["status"]), bool(status["is_claimed"]), _changes(status))
         if seen[0] == "exited":
             self._unwatch(name)
         # A run that nobody has claimed is no news: the caller of its start gets an answer.
@@ -187,8 +187,8 @@ class _Watching:
     def _add_report(self, document: _Document, name: str) -> bool:
         """In its supervisor's words; true when there is no need to look."""
         report = self._supervisors.report(name)
-        if report is not None and (report.word, True) != self._sent.get(name):
-            self._sent[name] = (report.word, True)
+        if report is not None and (report.word, True, report.changes) != self._sent.get(name):
+            self._sent[name] = (report.word, True, report.changes)
             document.add_text(report.text.decode("utf-8", "replace"))
         if report is not None and report.word == "exited":
             self._unwatch(name)
@@ -226,6 +226,11 @@ class _Watching:
             self._call.program.unwatch(self._folders.fd)
             self._folders.close()
             self._folders = None
+
+
+def _changes(status: Dict[str, Any]) -> int:
+    found = (status["state"] or {}).get("changes", 0)
+    return found if status["status"] == "running" and isinstance(found, int) else 0
 
 
 class _Document:

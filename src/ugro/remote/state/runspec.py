@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ugro.remote import trees
-from ugro.remote.hardware.gpu_locks import Device
+from ugro.remote.hardware.gpu_locks import MOST_SHARES, Device, Sharing
 
 GRACE_S = 15.0
 MAX_GRACE_S = 3600.0
@@ -19,11 +19,20 @@ MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rund
 _FIELDS = {
     "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
     "checkpoint_dir", "shared", "gpus", "user", "cpus", "memory_bytes", "environment", "path", "sdk",
+    "folders", "share", "elastic", "store",
 }  # fmt: skip
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_FOLDER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _RANK_FIELDS = {"rank", "argv", "env"}
 # They end nothing: who gets one of them as its last warning would only be killed later.
 _HARMLESS = {"STOP", "TSTP", "TTIN", "TTOU", "CONT", "CHLD", "CLD", "WINCH", "URG"}
+
+
+class FolderAt(NamedTuple):
+    """A folder that came with the job, or the only file in it."""
+
+    tree: bytes
+    file: bytes
 
 
 class RankSpec:
@@ -42,12 +51,15 @@ class RunSpec:
         self.ranks: List[RankSpec] = [RankSpec(rank) for rank in fields["ranks"]]
         if not 0 < len(self.ranks) <= MOST_RANKS or len({rank.number for rank in self.ranks}) != len(self.ranks):
             raise ValueError("ranks must be 1 to %d, each with a number of its own" % MOST_RANKS)
+        self.is_elastic, self.store = elastic(fields)
         self.env = environment(fields.get("env"))
         self.cwd: Optional[bytes] = folder(fields.get("cwd"))
         # The tree that is its folder when it starts; by its hash.
         self.code: Optional[bytes] = None if fields.get("code") is None else trees.parse_id(fields["code"])
         # The tree that has UGRO's own package, for its ranks to import; by its hash.
         self.sdk: Optional[bytes] = None if fields.get("sdk") is None else trees.parse_id(fields["sdk"])
+        # Folders of the submitter that it reads, by name.
+        self.folders: Dict[str, FolderAt] = folders(fields.get("folders"))
         self.grace_s = grace(fields.get("grace_s", GRACE_S))
         self.stop_signal = stop_signal(fields.get("stop_signal")) or int(signal.SIGTERM)
         lease_s = fields.get("lease_s")
@@ -67,11 +79,28 @@ class RunSpec:
             raise ValueError("no name for an environment: %.80r" % (self.environment,))
         self.path: List[bytes] = search_path(fields.get("path"))
         self.gpus = devices(fields.get("gpus"))
+        self.share: Optional[Sharing] = sharing(fields.get("share"))
         # Its limits; None: it asked for none.
         self.cpus = _limit(fields, "cpus")
         self.memory_bytes = _limit(fields, "memory_bytes")
         self.user = str(fields.get("user") or "unknown")[:100]  # who submitted it, for others who want its GPUs
         self.log_cap_bytes = _whole(fields.get("log_cap_bytes", LOG_CAP_BYTES), "log_cap_bytes", LEAST_LOG_CAP_BYTES)
+
+
+def elastic(fields: Dict[str, Any]) -> Tuple[bool, Optional[RankSpec]]:
+    """Whether ranks may be lost one by one, while the run goes on; and a process in whose store they meet."""
+    store = fields.get("store")
+    return fields.get("elastic") is True, None if store is None else RankSpec(store)
+
+
+def folders(named: Any) -> Dict[str, FolderAt]:
+    found: Dict[str, FolderAt] = {}
+    for name, one in dict(named or {}).items():
+        file = encoded(one.get("file") or "")
+        if not _FOLDER.fullmatch(str(name)) or b"/" in file or file in (b".", b".."):
+            raise ValueError("no name for a folder: %.80r" % (name,))
+        found[str(name)] = FolderAt(trees.parse_id(one["tree"]), file)
+    return found
 
 
 def grace(value: Any) -> float:
@@ -89,6 +118,16 @@ def is_environment(name: Any) -> bool:
 def devices(gpus: Any) -> List[Device]:
     """As ``[index, UUID]``; the UUID is empty where it is not known."""
     return [Device(_whole(index, "a GPU's index", least=0), str(uuid)) for index, uuid in gpus or ()]
+
+
+def sharing(given: Any) -> Optional[Sharing]:
+    """As ``[group, most]``: whose runs may have its GPUs, too."""
+    if given is None:
+        return None
+    group, most = given
+    if not 2 <= _whole(most, "most", least=2) <= MOST_SHARES:
+        raise ValueError("2 to %d runs can share a GPU, not %d" % (MOST_SHARES, most))
+    return Sharing(str(group)[:100], int(most))
 
 
 def stop_signal(name: Any) -> Optional[int]:

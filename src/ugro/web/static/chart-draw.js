@@ -9,7 +9,7 @@ const MANY = 20; // with more series, lines are thin and pale and have no band
 
 /**
  * @typedef {{left: number, top: number, width: number, height: number}} Box
- * @typedef {{x: [number, number], y: [number, number], isLog: boolean, unit: string, kind: "step"|"time"|"seconds", box: Box}} View
+ * @typedef {{x: [number, number], y: [number, number], isLog: boolean, unit: string, kind: "step"|"samples"|"time"|"seconds", box: Box}} View
  * @typedef {{name: string, key: string, xs: number[], mins: (number|null)[], maxs: (number|null)[],
  *   means: (number|null)[], raw: (number|null)[], odd: number[], gaps: Set<number>, color: number, dash: number, isFaint: boolean}} Series
  * @typedef {{ink: string, faint: string, grid: string, surface: string, lines: string[]}} Colours

@@ -90,6 +90,25 @@ function sample(series) {
   return svg;
 }
 
+/** The pen of a canvas that is as large as its place, in sharp pixels. @param {HTMLCanvasElement} canvas */
+export function fitted(canvas, width, height) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  return pen;
+}
+
+/** Saves a text as a file. @param {string} name @param {string} text */
+export function saveCsv(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  link.download = `${name.replace(/[^\w.-]+/g, "_")}.csv`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 function made(name, className) {
   return Object.assign(document.createElement(name), { className });
 }

@@ -63,7 +63,7 @@ function duration(seconds) {
   return `${sign}${Math.floor(whole / DAY_S)} d${whole % DAY_S >= 3600 ? ` ${Math.floor((whole % DAY_S) / 3600)} h` : ""}`;
 }
 
-/** A position on the x axis as text. @param {"step"|"time"|"seconds"} kind @param {number} x @param {number} [span] */
+/** A position on the x axis as text. @param {"step"|"samples"|"time"|"seconds"} kind @param {number} x @param {number} [span] */
 export function placeWritten(kind, x, span = 0) {
   if (kind === "seconds") return duration(x);
   if (kind !== "time") return Math.abs(x) >= 1e6 && span > 1e5 ? written(x) : withUnit(Math.round(x).toLocaleString("en-US"), "");
@@ -88,7 +88,7 @@ export function ticks(low, high, most, steps = [1, 2, 5, 10]) {
 
 /** Ticks of an x axis; round times for a time axis. @param {string} kind @param {number} low @param {number} high @param {number} most */
 export function placeTicks(kind, low, high, most) {
-  if (kind === "step") return ticks(low, high, most).filter((x) => Number.isInteger(x));
+  if (kind === "step" || kind === "samples") return ticks(low, high, most).filter((x) => Number.isInteger(x));
   const raw = (high - low) / Math.max(1, most);
   const round = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
   const step = round.find((one) => one >= raw);

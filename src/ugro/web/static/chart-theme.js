@@ -31,9 +31,9 @@ export function onTheme(tell) {
   return () => listeners.delete(tell);
 }
 
-/** Adds the chart's style sheet. The content security policy requires a file. */
+/** Adds the chart's style sheet. The content security policy requires a file; a report has all styles in itself. */
 export function addSheet() {
-  if (document.querySelector(`link[href="${SHEET}"]`)) return;
+  if (document.querySelector(`link[href="${SHEET}"], style[data-complete]`)) return;
   const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href: SHEET });
   link.addEventListener("load", tellAll);
   document.head.append(link);

@@ -13,7 +13,7 @@ export function sentence(label, kind, all) {
   if (!full.length) return `${label}: no values yet.`;
   const sentences = full.slice(0, MOST_DESCRIBED).map((series) => described(series, kind, full.length > 1));
   const more = full.length > MOST_DESCRIBED ? ` And ${full.length - MOST_DESCRIBED} more curves.` : "";
-  const over = { step: "steps", time: "time", seconds: "time since the start" }[kind];
+  const over = { step: "steps", samples: "samples", time: "time", seconds: "time since the start" }[kind];
   return `${label} over ${over}. ${sentences.join(" ")}${more}`;
 }
 
@@ -43,15 +43,20 @@ export function tableOf(kind, all) {
 
 /** Every bin of every curve, including those that the table omits. */
 export function csvOf(kind, all) {
-  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const lines = [["curve", kind, "mean", "min", "max"].join(",")];
+  const lines = [csvLine(["curve", kind, "mean", "min", "max"])];
   for (const series of all) {
     series.xs.forEach((x, at) => {
       const values = [series.raw[at], series.mins[at], series.maxs[at]].map((value) => value ?? "");
-      lines.push([quoted(series.name), x, ...values].join(","));
+      lines.push(csvLine([series.name, x, ...values]));
     });
   }
-  return `${lines.join("\n")}\n`;
+  return lines.join("");
+}
+
+/** @param {(string | number)[]} cells */
+export function csvLine(cells) {
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  return `${cells.map((cell) => quoted(String(cell))).join(",")}\n`;
 }
 
 /** A sentence about what the table omits, or an empty string. */
@@ -72,7 +77,7 @@ function chosen(all) {
 }
 
 function headOf(kind) {
-  return { step: "Step", time: "Time", seconds: "Since the start" }[kind];
+  return { step: "Step", samples: "Samples", time: "Time", seconds: "Since the start" }[kind];
 }
 
 function cellOf(series, x) {
@@ -91,7 +96,7 @@ function described(series, kind, isNamed) {
   const verb = Math.abs(last - first) <= 0.01 * (Math.abs(first) + Math.abs(last)) ? "stays near" : last < first ? "falls to" : "rises to";
   const begin = verb === "stays near" ? "" : ` from ${written(first)}`;
   const name = isNamed ? `${series.name} ` : "It ";
-  const where = kind === "step" ? `step ${placeWritten(kind, series.xs[low])}` : placeWritten(kind, series.xs[low], 1e5);
+  const where = kind === "step" || kind === "samples" ? `${kind === "step" ? "step" : "sample"} ${placeWritten(kind, series.xs[low])}` : placeWritten(kind, series.xs[low], 1e5);
   const odd = series.odd.length ? `, and is not a number at ${series.odd.length} ${series.odd.length === 1 ? "place" : "places"}` : "";
   return `${name}${verb.replace(" to", "")}${begin}${verb === "stays near" ? "" : " to"} ${written(last)}, lowest ${written(series.raw[low])} at ${where}${odd}.`;
 }

@@ -1,12 +1,12 @@
 // @ts-check
 // <ugro-chart label="loss">: curves on a canvas. Its .data is
-//   {x: "step" | "time" | "seconds", gap?, range?, series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
+//   {x: "step" | "samples" | "time" | "seconds", gap?, range?, series: [{name, xs, mins, maxs, means, odd?, key?, color?, isFaint?}]}
 // where a null in means is a missing value, and no line crosses more than "gap" (default: see gapsIn); "range"
 // is the x axis while it is not zoomed (default: all points). Attributes: smooth (0 to 0.99), log, tall, unit, and min and max of the y axis. Events: "ugro-zoom" {first, last} (or nulls) and
 // "ugro-cursor" {x}.
 
 import { boxOf, drawAxes, drawChoice, drawChosen, drawCursor, drawSeries, fromX, toX, toY } from "/static/chart-draw.js";
-import { build, fillLegend } from "/static/chart-parts.js";
+import { build, fillLegend, fitted, saveCsv } from "/static/chart-parts.js";
 import { extent, gapsIn, nearest, placeWritten, smoothed, widened, written } from "/static/chart-scale.js";
 import { addSheet, coloursOf, onTheme } from "/static/chart-theme.js";
 import { csvOf, leftOut, sentence, tableOf } from "/static/chart-words.js";
@@ -192,7 +192,7 @@ class Chart extends HTMLElement {
     const span = view.x[1] - view.x[0];
     const reach = span / 40;
     const usable = near.filter((one) => one.x !== undefined && Math.abs(one.x - x) <= reach);
-    const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}`;
+    const head = `${view.kind === "step" ? "step " : ""}${placeWritten(view.kind, x, span)}${view.kind === "samples" ? " samples" : ""}`;
     const first = usable.filter((one) => one.series.key === this.#chosen);
     if (usable.length > MOST_READ && !first.length) return { dots: [], text: `${head} · ${rangeRead(usable, view.unit)}` };
     const { unit } = view;
@@ -342,11 +342,7 @@ class Chart extends HTMLElement {
   }
 
   #save() {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([csvOf(this.#given.x, this.#series)], { type: "text/csv" }));
-    link.download = `${(this.getAttribute("label") || "curves").replace(/[^\w.-]+/g, "_")}.csv`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    saveCsv(this.getAttribute("label") || "curves", csvOf(this.#given.x, this.#series));
   }
 
   #tell(name, detail) {
@@ -379,15 +375,6 @@ function within(xs, [low, high]) {
   let end = xs.length;
   while (end > begin && xs[end - 1] > high) end -= 1;
   return [Math.max(0, begin - 1), Math.min(xs.length, end + 1)];
-}
-
-function fitted(canvas, width, height) {
-  const scale = devicePixelRatio || 1;
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
-  return pen;
 }
 
 customElements.define("ugro-chart", Chart);

@@ -109,7 +109,7 @@ def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limi
 
 def _problem(row: NodeRow, gpu: Gpu | None, limits: Alerts) -> Sign | None:
     if gpu is None:
-        return Sign("unreachable", "unreachable") if row.status == Status.UNREACHABLE else Sign("unknown", "not seen")
+        return _absence(row)
     if gpu.error:
         return Sign("critical", "cannot be read")
     if row.is_late:
@@ -120,6 +120,12 @@ def _problem(row: NodeRow, gpu: Gpu | None, limits: Alerts) -> Sign | None:
         return Sign("warning", "hot")
     slowed = [word for word in gpu.throttle or () if word != "power"]  # a GPU under load reaches its power limit
     return Sign("warning", f"slowed: {', '.join(slowed)}") if slowed else None
+
+
+def _absence(row: NodeRow) -> Sign:
+    if row.report is not None and row.report.status.is_asleep:
+        return Sign("asleep", row.status)
+    return Sign("unreachable", "unreachable") if row.status == Status.UNREACHABLE else Sign("unknown", "not seen")
 
 
 def _works(gpu: Gpu) -> bool:

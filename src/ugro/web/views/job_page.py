@@ -167,6 +167,8 @@ def bar(rank: RankProfile, step_s: float) -> list[tuple[str, float, float]]:
 
 
 def share(rank: RankProfile, profile: JobProfile) -> float:
+    if (pipeline := profile.pipeline) is not None:  # its ranks share the layers
+        return pipeline.layers_of(rank.rank) / (sum(pipeline.layers) or 1)
     return rank.samples / (sum(one.samples for one in profile.ranks) or 1.0)
 
 

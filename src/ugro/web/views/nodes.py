@@ -17,7 +17,11 @@ from ugro.web.views.overview import NodeRow, chosen
 MANY = 24  # with more nodes there is a map
 PAGE = 50
 LEVELS = 5  # of use, besides none
-_WORST = (Status.UNREACHABLE, Status.UNHEALTHY, Status.DEGRADED, "unknown", "late", "drained", "owner", Status.HEALTHY)
+_ASLEEP = (Status.WAKING, Status.GOING_TO_SLEEP, Status.ASLEEP)
+_WORST = (
+    *(Status.UNREACHABLE, Status.UNHEALTHY, Status.DEGRADED, "unknown", "late", "drained", "owner"),
+    *(*_ASLEEP, Status.HEALTHY),
+)
 
 
 class NodesQuery(Body):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ugro.agent.agent import Agent
 from ugro.agent.monitoring.monitor import Watched
 from ugro.core.job import Job
-from ugro.core.node import Facts, Gpu, NodeReport, NodeSpec, Status, by_name
+from ugro.core.node import Facts, Gpu, NodeReport, NodeSpec, by_name
 from ugro.telemetry.curves import Curve, Wanted
 from ugro.telemetry.metricstore import node_owner
 from ugro.web.formatting import seconds
@@ -165,7 +165,7 @@ def _without_small_gaps(values: Spark) -> Spark:
 
 def totals(rows: Sequence[NodeRow]) -> Totals:
     rows = [row for row in rows if not row.second_name]
-    up = [row for row in rows if row.report is not None and row.report.status is not Status.UNREACHABLE]
+    up = [row for row in rows if row.report is not None and row.report.status.is_up]
     memories = [row.memory for row in up if row.memory]
     powers = [row.power for row in up if row.power is not None]
     return Totals(

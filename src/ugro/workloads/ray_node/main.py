@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
 from typing import Any
 
+from ugro.workloads.on_node.processes import is_free, say
 from ugro.workloads.ray_node.driver import Driver
-from ugro.workloads.ray_node.machine import available_memory, base_folder, is_free, remove, say, shared_memory
+from ugro.workloads.ray_node.machine import available_memory, base_folder, remove, shared_memory
 from ugro.workloads.ray_node.rank import Rank
 from ugro.workloads.ray_node.rules import RefusedError, Settings
 
@@ -43,6 +44,7 @@ def look(settings: Settings) -> dict[str, Any]:
         "python": platform.python_version(),
         "ray": ray,
         "has_dashboard": util.find_spec("aiohttp_cors") is not None,
+        "has_serve": ray is not None and util.find_spec("grpc_reflection") is not None,
         "shared_bytes": shared_memory(),
         "available_bytes": available_memory(),
         "taken_ports": [port for port in settings.get("ports", ()) if not is_free(port)],

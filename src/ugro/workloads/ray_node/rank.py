@@ -13,17 +13,13 @@ import sys
 import time
 import urllib.request
 
+from ugro.workloads.on_node.processes import adopt_orphans, descendants, end_all, is_free, say
 from ugro.workloads.ray_node.machine import (
     Ports,
-    adopt_orphans,
     available_memory,
     base_folder,
-    descendants,
-    end_all,
-    is_free,
     make_folder,
     remove,
-    say,
     shared_memory,
 )
 from ugro.workloads.ray_node.rules import (

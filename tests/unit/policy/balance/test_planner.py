@@ -103,6 +103,16 @@ def test_noise_moves_nothing_once_the_split_is_found() -> None:
     assert len(changes) <= 36  # of 3,600 steps, and each by little
 
 
+def test_in_strong_noise_the_split_stays_near_the_best_one() -> None:
+    found = []
+    for seed in range(40):
+        made = ranks(96, seed=seed, noise=0.17).run(12)
+        for _ in range(30):
+            found.append(made.run(4).slowness)
+    assert sum(found) / len(found) < 1.05
+    assert sum(one > 1.1 for one in found) < 0.1 * len(found)
+
+
 def test_equal_ranks_are_left_alone() -> None:
     equal = (Cost(0.02, 0.0, 0.01),) * 3
     changes = [change for seed in range(10) for change in ranks(48, equal, seed, noise=0.05).run(200).changes]
@@ -346,3 +356,22 @@ def test_the_last_batch_of_an_epoch_is_shared_in_the_same_proportion() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], Balancer], error: type[Exception]) -> None:
     with pytest.raises(error):
         make()
+
+
+def test_a_group_with_other_members_plans_with_what_was_learnt_of_them() -> None:
+    batch = Batch(60, ("fast", "slow", "gone"))
+    balancer = Balancer(batch)
+    for _ in range(12):
+        shares = balancer.plan.shares
+        seconds = tuple(share * cost for share, cost in zip(shares, (0.01, 0.02, 0.01), strict=True))
+        balancer.observe(Observation(shares, seconds))
+    known = balancer.known()
+    two = Balancer(Batch(60, ("fast", "slow")))
+    two.recall(known)
+    assert two.plan.shares == (40, 20)
+    three = Balancer(Batch(60, ("fast", "slow", "new")))
+    three.recall(known)  # one that nobody knows: equal shares, until it is measured
+    assert three.plan.shares == (20, 20, 20)
+    equal = Balancer(Batch(60, ("fast", "slow")), Mode.OFF)
+    equal.recall(known)
+    assert equal.plan.shares == (30, 30)

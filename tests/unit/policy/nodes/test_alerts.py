@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
+from ugro.core.power import PowerReport, PowerState
 from ugro.policy.nodes.alerts import (
     CLUSTER,
     Finding,
@@ -83,6 +84,19 @@ def test_a_node_that_is_away_is_critical_and_nothing_else_is_said_of_it() -> Non
     [finding] = findings(reports, Thresholds(), frozenset({"gpu1", "b", CLUSTER}))
     assert (finding.rule, finding.severity) == ("unreachable", Severity.CRITICAL)
     assert finding.text == "gpu1 is unreachable: login refused"
+
+
+def test_a_node_that_sleeps_is_no_alert_and_one_that_does_not_wake_is() -> None:
+    asleep = NodeReport("gpu1", Status.ASLEEP, 100, power=PowerReport(PowerState.ASLEEP, 60.0, "suspended"))
+    looked_at = frozenset({"gpu1", CLUSTER})
+    assert findings([asleep], Thresholds(), looked_at) == []
+    sick = replace(asleep, power=PowerReport(PowerState.ASLEEP, 1.0, problem="it did not wake within 5m"))
+    assert findings([sick], Thresholds(), looked_at) == [
+        Finding("power", "gpu1", Severity.WARNING, "gpu1: it did not wake within 5m")
+    ]
+    change = status_change(report(), asleep, 5.0)
+    assert change is not None
+    assert change.text == "gpu1 was healthy and is asleep: suspended"
 
 
 def test_hardware_that_became_slower_is_a_warning_on_the_name_that_is_used() -> None:

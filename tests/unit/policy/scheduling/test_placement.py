@@ -261,6 +261,21 @@ def test_a_node_that_failed_a_job_is_taken_last() -> None:
     assert only.nodes == ("bad",)
 
 
+def test_why_a_node_was_avoided_is_said_of_that_node() -> None:
+    nodes = [node("a", 8, speed=9.0), node("b", 8)]
+    spec = JobSpec("job", ("train",), Launcher.DDP, resources=gang(1))
+
+    def reason(one: Waiting) -> str:
+        (decision,) = schedule(ClusterView(0.0, tuple(nodes), (one,)))
+        assert isinstance(decision, Start)
+        return decision.reason
+
+    failed = Waiting(1, "ann", spec, 0.0, avoid=("a",))
+    assert reason(failed).endswith("rather than a: it failed there")
+    replica = Waiting(1, "ann", replace(spec, avoid=("a",)), 0.0, avoid=("a",))
+    assert reason(replica).endswith("rather than a: its service has a replica there")
+
+
 def test_what_a_job_holds_is_gone_until_it_ends_even_for_nodes_that_left() -> None:
     held = Placement((Share("n", (0,), cpus=7), Share("gone", (0,))))
     snapshot = ClusterView(

@@ -71,7 +71,7 @@ class Plain:
         end = None if limit is None else self.view.now + limit + job.spec.stop.grace_s
         allowed = self.ledger.allowed(end)
         for need in demand.needs:
-            if (placed := Candidates(self.ledger, need, allowed, job.avoid).place()) is not None:
+            if (placed := Candidates(self.ledger, need, allowed, job.why_avoided).place()) is not None:
                 devices = devices_of(placed.placement)
                 self.given.append((job.user, devices, job.submitted_at, job.id))
                 return [Start(job.id, placed.placement, start_reason(need, placed, self.ledger, allowed, end))]
@@ -251,7 +251,7 @@ def counted(count: int) -> WaitingJobs:
     return waiting
 
 
-@pytest.mark.parametrize("count", [1000, 20_000])
+@pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.proof)])
 def test_a_pass_looks_at_the_jobs_that_it_starts_and_a_few_more(count: int) -> None:
     waiting = counted(count)
     assert len(actions(ClusterView(1e6, nodes(2)), waiting)) == 256, "each of the two nodes takes 128"

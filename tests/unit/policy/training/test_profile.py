@@ -92,7 +92,8 @@ def test_a_slow_network_is_told_with_its_bandwidth_and_what_would_help() -> None
     words, remedy = found.verdict.words, found.verdict.remedy
     assert found.verdict.kind is FindingKind.NETWORK
     assert "50.0 MiB at an apparent 1000.0 MiB/s" in words
-    assert "fp16_compress_hook" in remedy
+    assert 'compress="fp16"' in remedy
+    assert "local SGD (--train-sync local)" in remedy
     assert "twice the global batch" in remedy
 
 
@@ -137,7 +138,6 @@ def test_most_of_a_step_is_more_than_half_of_it(waiting_s: float, words: str) ->
     fixed = next(one for one in found.findings if one.kind is FindingKind.FIXED_COST)
     assert fixed.words.startswith(f"{words} does not depend on the number of samples"), fixed.words
     assert (fixed.share > 0.5) == words.startswith("most")
-
 
 
 def test_what_the_script_does_between_the_parts_is_told() -> None:
@@ -203,3 +203,17 @@ def test_whatever_it_is_the_parts_add_up_and_there_is_a_verdict(
     assert all(math.isfinite(one.share) for one in found.findings)
     if mode is Mode.OFF and len(per_sample_s) > 1 and found.lost_share > 0.2 and steps >= 3:
         assert {FindingKind.SLOW_RANK, FindingKind.FEWER_RANKS} & set(kinds(found))
+
+
+def test_a_training_with_local_sgd_is_told_about_rounds() -> None:
+    pretend = Pretend([0.001] * 2, communication_s=0.05, gradient_bytes=50 << 20)
+    pretend.run(60)
+    for record in pretend.records:
+        if record["kind"] == "run":
+            record["sync"] = "local"
+    found = profile(read(json.dumps(record).encode() for record in pretend.records), 1)
+    assert found is not None
+    network = next(one for one in found.findings if one.kind is FindingKind.NETWORK)
+    assert "exchanging models" in network.words
+    assert "longer rounds" in network.remedy
+    assert FindingKind.FEWER_RANKS not in kinds(found)
