@@ -108,26 +108,26 @@ def say(text, code="0"):
     os.write(1, text.encode())
     os._exit(int(code))
 
-def polite(code):
-    def obey(signum, stack):
-        note("asked", RUN)
-        os._exit(int(code))
-    signal.signal(signal.SIGTERM, obey)
+def ready_for_sigterm():
+    # Blocked and waited for: a handler would not run if the signal came just before a sleep began.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     note("ready", RUN)
-    sleep()
+    signal.sigwait({signal.SIGTERM})
+
+def polite(code):
+    ready_for_sigterm()
+    note("asked", RUN)
+    os._exit(int(code))
 
 def saving():
     # As one that on SIGTERM writes a checkpoint with the help of a child.
     helper = os.fork()
     if helper == 0:
         sleep()
-    def save(signum, stack):
-        time.sleep(0.3)
-        note("saved", RUN, "alone" if os.waitpid(helper, os.WNOHANG)[0] else "together")
-        os._exit(0)
-    signal.signal(signal.SIGTERM, save)
-    note("ready", RUN)
-    sleep()
+    ready_for_sigterm()
+    time.sleep(0.3)
+    note("saved", RUN, "alone" if os.waitpid(helper, os.WNOHANG)[0] else "together")
+    os._exit(0)
 
 def write_lines(count, pause_s, room="0"):
     for number in range(int(count)):

@@ -28,7 +28,7 @@ class Watcher:
         self.stream: Stream = link.stream("runs.watch", node.params())
         self._reading: asyncio.Task[None] | None = None
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
         """Reads from the first time on that it is waited for."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())

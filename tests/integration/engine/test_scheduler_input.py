@@ -109,7 +109,7 @@ def test_a_silent_node_delays_no_snapshot(tmp_path: Path) -> None:
             began = time.monotonic()
             for _ in range(20):
                 await here.take()
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 5, "20 times its timeout would be 10 s"
             silent = await here.until("silent", lambda view: view.unusable == "is unreachable")
             assert (silent.is_known, silent.is_awaited) == (False, True), "it may answer when it is dialled again"
 

@@ -113,7 +113,7 @@ async def cut_off(nodes: list[Node], *failures: Callable[[], None]) -> list[Unre
         assert asked - began < NOTICED_S, f"not noticed: {[call.done() for call in calls]}"
         for link in others:
             await link.call("echo", {}, timeout_s=5)
-        assert time.monotonic() - asked < 2, "the other nodes' calls must go on"
+        assert time.monotonic() - asked < 5, "the other nodes' calls must go on"
         await asyncio.sleep(0.05)
     # The calls of a link end with it; its node hears of that in its own task, on a busy machine a little later.
     await until(lambda: all(node.link is None for node in nodes[: len(victims)]), 5, "the nodes to have no link")

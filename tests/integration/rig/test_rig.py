@@ -207,7 +207,7 @@ def test_a_cut_cable_swallows_packets_and_a_healed_one_goes_on(tmp_path: Path, w
 
 
 def test_waiting_in_vain_tells_the_last_value_seen() -> None:
-    with pytest.raises(AssertionError, match=r"waited 0\.05 s for snow; last seen: \[\]"):
+    with pytest.raises(AssertionError, match=r"waited 0\.15 s for snow; last seen: \[\]"):
         wait_until(list, timeout_s=0.05, what="snow")
 
 
