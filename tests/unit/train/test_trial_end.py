@@ -17,8 +17,8 @@ def test_a_trial_alone_has_no_shares_to_find() -> None:
     assert wish.is_met(steps=16, settled_steps=0, elapsed_s=20)
 
 
-def test_no_trial_ends_before_a_fifth_of_its_time_or_after_all_of_it() -> None:
+def test_no_trial_ends_before_a_third_of_its_time_or_after_all_of_it() -> None:
     for is_joint in (True, False):
         wish = Wish(is_joint, parts=3, limit_s=30)
-        assert not wish.is_met(steps=900, settled_steps=900, elapsed_s=5.9)
+        assert not wish.is_met(steps=900, settled_steps=900, elapsed_s=9.9)
         assert wish.is_met(steps=1, settled_steps=0, elapsed_s=30)
