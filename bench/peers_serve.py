@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.rig.door import free_port
+from tests.rig.ports import free_port
 from tests.rig.waiting import end_all_with_variable
 
 _MARK = "UGRO_BENCH_SERVE"

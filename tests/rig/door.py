@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from tests.rig import replica
 from tests.rig.netns import Cable
+from tests.rig.ports import free_port
 from tests.rig.sshd import command
 from tests.rig.waiting import descendants, is_alive, name_of, wait_until_dead
 from ugro.agent.services.door import DoorClient
@@ -41,12 +41,6 @@ def missing_haproxy() -> str | None:
     except RefusedError as error:
         return str(error)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class DoorRig:

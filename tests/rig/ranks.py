@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.rig.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 100
@@ -55,7 +56,7 @@ def start(
     of_rank: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> Ranks:
     folder.mkdir(parents=True, exist_ok=True)
-    port = str(_free_port())
+    port = str(free_port())
     given = variables or {}
     started = [start_one(argv, folder, (rank, ranks), port, {**given, **of_rank(rank)}) for rank in range(ranks)]
     return Ranks(started, folder)
@@ -106,7 +107,7 @@ class ElasticRanks:
 
 def start_elastic(argv: Sequence[str], folder: Path, ranks: int, variables: Mapping[str, str]) -> ElasticRanks:
     folder.mkdir(parents=True, exist_ok=True)
-    port = str(_free_port())
+    port = str(free_port())
     variables = {"UGRO_MIN_RANKS": "1", **variables}
     store = start_one(["-m", "ugro.train.elastic.store"], folder, (ranks, ranks), port)
     started = Ranks([start_one(argv, folder, (rank, ranks), port, variables) for rank in range(ranks)], folder)
@@ -116,9 +117,3 @@ def start_elastic(argv: Sequence[str], folder: Path, ranks: int, variables: Mapp
 def metrics(path: Path, kind: str) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [record for record in records if record["kind"] == kind]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

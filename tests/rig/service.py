@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from tests.proof.place import Place
+from tests.rig.ports import free_port
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, wait_until
 from ugro.client.services import ServiceWish, is_settled
 from ugro.core.service import ServiceReport
@@ -59,12 +59,6 @@ if word == "lasting":
 Server((os.environ["UGRO_HOST"], int(sys.argv[1])), Handler).serve_forever()
 """
 LIMIT_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServicePlace(Place):

@@ -356,7 +356,9 @@ def _given(options: Mapping[str, Any]) -> dict[KeyPath, Any]:
 def _kind(path: KeyPath) -> Kind | None:
     where: type[Section] = ServiceSection
     for part in path[:-1]:
-        where = where.sections()[str(part)]
+        if (inner := where.sections().get(str(part))) is None:
+            return None  # it is an unknown key, as it would be in a file
+        where = inner
     declared = where.known_keys().get(str(path[-1]))
     return declared.kind if declared is not None else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 
@@ -19,16 +20,27 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
 _MOST_OUTPUT = 4096
 _MOST_NEIGHBOURS = 2
+_NAME = re.compile(r"[\w.:@-]{0,15}")
+_MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 
 
 async def interface(link: Link) -> Interface:
     """Empty if it is not known."""
     try:
         answer = await link.call("check", {"what": "interface", "timeout_s": _ANSWER_S * 0.9}, timeout_s=_ANSWER_S)
-        return decode(Interface, answer)
+        return _checked(decode(Interface, answer))
     except (TimedOut, RemoteFailure, DecodeError) as error:
         log.warning("its network interface is not known: %s", error, extra={"node": link.spec.name})
         return Interface()
+
+
+def _checked(found: Interface) -> Interface:
+    """They become words of commands on this machine, and of those that people are told to run."""
+    if found.mac and not _MAC.fullmatch(found.mac):
+        raise DecodeError(f"no MAC address: {found.mac!r:.40}")
+    if not _NAME.fullmatch(found.name):
+        raise DecodeError(f"no name of an interface: {found.name!r:.40}")
+    return found
 
 
 async def run_on_node(link: Link, argv: Sequence[str], timeout_s: float) -> None:

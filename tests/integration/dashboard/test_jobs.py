@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
+from tests.rig.ports import free_port
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from ugro.core.job import Job, JobState
@@ -60,7 +60,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
         write_gpus(folder / "gpus", [SimulatedGpu()] * _RANKS)
         env = f", env: {{UGRO_NVML_LIBRARY: {build_nvml_stub(folder)}, UGRO_PRETEND_GPUS: {folder}/gpus}}"
     node = f"nodes: {{here: {{transport: local, remote_root: '%(home)s/root'{env}}}}}\n"
-    with dashboards(f"{node}dashboard: {{port: {_free_port()}}}\n") as found:
+    with dashboards(f"{node}dashboard: {{port: {free_port()}}}\n") as found:
         yield found
 
 
@@ -73,12 +73,6 @@ def run(dashboard: Dashboard, tmp_path: Path) -> Callable[..., Job]:
         return dashboard.client.jobs.submit(fields={**given, **fields})
 
     return submit
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _open(dashboard: Dashboard, page: Page, job: Job, query: str = "") -> None:

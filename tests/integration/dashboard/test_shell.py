@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
+from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
 
 PAGES = ("/", "/nodes/here", "/settings", "/about", "/no-such-page")
@@ -267,9 +267,7 @@ def test_a_browser_without_shared_workers_is_live_all_the_same(dashboard: Dashbo
 
 @pytest.mark.proof
 def test_pages_notice_that_the_agent_is_away_and_go_on_after_it(browser: Browser) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = f"nodes: {{here: {{transport: local, remote_root: %(home)s/root}}}}\ndashboard: {{port: {port}}}\n"
     with dashboards(text) as dashboard, contexts(browser) as context:
         page = dashboard.sign_in(context)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import in_loop
 from tests.rig.door import DoorRig, Load, open_door, request
+from tests.rig.ports import free_port
 from tests.rig.waiting import descendants, is_alive, wait_until, wait_until_dead
-from ugro.core.door import ServerState
+from ugro.core.door import DoorSettings, ServerState
 from ugro.core.errors import UgroError
+from ugro.workloads.door.machine import find_haproxy
+from ugro.workloads.door_job import door_argv, door_env
 
 BODY = b"x" * 20_000
 
@@ -151,6 +158,66 @@ async def test_requests_go_on_after_the_door_was_killed_under_load() -> None:
         load.is_enough = True
         await running
         assert len(load.failures) <= in_hands
+
+
+@in_loop
+async def test_what_was_done_by_half_is_done_when_it_is_asked_for_again() -> None:
+    """As after an answer of HAProxy that did not come in time: it has one part, and the door does not know which."""
+    revoked, kept = (hashlib.sha256(key.encode()).hexdigest() for key in ("sk-a", "sk-b"))
+    async with open_door(needs_key=True) as rig:
+        one, two = await rig.add_replica("one"), await rig.start_replica("two")
+        await rig.door.set_keys({kept: "bob"})
+        await _at_haproxy(rig, f"add map keys.map {revoked} ann", "add server replicas/two 127.0.0.1:1")
+        await _at_haproxy(rig, "set server replicas/one state maint", "del server replicas/one")
+        with pytest.raises(UgroError):
+            await rig.door.drain("one")
+        assert (await rig.door.servers())["one"].state is ServerState.DOWN, "nothing was drained"
+        await rig.door.remove("one")
+        await rig.door.add(two)
+        await rig.door.add(replace(one, name="three"))
+        await rig.door.set_keys({kept: "bob"})
+        assert (await rig.request(headers={"authorization": "Bearer sk-a"})).status == 401
+        answers = [await rig.request(headers={"authorization": "Bearer sk-b"}) for _ in range(4)]
+        assert {(answer.status, answer.name) for answer in answers} == {(200, "one"), (200, "two")}
+        assert set(await rig.door.servers()) == {"two", "three"}
+
+
+async def _at_haproxy(rig: DoorRig, *commands: str) -> None:
+    for one in commands:
+        reader, writer = await asyncio.open_unix_connection(str(rig.folder / "door" / "admin"))
+        writer.write(one.encode() + b"\n")
+        await reader.read(-1)
+        writer.close()
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_haproxy_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    script, mark = tmp_path / "haproxy", tmp_path / "killed"
+    program = find_haproxy()
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = -v ] || [ -e {mark} ] || {{ touch {mark}; kill -9 $$; }}\nexec {program} "$@"\n'
+    )
+    script.chmod(0o700)
+    async with open_door(haproxy=str(script)) as rig:
+        assert mark.exists()
+        await rig.add_replica("one")
+        assert (await rig.request()).status == 200
+
+
+@pytest.mark.proof
+def test_a_door_that_is_asked_to_end_while_it_starts_ends(tmp_path: Path) -> None:
+    """The signal comes when the child is there and its number is not known yet."""
+    settings = DoorSettings("try", free_port(), str(tmp_path / "state"), drain_s=1.0)
+    python, *options, boot, word, name = door_argv(sys.executable, "try")
+    early = "import os, signal; first = os.getpid()\nos.register_at_fork(after_in_parent=lambda: "
+    early += "os.kill(first, signal.SIGTERM) if os.getpid() == first else None)"
+    env = {**os.environ, **door_env(settings), "UGRO_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen([python, *options, f"{early}\n{boot}", word, name], env=env) as door:
+        try:
+            assert door.wait(60) == 0
+        finally:
+            door.kill()
 
 
 @pytest.mark.proof

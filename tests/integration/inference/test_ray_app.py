@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
 
 pytestmark = [
@@ -37,9 +37,7 @@ _START_S = 200
 
 def test_an_application_answers_at_the_replicas_port_and_ends_with_sigterm(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APPLICATION, encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="r") as short, open(tmp_path / "log", "wb") as log:
         env = {**os.environ, "UGRO_PORT": str(port), "RAY_TMPDIR": short, "HOME": str(tmp_path)}
         argv = [sys.executable, "-m", "ugro.inference.ray_app", "app:app"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.integration.conftest import Ugro
+from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,8 +90,7 @@ def deployed(here: Ugro, folder: Path) -> Path:
 def prometheus(here: Ugro, tmp_path: Path) -> Iterator[Prometheus]:
     program = tool("prometheus")
     config = deployed(here, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     argv = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(

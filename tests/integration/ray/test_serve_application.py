@@ -18,8 +18,8 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.integration.ray.conftest import Clusters, Nodes
 from tests.rig.agent import end_agent
+from tests.rig.ports import free_port
 from tests.rig.ray import LIMIT_S, document, leftovers, process_of, run_driver
-from tests.rig.service import free_port
 from tests.rig.waiting import processes_with_variable, wait_until
 
 pytestmark = [

@@ -13,7 +13,8 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
-from tests.rig.service import SERVER, free_port
+from tests.rig.ports import free_port
+from tests.rig.service import SERVER
 
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
 COMMAND = ("--", "{python}", "server.py", "{port}", "one")
@@ -33,7 +34,7 @@ def document(ugro: Ugro, *words: str) -> Any:
 
 
 @pytest.mark.skipif(HAPROXY is None, reason="no HAProxy")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_command_is_served_shown_loaded_and_stopped(ugro: Ugro) -> None:
     port = free_port()
     started = ugro("serve", "--name", "echo", "--port", str(port), "--health", "/health", "--json", *COMMAND)

@@ -20,7 +20,7 @@ from ugro.store.backup_folder import BackupFolder
 from ugro.store.database import Store
 from ugro.store.engine import Opening
 
-_WAIT_S = 20.0
+_WAIT_S = 120.0
 
 
 @asynccontextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from ugro.core.errors import TimedOut
 from ugro.telemetry.channels import SendFailure
 
 
-def run(*argv: str, folder: Path, timeout_s: float = 20, content: bytes = b"") -> Ended:
+def run(*argv: str, folder: Path, timeout_s: float = 120, content: bytes = b"") -> Ended:
     return asyncio.run(command.run(argv, env={"WHO": "ann"}, cwd=folder, timeout_s=timeout_s, content=content))
 
 
@@ -34,16 +36,45 @@ def test_a_program_that_is_not_there_is_a_failure_with_a_reason(tmp_path: Path) 
         run("true", folder=tmp_path / "gone")
 
 
-@pytest.mark.parametrize("hangs", [True, False])
-def test_what_a_command_leaves_is_ended_also_if_it_has_left_the_session(tmp_path: Path, hangs: bool) -> None:
-    pids = tmp_path / "pids"
-    script = f"setsid sh -c 'echo $$ >> {pids}; trap \"\" TERM; sleep 600' & sleep 0.3; {'sleep 600' if hangs else ''}"
-    if hangs:
-        with pytest.raises(TimedOut, match="sh did not end within 1 s"):
-            run("sh", "-c", script, folder=tmp_path, timeout_s=1)
-    else:
-        assert run("sh", "-c", script, folder=tmp_path).code == 0
-    wait_until(lambda: not is_alive(int(pids.read_text())), 10, "it to be ended")
+def leaving(folder: Path, on_term: str, then: str = "") -> tuple[list[str], Path]:
+    """A command that leaves a process in a session of its own; and the file with its number."""
+    pid = folder / "pid"
+    left = f"trap \"{on_term}\" TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; while :; do sleep 0.05; done"
+    return ["sh", "-c", f"setsid sh -c '{left}' & until [ -e {pid} ]; do sleep 0.01; done; {then}"], pid
+
+
+def test_what_a_command_leaves_is_ended_also_if_it_has_left_the_session(tmp_path: Path) -> None:
+    argv, pid = leaving(tmp_path, "")
+    assert run(*argv, folder=tmp_path).code == 0
+    assert not is_alive(int(pid.read_text()))
+
+
+def test_what_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    argv, pid = leaving(tmp_path, "", "sleep 600")
+
+    async def given_up() -> None:
+        running = asyncio.create_task(command.run(argv, env={}, cwd=tmp_path, timeout_s=600))
+        while not pid.exists():
+            await asyncio.wait([running], timeout=0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(given_up())
+    assert not is_alive(int(pid.read_text()))
+    with pytest.raises(TimedOut, match=r"sleep did not end within 0\.2 s"):
+        run("sleep", "600", folder=tmp_path, timeout_s=0.2)
+
+
+def test_a_guard_that_is_asked_to_end_while_it_ends_what_was_left_finishes_that(tmp_path: Path) -> None:
+    argv, pid = leaving(tmp_path, f"touch {tmp_path}/asked")
+    guard = [sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid()), *argv]
+    with subprocess.Popen(guard, stderr=subprocess.PIPE, text=True) as process:
+        wait_until((tmp_path / "asked").exists, 20, "the guard to end what was left")
+        process.terminate()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, "Traceback" in said) == (0, False), said
+    assert not is_alive(int(pid.read_text()))
 
 
 def test_a_secret_must_be_one_and_is_not_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +85,8 @@ def test_a_secret_must_be_one_and_is_not_in_the_error(tmp_path: Path, monkeypatc
     assert "short" not in str(caught.value)
     monkeypatch.setitem(os.environ, "MY_SECRET", "0123456789abcdef")
     assert signed_post.key_of("hook idle", None, "MY_SECRET") == b"0123456789abcdef"
+    monkeypatch.setitem(os.environb, b"MY_SECRET", b"\xff" * 16)
+    assert signed_post.key_of("hook idle", None, "MY_SECRET") == b"\xff" * 16
 
 
 def test_the_signature_is_the_documented_one() -> None:

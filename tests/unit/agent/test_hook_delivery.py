@@ -24,7 +24,7 @@ def test_calls_of_a_hook_that_is_gone_are_given_up_at_once(tmp_path: Path) -> No
         await store.hooks.add([NewDelivery(str(number), HookName.NODE_LOST, "{}") for number in range(3)])
         calling = asyncio.create_task(courier.run())
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while (waiting := await store.hooks.waiting()) and time.monotonic() < deadline:
                 await asyncio.wait([calling], timeout=0.01)
             assert not waiting
@@ -40,3 +40,7 @@ def test_calls_of_a_hook_that_is_gone_are_given_up_at_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("rest", ["/T0/secret", "?token=secret", "#secret", ""])
 def test_of_the_address_of_a_hook_only_the_host_is_shown(rest: str) -> None:
     assert _shown(NodeLostHook(call=f"https://example.org:8443{rest}")) == "https://example.org:8443/…"
+
+
+def test_of_the_command_of_a_hook_no_secret_is_shown() -> None:
+    assert _shown(NodeLostHook(call=("./page", "--token", "abc", "--node", "gpu1"))) == "./page --token *** --node gpu1"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from ugro.agent.services.model_folder import expect_complete
+from ugro.agent.services.model_folder import described, expect_complete
 from ugro.core.errors import NotAllowed
 from ugro.core.results import JobResults, LeftFile, NodeResults, ResultState
 
@@ -30,3 +33,21 @@ def test_a_model_that_is_still_being_collected_is_not_served(state: ResultState)
 
 def test_a_folder_of_a_job_that_runs_is_served_as_it_is_if_somebody_names_it() -> None:
     expect_complete(results(ResultState.LIVE), "checkpoints", is_final=False)
+
+
+def test_only_a_model_is_sent_to_nodes_as_the_base_of_an_adapter(tmp_path: Path) -> None:
+    """Its folder comes from a node, which could name any other of this machine."""
+    adapter, base, private = (tmp_path / name for name in ("adapter", "base", "private"))
+    for folder in (adapter, base, private):
+        folder.mkdir()
+    (base / "config.json").write_text('{"model_type": "llama"}')
+    (private / "config.json").write_text('{"auths": {"registry": "a password"}}')
+
+    def found(path: Path) -> Path | None:
+        about = {"kind": "lora", "base": "org/base", "base_path": str(path)}
+        (adapter / "ugro.json").write_text(json.dumps(about))
+        return described(adapter).base
+
+    assert found(base) == base
+    assert found(private) is found(tmp_path) is None
+    assert described(adapter).base_name == "org/base"

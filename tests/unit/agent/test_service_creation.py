@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ugro.agent.services.creation import _kept
+import pytest
+
+from ugro.agent.services.creation import _kept, _listed
 from ugro.core.folder import Folder
 from ugro.core.job import JobSpec, Stop
 
@@ -30,3 +32,11 @@ def test_an_update_keeps_what_was_not_given() -> None:
 def test_an_update_changes_what_was_given() -> None:
     made = _kept(replace(NEW, snapshot="new"), OLD, {"command": ["x"], "preemptible": False, "stop_grace": "30s"})
     assert (made.snapshot, made.cwd, made.is_preemptible, made.stop) == ("new", "/home/ann", False, NEW.stop)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(None, []), ([], []), ("a b", ["a b"]), (["a", 1], ["a", "1"]), (5, ["5"]), ({"model": "/m"}, ["model=/m"])],
+)
+def test_what_a_file_gives_in_another_form_is_words_too(given: object, words: list[str]) -> None:
+    assert _listed(given) == words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.policy.serving.places import service
+from tests.unit.policy.serving.places import job, ready, service
 from ugro.agent.services.runner import Runner
 from ugro.core.door import Door
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.job import Job, JobSpec
 from ugro.core.service import DoorPlace, Replica, Rollout, Service
+from ugro.policy.serving.replicas import View
 from ugro.store.database import Store
 
 
@@ -41,6 +43,9 @@ class Cluster:
 
     def speed(self, node: str) -> float | None:
         return None
+
+    def is_beside_door(self, service: Service, node: str) -> bool:
+        return node == service.door.node
 
     async def door_address(self, service: Service) -> str:
         return service.door.address
@@ -100,3 +105,26 @@ def test_a_step_that_fails_holds_none_of_the_others_up(tmp_path: Path) -> None:
 
     made = service(2, replicas=(Replica(1, 1), Replica(2, 1)))
     looking(tmp_path, replace(made, spec=replace(made.spec, spreads=False)), test)
+
+
+def test_after_very_many_ends_the_next_replica_waits_no_longer_than_the_longest_pause(tmp_path: Path) -> None:
+    async def test(cluster: Cluster, runner: Runner) -> None:
+        runner._ends = [time.monotonic()] * 5000
+        await runner.look()
+        assert not runner.view.may_replace
+
+    looking(tmp_path, service(0), test)
+
+
+def test_the_loopback_of_the_door_is_no_place_for_a_replica_of_another_machine(tmp_path: Path) -> None:
+    """Its node could send requests to whatever listens there."""
+
+    async def test(cluster: Cluster, runner: Runner) -> None:
+        far = replace(ready(2), job=job(2, node="n2"))
+        runner.view = View(runner.service, (ready(1), far))
+        runner._expect_place(1, "127.0.0.1")
+        runner._expect_place(2, "10.0.0.2")
+        with pytest.raises(UgroError, match="which the door does not reach"):
+            runner._expect_place(2, "127.0.0.9")
+
+    looking(tmp_path, service(2), test)

@@ -70,3 +70,8 @@ def test_an_open_address_needs_keys_unless_it_is_public() -> None:
 def test_names_that_jobs_could_not_have_are_refused(name: str) -> None:
     assert name_problem(name) is not None
     assert name_problem("chat-1.b") is None
+
+
+@pytest.mark.parametrize("option", ["probe.ready.path", "probes.raedy.path", "", "a.b.c"])
+def test_an_unknown_option_of_a_client_is_an_unknown_key(option: str) -> None:
+    assert "unknown key" in str(refused("model: x", **{option: "/up"}))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
 import pytest
 
+from ugro.core.node import NodeSpec
+from ugro.nodes import power
+from ugro.remote.messages import Interface
 from ugro.remote.net.wake import magic_packet, send
 
 
@@ -23,3 +30,24 @@ def test_no_other_text_is_an_address(mac: str) -> None:
 def test_a_packet_goes_to_an_address_and_never_to_a_name() -> None:
     with pytest.raises(OSError, match="illegal IP address"):
         send("00:11:22:aa:bb:cc", "example.org")
+
+
+class Saying:
+    """The link of a node that says this about its interface."""
+
+    spec = NodeSpec("n1")
+
+    def __init__(self, mac: str, name: str = "eth0") -> None:
+        self._said = Interface(name, mac)
+
+    async def call(self, *words: object, **more: object) -> dict[str, Any]:
+        return asdict(self._said)
+
+
+@pytest.mark.parametrize("mac", ["-oProxyCommand=x", "00:11:22:aa:bb:cc --all", "+0:11:22:aa:bb:cc", "x" * 9999])
+def test_a_node_names_no_word_of_a_command_in_the_place_of_its_address(mac: str) -> None:
+    good: Any = Saying("00:11:22:aa:bb:cc")
+    assert asyncio.run(power.interface(good)).mac == "00:11:22:aa:bb:cc"
+    for bad in (Saying(mac), Saying("00:11:22:aa:bb:cc", "eth0; reboot")):
+        link: Any = bad
+        assert asyncio.run(power.interface(link)) == Interface()

@@ -30,9 +30,11 @@ def test_an_empty_text_is_refused(kind: str) -> None:
 
 
 def test_an_input_that_is_no_json_is_refused() -> None:
-    for text in ("[1,", "[" * 200_000):
+    for text in ("[1,", "[" * 90_000):
         with pytest.raises(UsageError, match="not JSON"):
             request_of(Wish("predict", "m", text))
+    with pytest.raises(UsageError, match="longer than 100000 letters"):
+        request_of(Wish("predict", "m", f"[{'1, ' * 40_000}1]"))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ugro.core.node import NodeReport, Status
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.moment import place_s
 from ugro.core.support.quantity import format_duration
+from ugro.core.support.secret import masked_command
 from ugro.policy.hooks import triggers
 from ugro.policy.hooks.triggers import Losses, Patience, Seen
 from ugro.store.database import Store
@@ -217,9 +218,9 @@ def _patience(hook: Hook, lasting_s: float) -> Patience:
 
 
 def _shown(hook: Hook) -> str:
-    """Of an address only the host: its path may be a secret."""
+    """Of an address only the host: its path may be a secret. Of a command no values that look like one."""
     if isinstance(hook.call, tuple):
-        return " ".join(hook.call)
+        return " ".join(masked_command(hook.call))
     scheme, _, rest = hook.call.partition("://")
     return f"{scheme}://{re.split('[/?#]', rest, maxsplit=1)[0]}/…"
 

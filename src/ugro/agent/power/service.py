@@ -146,6 +146,7 @@ class PowerService:
         node = self._cluster.inventory.get(name)
         if node.spec.power is None:
             raise UsageError("UGRO does not look after its power", subject=name, hint="give power in the cluster file")
+        self._engine.safe_mode.check("and neither suspends nor wakes nodes")
         async with self._engine.scheduling:
             self.looks.note_jobs()
             memory = self._memory(name)
@@ -194,6 +195,7 @@ class PowerService:
         """What has no rule any more is awake, or unreachable."""
         for name in [name for name in self._memories if name not in members]:
             del self._memories[name]
+            self._learned.pop(name, None)
             self._work.cancel(("act", name))
             await self._store.forget(name)
             if (node := self._cluster.inventory.find(name)) is not None:
@@ -268,8 +270,8 @@ class PowerService:
 
     def _begin(self, node: Node, act: Act) -> None:
         name = node.spec.name
-        if name in self._acted or node.spec.power is None:
-            return
+        if name in self._acted or ("act", name) in self._work or node.spec.power is None:
+            return  # the act before this one may still be ending
         self._acted.add(name)
         interface = self._memory(name).known.interface
         subject = Subject(node, node.spec.power, interface, partial(self._neighbours, interface), self._folder)

@@ -205,7 +205,9 @@ class Creation:
             base = [f"base={found.base}"] if found.base else []
             fields["folder"] = [*_listed(fields.get("folder")), f"model={found.path}", *base]
         if command is not None:
-            words = [command] if isinstance(command, str) else [str(word) for word in command]
+            words = _listed(command)
+            if not words:
+                raise UsageError("the command is empty", hint=_EXAMPLE)
             check_words(words)
             if found is None and any("{model}" in word for word in words):
                 raise UsageError("the command has {model}, and there is none", hint="ugro serve JOB -- CMD {model}")
@@ -358,7 +360,9 @@ def _name(fields: Mapping[str, Any], usual: str) -> str:
 def _listed(given: Any) -> list[str]:
     if isinstance(given, Mapping):
         return [f"{name}={path}" for name, path in given.items()]
-    return [given] if isinstance(given, str) else list(given or ())
+    if isinstance(given, list | tuple):
+        return [str(one) for one in given]
+    return [] if given is None else [str(given)]
 
 
 def _spec(name: str, section: ServiceSection, engine: Engine | None) -> ServiceSpec:

@@ -102,7 +102,7 @@ class DoorClient:
     def _parsed(self, parse: Callable[[], T]) -> T:
         try:
             return parse()
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise RemoteFailure("the door's answer is invalid", subject=self._name, cause="invalid") from error
 
     def _error(self, kind: str, text: str) -> UgroError:

@@ -40,7 +40,7 @@ class DoorKeeping:
         """Without its servers, if it cannot be asked now."""
         self._is_fresh = False
         if job is None or job.state is not JobState.RUNNING:
-            self.client, self._run = None, None
+            self.client, self._run, self.stats = None, None, None  # nothing of it runs or waits any more
             return DoorSeen(job)
         if self._run != (job.id, job.attempt):
             self.client, self._run = self._parts.door(service, job), (job.id, job.attempt)

@@ -73,12 +73,17 @@ def described(folder: Path) -> ModelFolder:
     base, source = about.get("base"), about.get("base_path")
     if about.get("kind") != "lora":
         return ModelFolder(folder)
-    if isinstance(source, str) and Path(source).expanduser().exists():
+    if isinstance(source, str) and _is_model(Path(source).expanduser()):
         return ModelFolder(folder, base=Path(source).expanduser(), is_adapter=True)
     if not base:
         hint = "train it again, or write the name of its base model into ugro.json"
         raise ConfigError(f"{folder / ABOUT}: the base model of this adapter is not known", hint=hint)
     return ModelFolder(folder, base_name=str(base), is_adapter=True)
+
+
+def _is_model(folder: Path) -> bool:
+    """A node may have written the name of any folder here, and would be sent what is in it."""
+    return folder.is_dir() and isinstance(_read(folder / _CONFIG).get("model_type"), str)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from ugro.agent.support.change_signal import ChangeSignal
@@ -62,7 +63,7 @@ class ReplicaWatch:
                     if self._reports.get(run) != report:
                         self._reports[run] = report
                         self.changed.notify()
-            except (UgroError, TimeoutError, DecodeError, ValueError) as error:
+            except (UgroError, TimeoutError, DecodeError, ValueError, RecursionError) as error:
                 log.debug("job %d on %s cannot be listened to: %s", run[0], node, error)
             failures += 1
             await asyncio.sleep(delay_s(failures, 0.5, base_s=0.1, cap_s=2.0))
@@ -84,8 +85,17 @@ class ReplicaWatch:
                     raise ValueError("a line that does not end")
                 for line in lines:
                     if line:
-                        yield decode(ProbeReport, json.loads(line))
+                        yield _parsed(line)
         except StopAsyncIteration:
             return
         finally:
             duplex.cancel()
+
+
+def _parsed(line: bytes) -> ProbeReport:
+    report = decode(ProbeReport, json.loads(line))
+    figures = report.figures
+    for number in (figures.prompt_tokens, figures.generated_tokens, figures.batch_size):
+        if number is not None and not math.isfinite(number):
+            raise ValueError("a figure that is no number")
+    return report

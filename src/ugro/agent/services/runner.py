@@ -20,10 +20,11 @@ from ugro.agent.services.replica_watch import ReplicaWatch, Run
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.support.crashpoint import point
 from ugro.core.door import Door, NewServer
-from ugro.core.errors import TimedOut, UgroError
+from ugro.core.errors import RemoteFailure, TimedOut, UgroError
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, JobSpec, JobState
 from ugro.core.service import DoorPlace, Phase, ReplicaPhase, Service, ServiceReport, ServiceState
+from ugro.core.support.loopback import is_loopback
 from ugro.policy.serving import steps
 from ugro.policy.serving.applying import applied, event_of, forgotten
 from ugro.policy.serving.door_move import moved
@@ -63,6 +64,8 @@ class Parts(Protocol):
     async def drained(self) -> Mapping[str, str]: ...
 
     def speed(self, node: str) -> float | None: ...
+
+    def is_beside_door(self, service: Service, node: str) -> bool: ...
 
     async def door_address(self, service: Service) -> str: ...
 
@@ -155,6 +158,8 @@ class Runner:
         jobs = {one.number: await known(replica_key(service, one.number)) for one in service.replicas}
         self._listen({number: job for number, job in jobs.items() if job is not None})
         door_job = await known(door_key(service))
+        current = {job.id for job in (door_job, *jobs.values()) if job is not None}
+        self._failures = {number: one for number, one in self._failures.items() if number in current}
         door = replace(
             await self._door.look(service, door_job),
             last_lines=await self._last_lines(door_job),
@@ -224,7 +229,7 @@ class Runner:
         self._ends = [at for at in self._ends if time.monotonic() - at < _CALM_S]
         if not self._ends:
             return True
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (len(self._ends) - 1))
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(len(self._ends) - 1, 10))
         return time.monotonic() - self._ends[-1] > pause_s
 
     # --- deciding ------------------------------------------------------------------------------------------------
@@ -348,6 +353,7 @@ class Runner:
             return
         match step:
             case steps.AddServer(number, host, port, is_canary):
+                self._expect_place(number, host)
                 limit = self.service.spec.concurrency
                 name = server_name(number)
                 weight = self._door.first_weight(name, self.view)
@@ -357,3 +363,11 @@ class Runner:
                 await {Turn.DRAIN: door.drain, Turn.READY: door.ready, Turn.REMOVE: door.remove}[turn](name)
                 point(_POINTS[turn])
         self.asked.notify()
+
+    def _expect_place(self, number: int, host: str) -> None:
+        """A node says where its replica listens. Loopback would be the door's own, with all that listens there."""
+        job = next((one.job for one in self.view.seen if one.number == number), None)
+        node = job.placement.nodes[0] if job is not None and job.placement is not None else ""
+        if is_loopback(host) and not self._parts.is_beside_door(self.service, node):
+            text = f"replica {number} says that it listens at {host}, which the door does not reach"
+            raise RemoteFailure(text, subject=node, cause="invalid")

@@ -262,6 +262,12 @@ class Services:
     def speed(self, node: str) -> float | None:
         return self.speeds().get(node)
 
+    def is_beside_door(self, service: Service, node: str) -> bool:
+        """On the same machine."""
+        found = [self._cluster.inventory.find(name) for name in (service.door.node, node)]
+        boots = [one.machine.boot_id if one is not None and one.machine is not None else None for one in found]
+        return service.door.node == node or (boots[0] is not None and boots[0] == boots[1])
+
     async def door_address(self, service: Service) -> str:
         """For the next replica; the old one if no other is found. Raises Unreachable if its node is away."""
         try:

@@ -30,6 +30,7 @@ def main(parent: int, argv: list[str]) -> NoReturn:
     try:
         if os.getppid() == parent:
             code = _run(argv)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is ended now, whatever is asked for meanwhile
     except _Asked:
         pass
     finally:

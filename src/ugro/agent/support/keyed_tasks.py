@@ -60,7 +60,7 @@ class KeyedTasks:
     def _rest(self, key: Key) -> None:
         """After a bug or a full disk: the key may run again after a growing pause."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
-        pause_s = min(_LONGEST_REST_S, 2.0 ** (failures - 1))
+        pause_s = min(_LONGEST_REST_S, 2.0 ** min(failures - 1, 10))
         self._resting[key] = asyncio.get_running_loop().call_later(pause_s, self._wake_up, key)
 
     def _wake_up(self, key: Key) -> None:

@@ -28,7 +28,7 @@ def key_of(what: str, file: str | None, variable: str | None) -> bytes:
         place = file if file is not None else f"the variable {variable} of the agent"
         problem = f"{what}: {place} holds no secret of at least {_LEAST_SECRET} characters"
         raise SendFailure(problem, may_pass=False, hint="make one: openssl rand -hex 32")
-    return text.encode()
+    return os.fsencode(text)  # a variable may hold any bytes
 
 
 async def send(what: str, address: str, body: bytes, key: bytes, timeout_s: float, **names: str) -> None:

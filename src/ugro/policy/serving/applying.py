@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ugro.core.service import Replica, Service
+from ugro.core.service import Replica, Revision, Service
 from ugro.policy.serving.rollout import Add, Back, Change, Drop, Finish
 
-_MOST_REVISIONS = 10  # that are kept
+_MOST_REVISIONS = 10
 
 
 def applied(service: Service, changes: Iterable[Change]) -> Service:
@@ -20,13 +20,19 @@ def applied(service: Service, changes: Iterable[Change]) -> Service:
                 service = _dropped(service, number, reason)
             case Finish() if service.rollout is not None:
                 done = service.rollout.revision
-                kept = service.revisions[-_MOST_REVISIONS:]
                 note = f"revision {done} serves now"
-                service = replace(service, revision=done, revisions=kept, rollout=None, note=note)
+                service = replace(service, revision=done, revisions=recent(service), rollout=None, note=note)
             case Back(reason) if service.rollout is not None:
                 note = f"revision {service.rollout.revision} was rolled back: {reason}"
                 service = replace(service, rollout=None, note=note)
     return service
+
+
+def recent(service: Service) -> tuple[Revision, ...]:
+    """The revisions that are kept: the newest, and those in use."""
+    used = {service.revision, *(one.revision for one in service.replicas)}
+    newest = service.revisions[-_MOST_REVISIONS:]
+    return tuple(one for one in service.revisions if one.number in used or one in newest)
 
 
 def _added(service: Service, revision: int) -> Service:

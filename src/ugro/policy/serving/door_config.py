@@ -169,9 +169,15 @@ def _limits(settings: Mapping[str, Any]) -> list[str]:
     if most := settings["most_body_bytes"]:
         too_large = error_body("invalid_request_error", f"the body is larger than {most} bytes")
         unknown = error_body("invalid_request_error", "the body needs a Content-Length")
+        second = "{ req.ver 2.0 } !{ req.hdr(content-length) -m found }"
         found += [
+            # Of a number with too many digits, HAProxy would compare the lowest 32 bits.
+            f"{_returned(413, too_large)} if {{ req.hdr(content-length),length gt {len(str(most))} }}",
             f"{_returned(413, too_large)} if {{ req.hdr_val(content-length) gt {most} }}",
             f"{_returned(411, unknown)} if {{ req.hdr(transfer-encoding) -m found }}",
+            # In HTTP/2 a body without a length has no such header: whether there is one shows when it comes.
+            f"http-request wait-for-body time 15s at-least 1 if {second} !{{ req.hdr(upgrade) -m found }}",
+            f"{_returned(411, unknown)} if {second} {{ req.body_size gt 0 }}",
         ]
     busy = error_body("server_error", f"{settings['most_waiting']} requests wait already")
     after = f"hdr Retry-After {_RETRY_AFTER_S}"

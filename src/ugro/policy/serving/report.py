@@ -64,7 +64,7 @@ def report_of(view: View, stats: DoorStats | None = None, notes: Sequence[str] =
 def url_of(service: Service) -> str:
     spec = service.spec
     host = service.door.address if spec.bind in WILDCARDS else spec.bind
-    return f"{'https' if spec.tls else 'http'}://{host}:{spec.port}"
+    return f"{'https' if spec.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{spec.port}"
 
 
 def _moved(service: Service) -> list[str]:

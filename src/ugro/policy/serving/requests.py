@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ugro.core.errors import NotAllowed, UsageError
 from ugro.core.service import ReplicaPhase, Revision, Rollout, Service
-from ugro.policy.serving.applying import applied
+from ugro.policy.serving.applying import applied, recent
 from ugro.policy.serving.replicas import Seen
 from ugro.policy.serving.rollout import Back, Drop
 
@@ -21,7 +21,7 @@ def updated(service: Service, made: Revision, canary: float | None, served: int 
     new = replace(made, number=max(one.number for one in service.revisions) + 1)
     share = service.spec.update.canary if canary is None else canary
     rollout = Rollout(new.number, share, begun_at=now, served=served)
-    return replace(service, revisions=(*service.revisions, new), rollout=rollout, note="")
+    return replace(service, revisions=(*recent(service), new), rollout=rollout, note="")
 
 
 def under_way(service: Service) -> NotAllowed:

@@ -74,9 +74,11 @@ def scale(rule: ScalingRule, load: Load, wanted: int, state: ScalingState) -> Sc
         return _changed(1, f"{load.held} requests wait for a first replica", load, state)
     needed, reason = _needed(rule, load, wanted)
     state = _timed(rule, load, wanted, needed, state)
-    if load.now_s - state.changed_at_s < rule.pause_s or load.ready < wanted:
+    if load.now_s - state.changed_at_s < rule.pause_s:
         return Scaled(wanted, "a change shows its effect first", state)
     if needed > wanted and _has_lasted(state.above_since_s, rule.up_after_s, load):
+        if load.ready < wanted:  # they start, or there is no room for them; fewer are possible at any time
+            return Scaled(wanted, f"{load.ready} of {wanted} are ready", state)
         return _grown(rule, load, wanted, needed, reason, state)
     return _shrunk(rule, load, wanted, state)
 

@@ -57,8 +57,10 @@ def _lines(text: str) -> list[str]:
 
 def _inputs(text: str) -> list[Any]:
     """A JSON list; anything else is one input."""
+    if len(text) > _MOST_DEPTH:
+        raise UsageError(f"the input is longer than {_MOST_DEPTH} letters", hint="send a shorter one")
     try:
-        found = json.loads(text[:_MOST_DEPTH])
+        found = json.loads(text)
     except (ValueError, RecursionError):
         raise UsageError("the input is not JSON", hint='such as [1.5, 2] or ["a text"]') from None
     return found if isinstance(found, list) else [found]

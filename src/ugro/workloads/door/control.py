@@ -12,7 +12,7 @@ from ugro.policy.serving.door_config import WHOLE
 from ugro.workloads.door.haproxy import FailedError, HAProxy
 from ugro.workloads.door.machine import TimedOutError
 from ugro.workloads.door.measures import WINDOW_S, Measures, Rows, front, is_up, number, waiting
-from ugro.workloads.door.records import InvalidError, Records, weight_of
+from ugro.workloads.door.records import InvalidError, Records, checked_keys, weight_of
 from ugro.workloads.door.waiting import WaitingRoom
 
 _MOST_LINE = 1 << 20
@@ -25,7 +25,7 @@ class BusyError(Exception):
 
 
 class Control:
-    """One request at a time: what it records is what HAProxy was given."""
+    """One request at a time. What HAProxy was not given is not recorded: the agent sees that, and asks again."""
 
     def __init__(self, records: Records, haproxy: HAProxy, measures: Measures, room: WaitingRoom) -> None:
         self._records = records
@@ -78,7 +78,7 @@ class Control:
         except (KeyError, TypeError, ValueError) as error:
             return {"error": f"no request of a door: {type(error).__name__} {error}", "kind": "invalid"}
         except (OSError, TimedOutError) as error:
-            return {"error": f"HAProxy does not answer: {error}", "kind": "failed"}
+            return {"error": f"HAProxy or the door's folder does not answer: {error}", "kind": "failed"}
 
     # --- servers ---------------------------------------------------------------------------------------------------
 
@@ -97,26 +97,26 @@ class Control:
         if known is not None:
             await self._change(known, request)
             return
-        server = self._records.add(request)
         try:
-            await self._haproxy.add(server)
+            await self._haproxy.add(self._records.add(request))
         except (FailedError, OSError, TimedOutError):
-            self._records.drop(server["name"])
+            self._records.drop(str(request["name"]))
             raise
 
     async def _change(self, known: dict[str, Any], request: Request) -> None:
         same = ("address", "port", "canary")
         if any(known[key] != request[key] for key in same):
             raise InvalidError(f"there is a server {known['name']} at {known['address']}:{known['port']} already")
-        known["limit"] = int(request["limit"])
+        limit = int(request["limit"])
+        await self._haproxy.set_limit({**known, "limit": limit})
+        known["limit"] = limit
         await self._weight(request)
-        await self._haproxy.set_limit(known)
 
     async def _weight(self, request: Request) -> None:
-        server = self._known(request)
-        server["weight"] = weight_of(request)
+        server, weight = self._known(request), weight_of(request)
+        await self._haproxy.set_weight({**server, "weight": weight})
+        server["weight"] = weight
         self._records.save()
-        await self._haproxy.set_weight(server)
 
     async def _drain(self, request: Request) -> None:
         await self._turn(self._known(request), is_draining=True)
@@ -125,9 +125,9 @@ class Control:
         await self._turn(self._known(request), is_draining=False)
 
     async def _turn(self, server: dict[str, Any], *, is_draining: bool) -> None:
+        await self._haproxy.set_state(server, "drain" if is_draining else "ready")
         server["is_draining"] = is_draining
         self._records.save()
-        await self._haproxy.set_state(server, "drain" if is_draining else "ready")
 
     async def _remove(self, request: Request) -> None:
         server = self._records.servers.get(str(request["name"]))
@@ -152,14 +152,14 @@ class Control:
         share = round(float(request["share"]) * WHOLE)
         if not 0 <= share <= WHOLE:
             raise InvalidError("a share is between 0 and 1")
+        await self._haproxy.set_share(share)
         self._records.share = share
         self._records.save()
-        await self._haproxy.set_share(share)
 
     async def _keys(self, request: Request) -> None:
-        before = dict(self._records.keys)
-        self._records.set_keys(dict(request["keys"]))
-        await self._haproxy.set_keys(before, self._records.keys)
+        keys = checked_keys(dict(request["keys"]))
+        await self._haproxy.set_keys(keys)
+        self._records.set_keys(keys)
 
     async def _stats(self, request: Request) -> dict[str, Any]:
         rows = await self._haproxy.rows()

@@ -32,6 +32,7 @@ _START_S = 20.0
 _REMOVE_S = 5.0  # until connections that were kept open are closed
 _PAUSE_S = 0.05
 _MOST_THREADS = 4
+_NO_SERVER = "No such server"
 
 
 class FailedError(Exception):
@@ -92,6 +93,8 @@ class HAProxy:
         while True:
             assert self._process is not None
             if (code := self._process.poll()) is not None:
+                if code < 0:  # somebody has killed it, which says nothing about its configuration
+                    raise FailedError(f"HAProxy was killed by signal {-code} while it started")
                 raise RefusedError(f"HAProxy ended with exit code {code}; what it said is above")
             try:
                 await asyncio.wait_for(self.ask("show info"), 1.0)
@@ -131,6 +134,7 @@ class HAProxy:
         return parsed(await self.ask("show stat"))
 
     async def add(self, server: Mapping[str, Any]) -> None:
+        await self.remove(server)  # what is left of a try that was not answered in time
         for backend in backends_of(server):
             place = f"{backend}/{server['name']}"
             answer = await self.ask(f"add server {place} {server_words(self._settings, server, backend)}")
@@ -150,22 +154,29 @@ class HAProxy:
         await self._each(server, f"set maxconn server {{place}} {limit(self._settings, server)}")
 
     async def remove(self, server: Mapping[str, Any]) -> None:
-        await self.set_state(server, "maint")
+        """Also if it is there in part, or not at all."""
         for backend in backends_of(server):
-            await self._delete(f"{backend}/{server['name']}")
+            place = f"{backend}/{server['name']}"
+            answer = await self.ask(f"set server {place} state maint")
+            if _NO_SERVER in answer:
+                continue
+            if answer:
+                raise FailedError(answer)
+            await self._delete(place)
 
     async def set_share(self, share: int) -> None:
         await self._expect_nothing(f"set map {SHARE} {SHARE_KEY} {share}")
 
-    async def set_keys(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    async def set_keys(self, keys: Mapping[str, str]) -> None:
+        """Compared with what HAProxy has: of an earlier change, it may have been given a part."""
         if not self._settings["needs_key"]:
             return
-        for digest in before:
-            if digest not in now:
-                await self._expect_nothing(f"del map {KEYS} {digest}")
-        for digest, name in now.items():
-            if digest not in before:
-                await self._expect_nothing(f"add map {KEYS} {digest} {name}")
+        lines = (line.split() for line in (await self.ask(f"show map {KEYS}")).splitlines())
+        known = {words[1] for words in lines if len(words) > 1}
+        for digest in known - keys.keys():
+            await self._expect_nothing(f"del map {KEYS} {digest}")
+        for digest in keys.keys() - known:
+            await self._expect_nothing(f"add map {KEYS} {digest} {keys[digest]}")
 
     async def renew_certificate(self) -> bool:
         """Uses the files as they are now; False: they have not changed. Connections stay."""
@@ -182,7 +193,7 @@ class HAProxy:
         deadline = time.monotonic() + _REMOVE_S
         while True:
             answer = await self.ask(f"del server {place}")
-            if "deleted" in answer or "No such server" in answer:
+            if "deleted" in answer or _NO_SERVER in answer:
                 return
             if time.monotonic() > deadline:
                 raise FailedError(answer)

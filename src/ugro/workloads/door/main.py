@@ -38,6 +38,7 @@ _LONGEST_PAUSE_S = 5.0
 _READ_LOG_S = 0.05
 _CERTIFICATE_S = 10.0
 _KEPT_S = 2.0  # beyond what requests get at the end
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ class First:
         self._is_ending = False
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             signal.signal(number, self._ask_to_end)
         pause_s = 0.0
         while not self._is_ending:
@@ -80,10 +81,15 @@ class First:
     def _second(self) -> int:
         """Returns the exit code of a child that does all the rest."""
         parent = os.getpid()
+        # Held back until the child's number is known: one that comes in between would not reach it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        if self._is_ending:
+            return 0
         self._child = os.fork()
         if self._child == 0:
             end_with(parent)
             _second(*self._given)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         status = os.waitpid(self._child, 0)[1]
         self._child = 0
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1
@@ -97,8 +103,9 @@ class First:
 
 
 def _second(program: str, settings: Mapping[str, Any], secret: str, sockets: Sockets) -> NoReturn:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     code = 1
     try:
         code = asyncio.run(_run(program, settings, secret, sockets))
@@ -132,7 +139,7 @@ class Second:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.add_signal_handler(number, ending.set)
         await self._haproxy.start(self._records)
         say(f"the door {self._settings['name']} is open at {self._settings['address']}:{self._settings['port']}")
@@ -155,6 +162,7 @@ class Second:
             await self._haproxy.end(float(self._settings["drain_s"]) + _KEPT_S)
             say("ending")
             return 0
+        await self._haproxy.end(0.0)  # else the thread that waits for it keeps this process from ending
         for task in done:
             task.result()
         return 1

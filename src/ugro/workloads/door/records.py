@@ -1,4 +1,4 @@
-"""What a door must not forget: servers, keys, and the share of canaries. One file, written before the door acts."""
+"""What a door must not forget: servers, keys, and the share of canaries. One file, from which HAProxy is started."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Records:
         self.save()
 
     def set_keys(self, keys: Mapping[str, str]) -> None:
-        self.keys = _keys(keys)
+        self.keys = checked_keys(keys)
         self.save()
 
     def save(self) -> None:
@@ -64,7 +64,7 @@ class Records:
             with open(self._path, encoding="utf-8") as file:
                 found = json.load(file)
             servers = {str(name): {**one, **_server(one)} for name, one in found["servers"].items()}
-            keys = _keys(found["keys"])
+            keys = checked_keys(found["keys"])
             self.servers, self.keys = servers, keys
             self.share, self._next = int(found["share"]), int(found["next"])
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Records:
             os.replace(self._path, f"{self._path}.damaged")
 
 
-def _keys(given: Mapping[str, str]) -> dict[str, str]:
+def checked_keys(given: Mapping[str, str]) -> dict[str, str]:
     for digest, name in given.items():
         if not _HASH.fullmatch(digest) or not _NAME.fullmatch(name):
             raise InvalidError(f"no key: {digest[:12]!r}, {name[:80]!r}")

@@ -84,3 +84,8 @@ def test_scaling_replaces_what_failed_and_stays_within_bounds() -> None:
         scaled(bounded, 4, [])
     with pytest.raises(UsageError):
         scaled(of, -1, [])
+
+
+def test_an_address_of_ipv6_has_brackets() -> None:
+    of = service()
+    assert report_of(View(replace(of, spec=replace(of.spec, bind="::1")))).url == "http://[::1]:8000"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.policy.serving.places import service
 from ugro.core.errors import NotAllowed, UsageError
-from ugro.core.service import RayPlace
+from ugro.core.service import RayPlace, Replica
 from ugro.policy.serving.requests import decided, scaled, updated
 
 
@@ -19,6 +19,16 @@ def test_a_revision_gets_its_number_when_its_update_begins() -> None:
     assert [one.number for one in second.revisions] == [1, 2, 3, 4]
     assert second.rollout is not None
     assert second.of(second.rollout.revision).source == "new"
+
+
+def test_updates_that_were_rolled_back_are_not_kept_for_ever() -> None:
+    made, of = service().of(1), replace(service(), replicas=(Replica(1, 2),))
+    for _ in range(50):
+        of = decided(updated(of, made, None, 2, "now"), promotes=False)
+    kept = [one.number for one in of.revisions]
+    assert len(kept) <= 13
+    assert kept[:2] == [1, 2], "the current one, and one that a replica still is"
+    assert kept[-1] == 52
 
 
 def test_an_application_of_ray_serve_has_one_replica() -> None:

@@ -76,6 +76,15 @@ def test_nothing_grows_while_what_was_asked_for_is_not_ready() -> None:
         assert scaled.wanted == 2
 
 
+def test_what_never_gets_ready_keeps_no_devices_when_nobody_asks() -> None:
+    """Of eight there is room for two: they go, too, when they are not needed."""
+    rule, wanted, state = replace(RULE, least=0, idle_s=120), 8, ScalingState()
+    for step in range(600):
+        scaled = scale(rule, Load(step * LOOK_S, 0, 0, 0, 7, ready=min(wanted, 2)), wanted, state)
+        wanted, state = scaled.wanted, scaled.state
+    assert wanted == 0
+
+
 @given(
     st.integers(0, 3),
     st.integers(1, 12),

@@ -1,0 +1,87 @@
+"""The loop over nodes that sleep, with a real store: what it begins, refuses and forgets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.rig.waiting import wait_until
+from ugro.agent.power.service import PowerService
+from ugro.core.errors import NotAllowed
+from ugro.core.node import NodeSpec
+from ugro.core.power import Act, PowerRule
+from ugro.store.database import Store
+
+
+def refuse(what: str) -> None:
+    raise NotAllowed(f"the agent is in safe mode, {what}")
+
+
+def with_power(folder: Path, test: Callable[[PowerService, Any], Coroutine[Any, Any, None]]) -> None:
+    """A node that a command wakes: it makes a file ``woken``."""
+
+    async def run() -> None:
+        store = Store(folder / "state.db")
+        await store.open()
+        try:
+            node = SimpleNamespace(spec=NodeSpec("n1", power=PowerRule(resume=("touch", "woken"))))
+            inventory = SimpleNamespace(find=lambda name: None, get=lambda name: node)
+            cluster: Any = SimpleNamespace(inventory=inventory, path=folder / "cluster.yaml")
+            engine: Any = SimpleNamespace(safe_mode=SimpleNamespace(check=refuse))
+            scheduler_input: Any = SimpleNamespace()
+            await test(PowerService(store, cluster, engine, scheduler_input), node)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_an_act_that_finds_the_one_before_it_still_ending_is_done_later(tmp_path: Path) -> None:
+    async def test(power: PowerService, node: Any) -> None:
+        may_end = asyncio.Event()
+
+        async def ends_slowly() -> None:
+            try:
+                await asyncio.sleep(600)
+            finally:
+                await may_end.wait()
+
+        power._work.do(("act", "n1"), ends_slowly)
+        await asyncio.sleep(0)
+        power._work.cancel(("act", "n1"))
+        power._begin(node, Act.RESUME)
+        may_end.set()
+        await asyncio.wait([power._work._tasks["act", "n1"]])
+        await asyncio.sleep(0)  # it is taken out
+        power._begin(node, Act.RESUME)
+        await asyncio.to_thread(wait_until, (tmp_path / "woken").exists, 60, "the node to be woken")
+        await power._work.close()
+
+    with_power(tmp_path, test)
+
+
+def test_nothing_is_suspended_or_woken_by_hand_in_safe_mode(tmp_path: Path) -> None:
+    """Nobody would do it: the node would go to sleep, or wake, in words alone."""
+
+    async def test(power: PowerService, node: Any) -> None:
+        for act in Act:
+            with pytest.raises(NotAllowed, match="neither suspends nor wakes"):
+                await power.request("n1", act)
+
+    with_power(tmp_path, test)
+
+
+def test_a_node_without_a_rule_is_learned_again_when_it_has_one(tmp_path: Path) -> None:
+    async def test(power: PowerService, node: Any) -> None:
+        power._memory("n1")
+        link: Any = object()
+        power._learned["n1"] = link
+        await power._forget(set())
+        assert "n1" not in power._learned, "what was known of it was forgotten"
+
+    with_power(tmp_path, test)
