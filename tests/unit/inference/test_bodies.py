@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ugro.inference.api.bodies import ChatBody, CompletionBody, EmbedBody, GenerateBody
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "frequency_penalty", "presence_penalty"])
