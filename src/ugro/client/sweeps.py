@@ -15,7 +15,7 @@ from ugro.client.small_file import text_of
 from ugro.core.errors import NotAllowed
 from ugro.core.job import Job
 from ugro.core.support.codec import decode
-from ugro.core.sweep import Budget, Importance, SweepPlan, SweepReport
+from ugro.core.sweep import Budget, Importance, SweepPlan, SweepReport, TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,8 @@ class Sweeps(Asking):
         """Continues it. ``trials``: the most in all; ``more_trials``: beyond those that were made or allowed."""
         if more_trials is not None:  # as a sum, so that the request can be repeated
             found = self.get(sweep)
-            sweep, trials = found.id, max(len(found.trials), found.budget.trials or 0) + more_trials
+            made = sum(trial.state is not TrialState.STOPPED for trial in found.trials)  # those are made again
+            sweep, trials = found.id, max(made, found.budget.trials or 0) + more_trials
         body = {"trials": trials, "parallel": parallel}
         return decode(SweepReport, self._ask("POST", f"{_path(sweep)}/resume", body)["sweep"])
 

@@ -77,6 +77,7 @@ class Budget:
     max_failed: int | None = None
     trials_per_gpu: int = 1
     workers_ended: int = 0  # of a study: by themselves, before it was resumed
+    failed_before: int = 0  # trials, or workers of a study, before it was resumed: they stop it only once
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def _texts(loaded: Loaded) -> Callable[[list[Any]], Any]:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.padding_side = "right"  # on the left it would move a text's positions, by the length of its neighbours
     longest = text_limit(tokenizer, config)
 
     def prepare(texts: list[Any]) -> Any:

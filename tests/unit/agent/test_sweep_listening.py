@@ -13,7 +13,7 @@ from ugro.core.errors import NotFound, UgroError, Unreachable
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.nodes.runs import Piece
 
-LIMIT_S = 10
+LIMIT_S = 60
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -84,12 +85,10 @@ def test_it_says_itself_whether_it_is_ready(problem: str | None, status: bytes) 
 
 def test_a_proxy_that_is_away_gets_no_answer_invented() -> None:
     async def look() -> None:
-        closed = await _proxy([])
-        port = closed.sockets[0].getsockname()[1]
-        closed.close()
-        await closed.wait_closed()
-        relay = Relay("/app-1", port, "", lambda: None)
-        async with await relay.start("127.0.0.1", 0) as server:
-            assert await _ask(server.sockets[0].getsockname()[1], b"GET / HTTP/1.1\r\n\r\n") == b""
+        with socket.socket() as deaf:  # has the port, so that nobody else gets it, and does not listen
+            deaf.bind(("127.0.0.1", 0))
+            relay = Relay("/app-1", deaf.getsockname()[1], "", lambda: None)
+            async with await relay.start("127.0.0.1", 0) as server:
+                assert await _ask(server.sockets[0].getsockname()[1], b"GET / HTTP/1.1\r\n\r\n") == b""
 
     asyncio.run(look())

@@ -32,9 +32,15 @@ def test_pieces_of_a_text_are_the_text_and_hold_no_half_character(text: str, pro
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_text_neither_hang_nor_vanish(content: bytes) -> None:
-    pieces = streamed(GrowingText(decode), content)
-    whole = decode(content)
-    assert len("".join(pieces)) >= len(whole.replace("\ufffd", ""))
+    assert "".join(streamed(GrowingText(decode), content)) == decode(content)
+
+
+@pytest.mark.parametrize("last", ["😀", "€", "é", "\ufffd", "x"])
+@pytest.mark.parametrize("count", range(6))
+def test_a_character_after_some_that_say_unknown_is_whole(count: int, last: str) -> None:
+    """U+FFFD is what the half of a character looks like, too."""
+    said = "\ufffd" * count + last
+    assert "".join(streamed(GrowingText(decode), said.encode())) == said
 
 
 def test_broken_bytes_do_not_hold_back_what_follows() -> None:

@@ -93,6 +93,7 @@ async def _prepare_study(request: SweepRequest, jobs: JobService) -> NewSweep | 
         raise UsageError(f"{what} and --study exclude each other", hint="the script itself says what it searches")
     if not submit.fields.get("script"):
         raise UsageError("--study needs a script", hint="ugro sweep --study search.py")
+    _check_shares(request.budget.trials_per_gpu)
     base = await jobs.read(submit)
     if isinstance(base, Needs):
         return base
@@ -172,14 +173,12 @@ def _of_file(request: SweepRequest) -> Iterator[None]:
 def _with_options(tree: dict[str, Any], given: Mapping[str, Any], request: SweepRequest) -> dict[str, Any]:
     tree = {**tree}
     if given:
-        tree["parameters"] = {**(tree.get("parameters") or {}), **given}
+        tree["parameters"] = {**_part(tree, "parameters", request), **given}
     if not tree.get("parameters"):
         raise UsageError("nothing to search: no option of the script has several values", hint=_EXAMPLE)
-    metric = dict(tree.get("metric") or {})
     named = {"name": request.metric, "goal": request.goal, "target": request.target}
-    metric |= {key: value for key, value in named.items() if value is not None}
-    if metric:
-        tree["metric"] = metric
+    if metric := {key: value for key, value in named.items() if value is not None}:
+        tree["metric"] = {**_part(tree, "metric", request), **metric}
     if request.prune is not None and request.prune != "none":
         tree["early_terminate"] = {"type": request.prune} | ({"min_iter": 3} if request.prune == "hyperband" else {})
     elif request.prune == "none":
@@ -187,6 +186,14 @@ def _with_options(tree: dict[str, Any], given: Mapping[str, Any], request: Sweep
     if (method := request.method or tree.get("method") or _usual_method(tree, request)) is not None:
         tree["method"] = method
     return tree
+
+
+def _part(tree: Mapping[str, Any], key: str, request: SweepRequest) -> Mapping[str, Any]:
+    """Of a file, to which options add something."""
+    found = tree.get(key) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{request.file}: {key}: expected a map of keys to values, got {found!r:.60}")
+    return found
 
 
 def _usual_method(tree: Mapping[str, Any], request: SweepRequest) -> str:
@@ -231,10 +238,14 @@ def _budget(request: SweepRequest, spec: SweepSpec) -> Budget:
         raise ConfigError(f"ugro: {error}") from None
     names = ("trials", "time_s", "gpu_s", "no_improvement", "parallel", "max_failed")
     per_gpu = budget.trials_per_gpu if budget.trials_per_gpu > 1 else of_file.trials_per_gpu
-    if per_gpu > _MOST_PER_GPU:
-        raise UsageError(f"{per_gpu} trials on a GPU are too many", hint=f"at most {_MOST_PER_GPU}")
+    _check_shares(per_gpu)
     found = Budget(*(getattr(budget if getattr(budget, name) is not None else of_file, name) for name in names))
     return replace(found, trials_per_gpu=per_gpu)
+
+
+def _check_shares(per_gpu: int) -> None:
+    if not 1 <= per_gpu <= _MOST_PER_GPU:
+        raise UsageError(f"{per_gpu} trials cannot share a GPU", hint=f"1 to {_MOST_PER_GPU} can")
 
 
 def _count(limits: Mapping[str, Any], key: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ class JournalFile:
                 self.journal.apply(one)
             self._write(content)
         except (OSError, ValueError) as error:
+            self._truncate()
             self._read()
             if isinstance(error, ValueError):
                 raise
@@ -69,6 +71,11 @@ class JournalFile:
             os.fsync(file)
         finally:
             os.close(file)
+
+    def _truncate(self) -> None:
+        """None of several lines counts if the disk was full after the first. The next writer tries it again."""
+        with contextlib.suppress(OSError):
+            os.truncate(self.path, self._bytes)
 
     def _read(self) -> None:
         """The rest of a line that an agent was killed in was answered to nobody: it does not count."""

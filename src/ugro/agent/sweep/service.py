@@ -113,7 +113,8 @@ class SweepService:
         sweep = await self.sweeps.find(word)
         rows = await self.sweeps.trials(sweep.id, with_history=False)
         ended = sum(row.state is TrialState.COMPLETE for row in rows) if _is_study(sweep) else 0
-        budget = replace(_extended(sweep.budget, how), workers_ended=ended)
+        failed = sum(row.state is TrialState.FAILED for row in rows)
+        budget = replace(_extended(sweep.budget, how), workers_ended=ended, failed_before=failed)
         sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", budget)
         self._asked.notify()
         return await self._report(sweep)
@@ -170,9 +171,10 @@ class SweepService:
             seen = {signal: signal.count for signal in (*self._signals, self._asked)}
             asked, busy_s = {self._asked: self._asked.count}, time.thread_time()
             await self._load(group)
+            now, passed_s = time.monotonic(), time.monotonic() - since
             for runner in list(self._runners.values()):
-                await self._step(runner, time.monotonic() - since)
-            since = time.monotonic()
+                await self._step(runner, passed_s)
+            since = now  # what the steps took counts the next time
             if self._runners:
                 await asyncio.sleep(max(_LEAST_S, _REST * (time.thread_time() - busy_s)))
                 await wait_for_any(seen, _SHOW_S if self.measuring.is_waiting else _LOOK_S)

@@ -26,7 +26,8 @@ class Studies:
     async def host(self, sweep: int, on_change: Callable[[], None]) -> StudyHost:
         """The same object as long as it is used."""
         if sweep not in self._hosts:
-            for number in [number for number, host in self._hosts.items() if not host.is_busy][_MOST_OPEN:]:
+            # Never one that is used: a second one for the same journal would know only what was there when it read it.
+            for number in [number for number, host in self._hosts.items() if not host.is_used][_MOST_OPEN:]:
                 del self._hosts[number]
             host = await asyncio.to_thread(StudyHost, self._folder / str(sweep) / "journal.log", self._dial, on_change)
             self._hosts.setdefault(sweep, host)
@@ -69,6 +70,8 @@ def study_importances(path: Path) -> tuple[Importance, ...]:
     from ugro.agent.sweep.optuna_study import load_optuna, require
 
     require("tpe")
+    if not path.exists():
+        raise NotAllowed("importances need some complete trials; there are none yet", hint="let more trials end")
     optuna = load_optuna()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
     names = [one.study_name for one in storage.get_all_studies()]

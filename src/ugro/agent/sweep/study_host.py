@@ -37,6 +37,7 @@ class StudyHost:
         self._talks: dict[Worker, asyncio.Task[None]] = {}
         self.limit: int | None = None  # of trials, as a person says
         self.is_closed = False  # no more trials are begun
+        self.is_used = False  # by the runner of its sweep, which alone writes
 
     @property
     def study(self) -> Study | None:
@@ -50,10 +51,6 @@ class StudyHost:
     @property
     def path(self) -> Path:
         return self._file.path
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._talks)
 
     def keep(self, workers: Mapping[Worker, str], group: asyncio.TaskGroup) -> None:
         """Connects to these, which run on those nodes, and to no others."""

@@ -20,6 +20,7 @@ class StudyRunner(Runner):
     ) -> None:
         super().__init__(parts, sweep, trials, on_change)
         self._host = host
+        host.is_used = True
         self.group: asyncio.TaskGroup | None = None  # of its connections
 
     async def step(self) -> None:
@@ -39,6 +40,7 @@ class StudyRunner(Runner):
     def leave(self) -> None:
         assert self.group is not None
         self._host.keep({}, self.group)
+        self._host.is_used = False
 
     def decision(self) -> Decision:
         return decide_workers(self._study_view())

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 MOST_CHOICES = 8
 MOST_STOPS = 4
 MOST_TEXTS = 2048
-Text = Annotated[str, Field(strict=True)]
+Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[list[int], Field(min_length=1)]
 
 
@@ -112,7 +112,7 @@ class GenerateBody(Body):
     text: str
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(0.0, ge=0, le=2)
-    stop: list[str] = Field(default=[], max_length=MOST_STOPS)
+    stop: list[Text] = Field(default=[], max_length=MOST_STOPS)
     seed: int | None = None
 
 
@@ -123,7 +123,7 @@ class ClassifyBody(Body):
 
 
 class EmbedBody(Body):
-    texts: list[str] = Field(min_length=1, max_length=MOST_TEXTS)
+    texts: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
 
 
 class PredictBody(BaseModel):

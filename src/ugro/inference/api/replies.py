@@ -80,6 +80,7 @@ async def events(reply: Reply, answer: Answer, has_usage: bool, metrics: Metrics
     try:
         async for piece in answer.pieces():
             if piece.error is not None:
+                is_finished = True
                 yield _event(error_body(500, piece.error, code="model_failed"))
                 return
             reply.generated += piece.tokens

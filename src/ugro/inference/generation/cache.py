@@ -118,9 +118,10 @@ class Rows:
             layer.place((tensors[0], tensors[1]), columns)
 
     def _join(self, cache: Any, lengths: Sequence[int]) -> None:
+        """All or nothing: there may be no memory for the larger tensors, and the rows that run then go on."""
         before, running = self.columns, len(self.lengths)
-        self.lengths = [*self.lengths, *lengths]
-        columns = self.columns
+        together = [*self.lengths, *lengths]
+        columns = max(together)
         old_layers = self._cache.layers if running else [None] * len(cache.layers)
         layers = []
         for old, new in zip(old_layers, cache.layers, strict=True):
@@ -128,7 +129,7 @@ class Rows:
             pairs = (("keys", new.keys), ("values", new.values))
             tensors = []
             for name, added in pairs:
-                tensor = _empty(added, len(self.lengths), columns + _ROOM)
+                tensor = _empty(added, len(together), columns + _ROOM)
                 if old is not None:
                     tensor[:running, :, columns - before : columns] = getattr(old, name)
                 for at, length in enumerate(lengths):
@@ -137,7 +138,7 @@ class Rows:
             joined.dtype, joined.device = new.keys.dtype, new.keys.device
             joined.place((tensors[0], tensors[1]), columns)
             layers.append(joined)
-        self._cache = Cache(layers=layers)
+        self.lengths, self._cache = together, Cache(layers=layers)
 
 
 def _empty(like: Any, rows: int, columns: int) -> Any:

@@ -31,12 +31,12 @@ def random_numbers(sampling: Sampling, device: Any) -> Any:
 
 
 def choose(logits: Any, rows: Sequence[Row]) -> list[int | None]:
-    """A token for each row; None for a row whose logits are no numbers."""
+    """A token for each row; None for a row whose logits are no numbers: nothing can be drawn from them."""
     for at, row in enumerate(rows):
         if not row.sampling.is_plain:
             _adjust(logits[at], row)
     highest, likeliest = logits.max(dim=-1)
-    is_broken = torch.isnan(highest).tolist()
+    is_broken = (~torch.isfinite(highest)).tolist()
     found: list[int | None] = likeliest.tolist()
     for at, row in enumerate(rows):
         if is_broken[at]:

@@ -53,6 +53,8 @@ class Generator:
         """``count`` texts for each wish, in this order."""
         if self._engine.failure is not None:
             raise model_failed(self._engine.failure)
+        if (texts := count * len(wishes)) > self._limits.queue:  # to come back later would not help
+            raise bad(f"{texts} texts in one request; this server takes at most {self._limits.queue}", "prompt")
         return self._engine.submit([_numbered(wish, at, stops) for wish in wishes for at in range(count)])
 
     async def try_out(self) -> None:

@@ -11,7 +11,7 @@ from ugro.inference.generation.sampling import Sampling
 from ugro.inference.generation.text import Decode, GrowingText
 
 STOP, LENGTH = "stop", "length"
-_BROKEN = "the model computed values that are no numbers (NaN)"
+_BROKEN = "the model computed values that are no numbers (NaN or infinite)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 CONTEXT = 6  # tokens of the prompt that are decoded, too: some tokenizers drop the space before the first one
 _UNFINISHED = "\ufffd"  # a character of which some bytes are still to come
-_MOST_PENDING = 8  # tokens without a whole character: it is no character then, but a broken one
+_MOST_PENDING = 8  # tokens without a whole character: only the last one is not known then
+_CHARACTER = 4  # the most tokens of a character
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -37,12 +38,14 @@ class GrowingText:
 
     def _new(self) -> str:
         text = self._decode(self._tokens[self._start :])
-        is_pending = len(text) <= len(self._before) or text.endswith(_UNFINISHED)
+        known = text.removesuffix(_UNFINISHED)  # only the last character can still change
+        is_pending = len(text) <= len(self._before) or known != text
         if is_pending and len(self._tokens) - self._shown < _MOST_PENDING:
             return ""
-        new = text[len(self._before) :]
-        self._start, self._shown = self._shown, len(self._tokens)
-        self._before = self._decode(self._tokens[self._start :])
+        new = known[len(self._before) :]
+        start = self._shown if known == text else max(self._start, len(self._tokens) - _CHARACTER)
+        self._start, self._shown = start, len(self._tokens)
+        self._before = self._decode(self._tokens[start:])[: len(known) - len(text) or None]
         return new
 
     def _passed(self, new: str) -> str:

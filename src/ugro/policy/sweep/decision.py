@@ -143,7 +143,7 @@ def _no_improvement(view: View, best: Trial | None) -> str | None:
 
 
 def _failures(view: View) -> str | None:
-    failed = [trial for trial in view.trials if trial.state in _BAD]
+    failed = [trial for trial in view.trials if trial.state in _BAD][view.budget.failed_before :]
     went_well = any(trial.state in _WENT_WELL for trial in view.trials)
     most = view.budget.max_failed
     if most is not None and len(failed) > most:

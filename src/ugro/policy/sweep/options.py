@@ -31,12 +31,18 @@ def read_options(tree: Any, parameters: Sequence[Parameter]) -> Options:
         if name not in known:
             raise ConfigError(f"{at}: there is no parameter of this name", hint=f"there is: {', '.join(known)}")
         found[name] = {value: dict(_items(f"{at}.{value}", given)) for value, given in _items(at, values)}
-        wanted = [_word(value) for value in known[name].grid() or ()]
-        if missing := [value for value in wanted if value not in found[name]]:
-            raise ConfigError(f"{at}: nothing for the value {missing[0]!r:.60}", hint="every value needs an entry")
+        wanted = list(_expected(known[name], found[name], at))
         if unused := [value for value in found[name] if value not in wanted]:
             raise ConfigError(f"{at}.{unused[0]}: no value of {name}", hint=f"there is: {', '.join(wanted)}")
     return found
+
+
+def _expected(one: Parameter, given: Mapping[str, Any], at: str) -> Iterator[str]:
+    """One by one: a range may have more values than fit into memory."""
+    for word in map(_word, one.grid() or ()):
+        if word not in given:
+            raise ConfigError(f"{at}: nothing for the value {word!r:.60}", hint="every value needs an entry")
+        yield word
 
 
 def flags_of(options: Options, settings: Settings) -> Settings:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.sweep import Trial, TrialState
-from ugro.policy.sweep.history import best_of
+from ugro.policy.sweep.history import MOST_KEPT, best_of
 from ugro.policy.sweep.spec import Metric, Pruning
 
 _PARTS = 100  # without bands, the first one is this part of a complete trial
@@ -39,10 +39,19 @@ def _hyperband(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Tria
     band = max((band for band in rule.bands if band <= len(trial.history)), default=None)
     if band is None:
         return None
-    reached = [one.history[band - 1].value for one in known if len(one.history) >= band]
+    found = (_value_at(one, band, trial.history[band - 1].step) for one in known)
+    reached = [value for value in found if value is not None]
     own = trial.history[band - 1].value if rule.is_strict else best_of(trial.history, metric.sign)
     assert own is not None
     return _compared(own, reached, int(len(reached) / rule.eta), metric, f"{band} values")
+
+
+def _value_at(trial: Trial, band: int, step: int) -> float | None:
+    """Its value of that number. A long trial that has ended has kept only some of them: that step stands for it."""
+    if not trial.is_open and len(trial.history) >= MOST_KEPT - 1:
+        last = next((point for point in reversed(trial.history) if point.step <= step), None)
+        return last.value if last is not None and trial.history[-1].step >= step else None
+    return trial.history[band - 1].value if len(trial.history) >= band else None
 
 
 def _asha(rule: Pruning, metric: Metric, trial: Trial, known: Sequence[Trial]) -> str | None:

@@ -16,7 +16,7 @@ from ugro.core.errors import ConfigError
 from ugro.core.sweep import METHODS, PRUNERS
 from ugro.policy.sweep.macros import check_command
 from ugro.policy.sweep.options import read_options
-from ugro.policy.sweep.space import Kind, Parameter, grid_size
+from ugro.policy.sweep.space import MOST_WHOLE, Kind, Parameter, grid_size
 from ugro.policy.sweep.spec import Metric, Pruning, SweepSpec
 
 _KEYS = (
@@ -39,6 +39,7 @@ _OWN_METHODS = ("study",)  # of ``--study``, which no file has
 _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-5 as a text
 _BANDS = 100
 _MOST_DEPTH = 8
+_LARGEST = 1e300
 
 
 def read(tree: Mapping[str, Any]) -> SweepSpec:
@@ -51,7 +52,7 @@ def read(tree: Mapping[str, Any]) -> SweepSpec:
     metric = _metric(tree.get("metric"))
     if method == "grid" and grid_size(parameters) is None:
         endless = next(one.name for one in parameters if one.grid() is None)
-        hint = "give values, whole numbers or a q; or another method: random, bayes"
+        hint = "give values, whole numbers or a larger q; or another method: random, bayes"
         raise ConfigError(f"parameters.{endless}: a grid cannot try all values of a range", hint=hint)
     _expect_suitable(method, metric, parameters)
     pruning = _pruning(tree.get("early_terminate"), metric)
@@ -173,11 +174,22 @@ def _parameter(name: str, given: Mapping[str, Any]) -> Parameter:
     q = _positive(f"{at}q", given.get("q", 1)) if kind.startswith("q_") else None
     if "normal" in kind:
         mean, spread = _number(f"{at}mu", given.get("mu", 0)), _positive(f"{at}sigma", given.get("sigma", 1))
-        return Parameter(name, kind, q=q, shape=(mean, spread))
+        return _finite(Parameter(name, kind, q=q, shape=(mean, spread)))
     if "beta" in kind:
         a, b = (_positive(f"{at}{key}", given.get(key)) for key in ("a", "b"))
-        return Parameter(name, kind, q=q, shape=(a, b))
-    return _span(name, kind, given, q)
+        return _finite(Parameter(name, kind, q=q, shape=(a, b)))
+    return _finite(_span(name, kind, given, q))
+
+
+def _finite(one: Parameter) -> Parameter:
+    """Checked once, at its ends: a point that cannot be computed would be found in the middle of a sweep."""
+    try:
+        ends = [one.value(one.axis.low), one.value(one.axis.high)]
+        if all(map(math.isfinite, ends)):
+            return one
+    except (OverflowError, ValueError, ZeroDivisionError):
+        pass
+    raise ConfigError(f"parameters.{one.name}: its values are too large for numbers", hint="choose a smaller range")
 
 
 def _span(name: str, kind: str, given: Mapping[str, Any], q: float | None) -> Parameter:
@@ -187,6 +199,8 @@ def _span(name: str, kind: str, given: Mapping[str, Any], q: float | None) -> Pa
         raise ConfigError(f"{at}min: {low:g} is not less than max, {high:g}")
     if kind == "int_uniform" and (low != int(low) or high != int(high)):
         raise ConfigError(f"{at}min: int_uniform needs whole numbers", hint="distribution: uniform")
+    if kind == "int_uniform" and max(-low, high) > MOST_WHOLE:
+        raise ConfigError(f"{at}max: whole numbers go up to {MOST_WHOLE}", hint="distribution: uniform")
     if kind.endswith("_values") and low <= 0:
         raise ConfigError(f"{at}min: a logarithmic range begins above 0, not at {low:g}")
     if kind in ("log_uniform", "q_log_uniform", "inv_log_uniform"):  # given as exponents of e
@@ -234,7 +248,7 @@ def _mended(value: Any) -> Any:
 
 def _number(key: str, value: Any) -> float:
     value = _mended(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         raise ConfigError(f"{key}: expected a number" + ("" if value is None else f", got {value!r:.60}"))
     return value
 

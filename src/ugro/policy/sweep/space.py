@@ -20,6 +20,8 @@ from ugro.core.sweep import Settings
 _EDGE = 1e-9  # normal and log-normal reach infinity at 0 and 1
 _HALVINGS = 60
 _TERMS = 200
+_MOST_STEPS = 1_000_000  # of one parameter, in a grid
+MOST_WHOLE = 1 << 53  # beyond, a float misses some whole numbers
 
 
 class Kind(StrEnum):
@@ -94,13 +96,13 @@ class Parameter:
         steps = round(value / self.q)
         return steps * int(self.q) if self.q == int(self.q) else float(f"{steps * self.q:.12g}")
 
-    def grid(self) -> tuple[Any, ...] | None:
-        """All its values; None if a grid cannot have them."""
+    def grid(self) -> Sequence[Any] | None:
+        """All its values, which need not be in memory; None if a grid cannot have them."""
         if self.axis.kind is Kind.CHOICE:
             return self.values
         if self.axis.kind is Kind.WHOLE:
-            return tuple(range(int(self.low), int(self.high) + 1))
-        if self.distribution == "q_uniform" and self.q:
+            return range(int(self.low), int(self.high) + 1)
+        if self.distribution == "q_uniform" and self.q and (self.high - self.low) / self.q < _MOST_STEPS:
             count = math.floor((self.high - self.low) / self.q + _EDGE)
             return tuple(dict.fromkeys(self._rounded(self.low + step * self.q) for step in range(count + 1)))
         return None

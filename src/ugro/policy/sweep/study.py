@@ -59,7 +59,7 @@ def _enough(view: StudyView) -> str | None:
 
 
 def _failures(view: StudyView) -> str | None:
-    failed = [worker for worker in view.workers if worker.state is TrialState.FAILED]
+    failed = [worker for worker in view.workers if worker.state is TrialState.FAILED][view.budget.failed_before :]
     usual = _MOST_FAILURES if view.ended else _FIRST_FAILURES - 1
     most = usual if view.budget.max_failed is None else view.budget.max_failed
     return f"{len(failed)} workers failed: {failed[-1].reason}" if len(failed) > most else None

@@ -127,7 +127,8 @@ def load_folder(named: Named, arguments: argparse.Namespace) -> Data:
     """A folder for each class; or folders train, and validation or test, with a folder for each class."""
     if not named.folder.is_dir():
         raise NotFound(f"no folder {named.place}", hint="a folder with a folder for each class")
-    splits = {files.split_of(Path(one.name, "x")): one for one in sorted(named.folder.iterdir()) if one.is_dir()}
+    folders = [one for one in sorted(named.folder.iterdir()) if one.is_dir()]
+    splits = {split: one for one in folders if (split := files.named_split(Path(one.name, "x"))) is not None}
     has_splits = "train" in splits and len(splits) > 1
     found = {name: pictures.by_class(folder) for name, folder in splits.items()} if has_splits else {}
     train = found.get("train") or pictures.by_class(named.folder)

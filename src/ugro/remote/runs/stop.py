@@ -33,6 +33,7 @@ _SMALL = frozenset(("spec.json", "claim", "lock", "control", "state.json", "exit
 _PAUSE_S = 0.02
 # A mark can be taken off: a process that has neither that nor a parent of ours is not found.
 _UNPROVEN = ", and so was its reaper: a process that left its session and environment may still run"
+_RELEASE_S = 5.0  # that takes a moment, unless the machine is very busy
 _ANSWER_S = 10.0  # beyond its grace and the kernel's time, before a supervisor counts as hanging
 
 
@@ -62,7 +63,15 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
             order_at = now + _REPEAT_S
             _order(run, order)
         time.sleep(_PAUSE_S)
+    _await_release(run)
     return run.status()
+
+
+def _await_release(run: RunDir) -> None:
+    """A supervisor lets go of its GPUs after it has written the exit record: whoever starts next may want them."""
+    deadline = time.monotonic() + _RELEASE_S
+    while run.is_alive() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S / 10)
 
 
 def clean(run: RunDir) -> None:

@@ -24,6 +24,7 @@ _SPLITS = {
     "dev": "validation", "eval": "validation", "test": "test",
 }  # fmt: skip
 _LONGEST_FIELD = 1 << 30
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TEXT_PIECE = 1 << 16  # characters of a row of a text file, about: a tokenizer takes many of them at once
 
 
@@ -48,11 +49,16 @@ def splits(place: Path, suffixes: frozenset[str]) -> dict[str, list[Path]]:
 
 
 def split_of(relative: Path) -> str:
+    return named_split(relative) or "train"
+
+
+def named_split(relative: Path) -> str | None:
+    """None if neither its name nor that of its folder says one."""
     for part in (*relative.parts[:-1], relative.stem):
         word = re.match(r"[a-z]+", part.lower())
         if word and word[0] in _SPLITS and not re.match(r"[a-z]", part.lower()[word.end() :]):
             return _SPLITS[word[0]]
-    return "train"
+    return None
 
 
 def rows(paths: Iterable[Path]) -> Iterator[Row]:
@@ -140,8 +146,11 @@ def _json(path: Path) -> Iterator[Row]:
 
 def _parsed(path: Path, number: int, text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        found = json.loads(text)
+        if _SURROGATE.search(text):  # as an escape: half of a pair is no text, and tokenizers fail with it
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}, line {number}: not JSON: {error}", hint="one object per line, or a list") from None
 
 

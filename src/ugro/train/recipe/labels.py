@@ -51,5 +51,5 @@ class Labels:
 def _order(value: Any) -> tuple[bool, float, str]:
     """Numbers by value, also those of a CSV file, where everything is text; then texts."""
     text = str(value)
-    is_number = text.lstrip("-").isdecimal()
+    is_number = text.removeprefix("-").isdecimal()
     return not is_number, float(text) if is_number else 0.0, text

@@ -14,6 +14,7 @@ from ugro.core.support.codec import dumps
 from ugro.core.sweep import SweepReport, Trial
 from ugro.policy.sweep.charts import document
 from ugro.policy.sweep.page import rows, shown_value
+from ugro.web.pages.outputs import attachment
 from ugro.web.site import Site
 
 _LISTED = 100
@@ -62,7 +63,7 @@ def _add_documents(app: FastAPI, site: Site) -> None:
         found = await site.agent.sweeps.report(word)
         text = io.StringIO()
         csv.writer(text).writerows(rows(found))
-        name = {"content-disposition": f'attachment; filename="{found.name}.csv"'}
+        name = {"content-disposition": attachment(f"{found.name}.csv")}
         return Response(text.getvalue(), media_type="text/csv", headers=name)
 
 

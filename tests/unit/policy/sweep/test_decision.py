@@ -134,6 +134,14 @@ def test_failures_stop_a_sweep_that_has_nothing_else_to_show() -> None:
     assert decide(View(SPEC, Budget(), done(9, TrialState.INFEASIBLE))).act is Act.TRY, "memory is no failure"
 
 
+def test_failures_before_it_was_resumed_do_not_stop_it_again() -> None:
+    failed = done(3, TrialState.FAILED)
+    assert decide(View(SPEC, Budget(failed_before=3), failed)).act is Act.TRY
+    assert decide(View(SPEC, Budget(failed_before=3), done(6, TrialState.FAILED))).act is Act.STOP
+    assert decide(View(SPEC, Budget(failed_before=3, max_failed=1), done(4, TrialState.FAILED))).act is Act.TRY
+    assert decide(View(SPEC, Budget(failed_before=3, max_failed=1), done(5, TrialState.FAILED))).act is Act.STOP
+
+
 def test_the_best_trial_may_still_run_and_the_first_of_equals_wins() -> None:
     trials = [trial(1, TrialState.COMPLETE, 2.0), trial(2, TrialState.RUNNING, 1.0), trial(3, TrialState.PRUNED, 1.0)]
     assert best_trial(LOSS, trials) == trials[1]
@@ -172,6 +180,21 @@ def test_hyperband_stops_what_wandb_stops(
     ]
     expected = wandb_stops(rule, [(running, list(map(float, values))) for running, values in runs])
     assert [one.number for one in to_prune(rule, metric, trials)] == expected
+
+
+def test_hyperband_compares_with_long_trials_of_which_some_values_are_kept() -> None:
+    """A loss that falls: at 81 values the ended ones were worse than they are now, and so is the running one."""
+
+    def falling(number: int, state: TrialState, count: int) -> Trial:
+        return trial(number, state, *(1.0 / step + number / 1000 for step in range(1, count + 1)))
+
+    ended = [falling(number, TrialState.COMPLETE, 5000) for number in range(1, 7)]
+    kept = [replace(one, history=thinned(one.history, 1)) for one in ended]
+    rule = Pruning("hyperband", (3, 9, 27, 81))
+    for number, is_worse in ((0, False), (9, True)):
+        running = falling(number, TrialState.RUNNING, 85)
+        for others in (ended, kept):
+            assert bool(to_prune(rule, LOSS, [*others, running])) is is_worse, number
 
 
 def test_asha_compares_at_equal_steps_so_a_slow_device_is_not_punished() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import optuna
 import pytest
 
 from ugro.agent.sweep.journal_file import JournalFile
+from ugro.core.errors import UgroError
 from ugro.core.sweep import Budget, Trial, TrialState
 from ugro.policy.sweep.decision import Act
 from ugro.policy.sweep.journal import Journal, State, Worker, of_lost, shown
@@ -114,6 +116,25 @@ def test_the_rest_of_a_line_that_was_not_written_whole_does_not_count(tmp_path: 
     assert len(optunas(path).get_trials()) == 2
 
 
+def test_a_disk_that_is_full_after_the_first_line_takes_none_of_them(tmp_path: Path) -> None:
+    """A lost trial would have failed, and its point would not be queued again."""
+    file = JournalFile(tmp_path / "journal.log")
+    study_of(optuna.storages.JournalStorage(Marked(file, Worker(1, 1)))).ask().suggest_float("x", 0, 1)
+    [running] = file.journal.running()
+    operations, before = of_lost(running, AT, 1), file.count
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = file.path.stat().st_size + len(json.dumps(operations[0])) + 10
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(UgroError, match="too large"):
+            file.append(operations)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (file.count, JournalFile(file.path).count) == (before, before)
+    file.append(operations)
+    assert [trial.state.name for trial in optunas(file.path).get_trials()] == ["FAIL", "WAITING"]
+
+
 @pytest.mark.parametrize(
     "operation",
     [
@@ -164,6 +185,7 @@ def worker(number: int, state: TrialState) -> Trial:
         (StudyView([worker(1, TrialState.COMPLETE)], Budget()), Act.END),
         (StudyView([worker(1, TrialState.COMPLETE)], Budget(workers_ended=1)), Act.TRY),
         (StudyView([worker(n, TrialState.FAILED) for n in (1, 2, 3)], Budget()), Act.STOP),
+        (StudyView([worker(n, TrialState.FAILED) for n in (1, 2, 3)], Budget(failed_before=3)), Act.TRY),
         (StudyView([worker(1, TrialState.RUNNING)], Budget(time_s=5), elapsed_s=6), Act.WAIT),
     ],
 )

@@ -90,6 +90,12 @@ def changed(**more: Any) -> dict[str, Any]:
         (changed(run_cap=0), "run_cap: expected a whole number of 1 or more"),
         (changed(command=["${args_json_file}"]), r"\$\{args_json_file\} is not supported"),
         (changed(metric={"goal": "maximize"}), "metric.name: missing"),
+        (changed(metric="loss"), "metric: expected a map"),
+        (changed(parameters={"x": {"min": 0, "max": 10**400}}), "parameters.x.max: expected a number"),
+        (changed(parameters={"x": {"min": 0, "max": 10**18}}), "whole numbers go up to"),
+        (changed(parameters={"x": {"distribution": "log_normal", "mu": 2000}}), "too large for numbers"),
+        (changed(parameters={"x": {"distribution": "q_uniform", "min": 0, "max": 1, "q": 1e-310}}), "too large"),
+        (changed(ugro={"options": {"x": {"1": {"balance": "off"}}}}), "ugro.options.x: nothing for the value '2'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(tree: dict[str, Any], says: str) -> None:

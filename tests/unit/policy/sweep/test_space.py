@@ -112,6 +112,16 @@ def test_a_wrong_range_is_one_clear_error(words: list[str], says: str) -> None:
     assert error.value.hint
 
 
+def test_a_wide_range_of_whole_numbers_takes_no_memory() -> None:
+    """A seed, in many files: all its values would fill the machine."""
+    spec = read({"method": "random", "parameters": {"seed": {"min": 0, "max": 2**31 - 1}, "x": {"values": [1, 2]}}})
+    assert grid_size(spec.parameters) == 2**32
+    assert grid_settings(spec.parameters, 2**32 - 1) == (("seed", str(2**31 - 1)), ("x", "2"))
+    assert spec.varying == ("seed", "x")
+    steps = parameter(distribution="q_uniform", min=0, max=1e9, q=1e-3)
+    assert steps.grid() is None, "nobody tries them all"
+
+
 @given(st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(-9, 9), min_size=1, max_size=4), max_size=5))
 def test_settings_are_json_in_the_order_of_the_space(values: dict[str, list[int]]) -> None:
     if not values:

@@ -119,6 +119,7 @@ def dataset_sizes(count: int, part: float) -> tuple[int, int]:
         ([2, 10, 1], ["1", "2", "10"]),
         (["2", "10", "1"], ["1", "2", "10"]),
         ([True, False], ["False", "True"]),
+        (["--1", "-2", "-"], ["-2", "-", "--1"]),
     ],
 )
 def test_classes_have_one_order(seen: list[Any], names: list[str]) -> None:

@@ -74,6 +74,8 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2: a list, not an object"),
         ("a.json", '[1, {"text": "a"}]', "a int, not an object"),
         ("a.json", '[{"text": "a"}', "not JSON"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "half \\ud83d"}\n', "line 2: not JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: not JSON"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
@@ -122,6 +124,10 @@ def test_parquet_is_read_and_a_broken_file_is_named(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.parquet") == expected
     with pytest.raises(UsageError, match="Parquet"):
         rows(written(tmp_path / "b.parquet", "no table"))
+
+
+def test_a_pair_of_escapes_is_one_character(tmp_path: Path) -> None:
+    assert rows(written(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}'))[0]["text"] == "😀"
 
 
 def test_long_fields_are_read(tmp_path: Path) -> None:
