@@ -81,7 +81,7 @@ def test_changes_travel_in_half_precision_where_that_is_enough(tmp_path: Path) -
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (2, 1)])
 def test_a_run_that_is_told_to_end_resumes_with_another_number_of_ranks(
     tmp_path: Path, before: int, after: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_run_that_is_told_to_end_resumes_with_another_number_of_ranks(
     again = ranks.start(SCRIPT, tmp_path / "again", after, resume)
     results = again.results()
     assert seen(first, tmp_path / "again") == everything_once()
-    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["weights"] == results[-1]["weights"]
     assert results[0]["step"] == EPOCHS * STEPS
 
 
@@ -125,6 +125,21 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_waits_for_the_end_of_the_round(t
     })  # fmt: skip
     steps.results()
     assert seen(tmp_path / "step") == late
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("stale", ["0", "1"])
+def test_ranks_that_leave_their_loop_in_the_middle_of_a_round_have_one_model(tmp_path: Path, stale: str) -> None:
+    """Each after another number of steps. What the first one leaves ends the round of all."""
+    flags = ["--sgd", "--lr", "0.05", "--leave-at", "3", "--stale", stale, "--epochs", "2", "--round", "0.2"]
+    results = ranks.start([*SCRIPT, *flags], tmp_path, 3).results()
+    assert all(result["weights"] == results[0]["weights"] for result in results)
+    used = seen(tmp_path)
+    assert max(used.values()) == 1
+    assert 0 < sum(line.startswith("0 ") for line in used) < SAMPLES, "the first epoch ends early"
+    assert sum(line.startswith("1 ") for line in used) == SAMPLES
+    if stale == "0":
+        assert results[0]["weights"] == computed_alone(results)
 
 
 @pytest.mark.proof
