@@ -46,7 +46,7 @@ def computed_alone(results: list[Any], outer: str = "average", *, single: bool =
     from tests.rig.rounds import alone
 
     found = alone([result["steps"] for result in results], outer, single=single)
-    return [pytest.approx(one, **({"abs": 2e-3} if single else {"rel": 1e-9, "abs": 1e-12})) for one in found]
+    return [pytest.approx(one, rel=1e-9, abs=2e-3 if single else 1e-12) for one in found]
 
 
 @pytest.mark.proof
