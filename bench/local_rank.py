@@ -1,11 +1,14 @@
 """One rank of the benchmark of local SGD: it trains in several ways, one after the other, and reports the speed.
 
-python -m bench.local_rank MODEL STEPS        (as one of several ranks, see bench.local)
+    python -m bench.local_rank MODEL STEPS [SAMPLES]        (as one of several ranks, see bench.local)
+
+``SAMPLES``: how many the validation loss of the large model is a mean over.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -22,8 +25,11 @@ from bench.balance_rank import LENGTH, TOKENS, Gpt, mlp
 
 _SETTLED = 10  # steps
 _MLP_BATCH, _GPT_BATCH = 384, 4
+_GPT_RATE, _WARM_UP, _LAST_RATE = 5e-4, 20, 0.1
+_UNSEEN = 2048  # samples of 32 tokens: the error of a ratio of losses is then far below 1 %
+_AT_ONCE = 32
 _KINDS = 16  # tokens that occur
-_SURE = 0.7  # how often a token follows from the one before
+_SURE = 0.7  # how often a token follows from the two before
 
 
 def main() -> None:
@@ -32,7 +38,8 @@ def main() -> None:
     if group := os.environ.get("GROUP"):
         with Path(group, "cgroup.procs").open("w") as file:  # only now: importing torch would take a minute
             file.write(str(os.getpid()))
-    result = _small(steps) if name == "mlp" else _large(steps)
+    unseen = int(sys.argv[3]) if len(sys.argv) > 3 else _UNSEEN
+    result = _small(steps) if name == "mlp" else _large(steps, unseen)
     if os.environ["RANK"] == "0":
         Path(os.environ["RESULT"]).write_text(json.dumps(result))
 
@@ -72,27 +79,59 @@ def _alone(model: Any, data: Any, loss_of: Callable[..., Any], steps: int) -> fl
 # --- a large model on a slow network ------------------------------------------------------------------------------
 
 
-def _large(steps: int) -> dict[str, Any]:
-    task = Task(_chains(steps * _GPT_BATCH, 1), _next_token, _GPT_BATCH, rate=5e-4, unseen=_chains(64, 2))
+def _large(steps: int, unseen: int) -> dict[str, Any]:
+    """Both trainings use the same samples once. Their losses are compared sample by sample, on others."""
+    data, others = _chains(steps * _GPT_BATCH, 1), _chains(unseen, 2)
     found: dict[str, Any] = {}
+    losses = []
     for sync in ("sync", "local"):
         torch.manual_seed(1)
         model = Gpt(width=516, layers=8)
         found["parameters"] = sum(one.numel() for one in model.parameters())
         options: dict[str, Any] = {"sync": "local", "round_s": 6.0} if sync == "local" else {"sync": "step"}
-        found[sync] = _trained(ut.init(**options), model, task)
+        run = ut.init(**options)
+        # Each rank's own steps have fewer samples. Adam divides by their noise, which an average takes out again.
+        rate = _GPT_RATE * math.sqrt(run.ranks if sync == "local" else 1)
+        task = Task(data, _next_token, _GPT_BATCH, rate, steps)
+        found[sync] = _trained(run, model, task)
+        losses.append(_losses(model, others, run.rank, run.ranks))
+    found |= _compared(ut.init(sync="step"), *losses)
     return found
 
 
 def _chains(samples: int, seed: int) -> Any:
-    """Each token follows from the one before, most of the time: there is something to learn, and a least loss."""
+    """Each token follows from the two before, most of the time: a table to learn, and a least loss."""
+    table = torch.randint(0, _KINDS, (_KINDS, _KINDS), generator=torch.Generator().manual_seed(7))
     made = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, _KINDS, (samples, LENGTH + 1), generator=made)
-    for place in range(1, LENGTH + 1):
+    for place in range(2, LENGTH + 1):
         follows = torch.rand(samples, generator=made) < _SURE
-        tokens[:, place] = torch.where(follows, (tokens[:, place - 1] * 5 + 7) % _KINDS, tokens[:, place])
+        tokens[:, place] = torch.where(follows, table[tokens[:, place - 2], tokens[:, place - 1]], tokens[:, place])
     assert _KINDS <= TOKENS
     return torch.utils.data.TensorDataset(tokens[:, :-1].clone(), tokens[:, 1:].clone())
+
+
+def _losses(model: Any, data: Any, rank: int, ranks: int) -> Any:
+    """Of each sample that falls to this rank."""
+    before, after = (one[rank::ranks] for one in data.tensors)
+    found = []
+    with torch.no_grad():
+        for begin in range(0, len(before), _AT_ONCE):
+            some = slice(begin, begin + _AT_ONCE)
+            each = nn.functional.cross_entropy(model(before[some]).transpose(1, 2), after[some], reduction="none")
+            found.append(each.mean(1).double())
+    return torch.cat(found)
+
+
+def _compared(run: ut.Run, sync: Any, local: Any) -> dict[str, Any]:
+    """The ratio of the mean losses, and the standard error of it: both models had the same samples."""
+    sums = [float(one.sum()) for one in (sync, local)]
+    numbers = run.gather(float(len(sync)), *sums)
+    count, of_sync, of_local = (sum(column) for column in zip(*numbers, strict=True))
+    ratio = of_local / of_sync
+    square = sum(one for (one,) in run.gather(float((local - ratio * sync).square().sum())))
+    error = math.sqrt(square / count / max(1.0, count - 1)) / (of_sync / count)
+    return {"loss": {"sync": of_sync / count, "local": of_local / count, "ratio": ratio, "error": error}}
 
 
 def _next_token(model: Any, before: Any, after: Any) -> Any:
@@ -108,15 +147,17 @@ class Task:
     loss_of: Callable[..., Any]
     batch: int
     rate: float
-    unseen: Any = None
+    decays_over: int | None = None  # steps, after a few in which it grows
 
 
 def _trained(run: ut.Run, model: Any, task: Task, steps: int | None = None) -> dict[str, Any]:
     """One epoch, or so many steps: whole global batches by the time from the first ones on."""
-    model, loss_of, batch, unseen = run.wrap(model), task.loss_of, task.batch, task.unseen
+    model, loss_of, batch = run.wrap(model), task.loss_of, task.batch
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.rate, fused=True)
     marks = [(time.perf_counter(), 0)]
     for some in run.loader(task.data, global_batch=batch):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(task, run.progress.step)
         with run.step() as step:
             step.backward(step.loss(loss_of(model, *some)))
             optimizer.step()
@@ -130,12 +171,16 @@ def _trained(run: ut.Run, model: Any, task: Task, steps: int | None = None) -> d
     speed = batch * (marks[-1][1] - begun[1]) / (marks[-1][0] - begun[0])
     if run.is_main:
         print(f"{run.surroundings.sync.mode}: {speed:.1f} samples/s", flush=True)
-    with torch.no_grad():
-        loss = float(loss_of(model, *unseen.tensors)) if unseen is not None and run.is_main else 0.0
-    run.gather(0.0)
     run._balance.close()
     run._metrics.close()
-    return {"samples_per_s": speed, "loss": loss}
+    return {"samples_per_s": speed}
+
+
+def _rate(task: Task, step: int) -> float:
+    if task.decays_over is None:
+        return task.rate
+    falling = 0.5 * (1 + math.cos(math.pi * min(1.0, step / task.decays_over)))
+    return task.rate * min(1.0, (step + 1) / _WARM_UP) * (_LAST_RATE + (1 - _LAST_RATE) * falling)
 
 
 if __name__ == "__main__":

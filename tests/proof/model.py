@@ -26,7 +26,7 @@ from ugro.core.errors import RemoteFailure, UgroError, Unreachable
 from ugro.core.job import Job, JobState, Share
 from ugro.core.node import Machine
 from ugro.core.owner import OwnerReport
-from ugro.core.plan import NodePlan, Plan
+from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.python_env import Made
 from ugro.core.support import clock as machine
 from ugro.core.support.moment import Instant, Reading, place_s
@@ -36,6 +36,7 @@ from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
 from ugro.store.engine import Database, Opening, _Request
 from ugro.store.jobs import JobStore
+from ugro.workloads.planning import ranks_on
 
 T = TypeVar("T")
 GPUS_OF_A_NODE = 2
@@ -137,11 +138,14 @@ class ModelRuns:
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         return await self._call(lambda: self._node.stop((job, attempt)))
 
+    async def start_again(self, job: int, attempt: int, rank: int, starts: int) -> None:
+        await self._call(lambda: self._node.start_again((job, attempt), rank, starts))
+
     async def renew(self, as_of: Moment) -> Moment:
         return await self._call(lambda: as_of)
 
     def _start(self, order: RunStart) -> RunStatus:
-        return self._node.start(order, [0])
+        return self._node.start(order, [rank.rank for rank in order.plan.ranks] or [0])
 
     async def _call(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
@@ -282,10 +286,17 @@ class ModelPlanner:
         self, job: Job, environments: Mapping[str, Made], sdk: str | None = None
     ) -> tuple[Plan, tuple[str, ...]]:
         assert job.placement is not None
-        return Plan(job.id, job.attempt, tuple(NodePlan(name, ()) for name in job.placement.nodes)), ()
+        return Plan(job.id, job.attempt, tuple(_node_plan(job, name) for name in job.placement.nodes)), ()
 
     def forget(self, job: Job) -> None:
         return
+
+
+def _node_plan(job: Job, node: str) -> NodePlan:
+    """Of an elastic job, ranks have numbers that are their own: nodes and the engine speak of each."""
+    assert job.placement is not None
+    numbers = () if job.spec.elastic.min_ranks is None else ranks_on(job.spec, job.placement, node)
+    return NodePlan(node, tuple(RankPlan(rank, place, (), ()) for place, rank in enumerate(numbers)))
 
 
 class ModelMirror:

@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.proof.model import Clock, ModelAgent
-from tests.proof.modelnode import Key, ModelNode
+from tests.proof.modelnode import Key, ModelNode, Of
 from ugro.core.errors import UgroError
 from ugro.core.failure import Cause
 from ugro.core.job import (
     FINAL_STATES,
     HOLDING_STATES,
     MOVES,
+    Elastic,
     Ending,
     Job,
     JobSpec,
@@ -66,6 +67,7 @@ class Jobs(RuleBasedStateMachine):
         self.keys: dict[str, int] = {}
         self.cancelled: dict[int, tuple[int, bool]] = {}  # by job: its attempt, and whether it must end as cancelled
         self.final: dict[int, str] = {}
+        self.groups: dict[Key, frozenset[int]] = {}  # of elastic attempts: the ranks that trained together last
         self._run(self.agent.start())
         self._hear_all(3)
 
@@ -73,11 +75,24 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(nodes=st.integers(1, 2), gpus=st.integers(0, 2), retries=st.integers(0, 2), is_urgent=st.booleans(), n=turns)
     def submit(self, nodes: int, gpus: int, retries: int, is_urgent: bool, n: int) -> None:
+        launcher = Launcher.DDP if nodes > 1 else Launcher.COMMAND
         spec = JobSpec(
-            "job", ("train",), Launcher.DDP if nodes > 1 else Launcher.COMMAND,
+            "job", ("train",), launcher,
             resources=Resources(nodes, nodes, gpus), priority=90 if is_urgent else 10, is_preemptible=not is_urgent,
             retry=Retry(retries, (Cause.RANK_FAILED, Cause.KILLED) if retries else ()),
         )  # fmt: skip
+        self._submit(spec, n)
+
+    @rule(nodes=st.integers(2, 3), least=st.integers(1, 2), retries=st.integers(0, 1), n=turns)
+    def submit_elastic(self, nodes: int, least: int, retries: int, n: int) -> None:
+        """A training that goes on without ranks that are lost."""
+        spec = JobSpec(
+            "job", ("train",), Launcher.DDP, resources=Resources(nodes, nodes, 1), elastic=Elastic(least, rejoins=2),
+            retry=Retry(retries, (Cause.RANK_FAILED, Cause.KILLED) if retries else ()),
+        )  # fmt: skip
+        self._submit(spec, n)
+
+    def _submit(self, spec: JobSpec, n: int) -> None:
         key = f"key-{len(self.keys)}"
         self.keys[key] = self._ask(self.agent.jobs.submit(spec, "ann", key), n).job.id
 
@@ -122,6 +137,19 @@ class Jobs(RuleBasedStateMachine):
             node.lose_supervisor(_one_of(runs, pick))
         elif runs:
             node.finish(_one_of(runs, pick), int(what == "fails"))
+
+    @rule(pick=picks, loses=st.booleans(), n=turns)
+    def train(self, pick: int, loses: bool, n: int) -> None:
+        """The ranks of an elastic run that can form a group; perhaps one of them is lost before."""
+        if not (keys := self._elastic_keys()):
+            return
+        key = _one_of(keys, pick)
+        running = self._training(key)
+        if loses and running:
+            node, rank = _one_of(running, pick)
+            node.lose_rank(key, rank)
+        self._form_group(key)
+        self._turn(n)
 
     @rule(name=st.sampled_from(NODES), is_reachable=st.booleans(), loses_answers=st.booleans(), n=turns)
     def change_cable(self, name: str, is_reachable: bool, loses_answers: bool, n: int) -> None:
@@ -206,6 +234,14 @@ class Jobs(RuleBasedStateMachine):
                 assert JobState(state) in HOLDING_STATES, f"job {job} is {state}, and lives on {node.name}"
 
     @invariant()
+    def an_elastic_attempt_succeeds_only_when_all_of_its_last_group_have(self) -> None:
+        for (job, attempt), members in self.groups.items():
+            row = self._row(job)
+            if row["state"] == "succeeded" and row["attempt"] == attempt:
+                done = {rank for node in self._places() for key, rank in node.done if key == (job, attempt)}
+                assert members <= done, f"job {job}: of its last group {sorted(members)} only {sorted(done)} are done"
+
+    @invariant()
     def no_attempt_follows_a_cancel(self) -> None:
         for job, (attempt, must_hold) in self.cancelled.items():
             row = self._row(job)
@@ -260,7 +296,30 @@ class Jobs(RuleBasedStateMachine):
             self.agent.watch.hear(name)
         self._turn(turns)
 
+    def _elastic_keys(self) -> list[Key]:
+        return sorted({key for node in self._places() for key in node.unfinished() if node.runs[key].ranks})
+
+    def _training(self, key: Key) -> list[tuple[ModelNode, int]]:
+        """The processes of ranks that live and have not ended, wherever they are."""
+        places = [node for node in self._places() if key in node.runs and node.runs[key].lives]
+        return [(node, rank) for node in places for rank in node.runs[key].among(Of.RUNS)]
+
+    def _form_group(self, key: Key) -> None:
+        """As ranks do among themselves; what they write is read where there is a supervisor."""
+        together = self._training(key)
+        ranks = {rank for _, rank in together}
+        # One that was started again has no state: somebody who has one must be there.
+        if not ranks & self.groups.get(key, frozenset(ranks)):
+            return
+        number = 1 + max(node.runs[key].status.group for node in self._places() if key in node.runs)
+        self.groups[key] = frozenset(ranks)
+        for node in {id(node): node for node, _ in together}.values():
+            if node.runs[key].status.status == "running":
+                node.hear_of_group(key, number, sorted(ranks))
+
     def _help_along(self) -> None:
+        for key in self._elastic_keys():
+            self._form_group(key)
         for name, node in self.nodes.items():
             for key in node.unfinished():
                 node.finish(key, 0)
@@ -309,6 +368,11 @@ class Jobs(RuleBasedStateMachine):
 
     def _row(self, job: int) -> sqlite3.Row:
         return self._sql("SELECT * FROM jobs WHERE id = ?", job)[0]
+
+    def _told(self, job: int) -> str:
+        """What the event log said last about the ranks of an elastic job."""
+        found = self._sql("SELECT text FROM events WHERE job = ? AND kind = 'elastic' ORDER BY seq", job)
+        return str(found[-1]["text"]) if found else ""
 
     def _sql(self, query: str, *values: object) -> list[sqlite3.Row]:
         db = sqlite3.connect(f"file:{self.agent.path}?mode=ro", uri=True)
@@ -359,3 +423,32 @@ class TestJobs(Jobs.TestCase):  # type: ignore[misc,valid-type]
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def test_an_elastic_attempt_goes_on_without_a_rank_and_takes_it_in_again() -> None:
+    """By the rules above, in one order: the machine would not tell if none of it ever happened."""
+    machine = Jobs()
+    try:
+        machine.submit_elastic(nodes=3, least=1, retries=0, n=40)
+        job = machine.keys["key-0"]
+        machine._hear_all(40)
+        machine.let_time_pass(5.0, 40)
+        machine.train(pick=0, loses=False, n=40)
+        machine._hear_all(40)
+        machine.train(pick=1, loses=True, n=40)
+        machine._hear_all(40)
+        assert machine._row(job)["state"] == "running"
+        assert "was lost" in machine._told(job)
+        lost = next(node for node in machine.nodes.values() if node.runs[job, 1].among(Of.LOST))
+        machine.let_time_pass(5.0, 40)
+        assert not lost.runs[job, 1].among(Of.LOST), "it was started again"
+        machine.train(pick=0, loses=False, n=40)
+        machine._hear_all(40)
+        assert machine._told(job) == "every rank trains again"
+        machine._help_along()
+        machine._help_along()
+        row = machine._row(job)
+        assert (row["state"], row["attempt"]) == ("succeeded", 1)
+    finally:
+        machine.teardown()
+

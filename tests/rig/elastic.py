@@ -50,7 +50,10 @@ class Script:
         self.model = self.run.wrap(net)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-        self.run.keep(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+        # A scale that grows: those who have taken other steps would have another one.
+        self.scaler = torch.amp.GradScaler("cpu", 4.0, growth_interval=4, enabled=self.arguments.scaler)
+        if not self.arguments.forgets:
+            self.run.keep(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
         self.loader = self.run.loader(Samples(), global_batch=BATCH, num_workers=self.arguments.workers)
         self.used: list[tuple[int, int, list[int]]] = []
         self.indices: list[int] = []
@@ -63,9 +66,10 @@ class Script:
                 if self.arguments.block:
                     is_done = self.block(batch)
                 else:
-                    self.run.step(self.loss, batch)
+                    self.run.step(self.loss, batch, scaler=self.scaler)
                     is_done = True
-                    self.optimizer.step()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
                 if is_done and not self.run._stepping.is_dummy:
                     self.note(epoch, step)
             if self.arguments.gathers:
@@ -76,8 +80,9 @@ class Script:
 
     def block(self, batch: Any) -> bool:
         with self.run.step() as step:
-            step.backward(step.loss(self.loss(batch)))
-            self.optimizer.step()
+            step.backward(step.loss(self.loss(batch)), scaler=self.scaler)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.optimizer.zero_grad()
         return step.is_done
 
@@ -102,7 +107,8 @@ class Script:
 
     def result(self) -> dict[str, Any]:
         weights = [one.tolist() for one in self.model.parameters()]
-        return {"weights": weights, "step": self.run.progress.step, "ranks": self.run.ranks, "lr": self.lr()}
+        about = {"step": self.run.progress.step, "ranks": self.run.ranks, "lr": self.lr()}
+        return {"weights": weights, "scale": self.scaler.get_scale(), **about}
 
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
@@ -114,6 +120,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds per sample")
     parser.add_argument("--block", action="store_true", help="with run.step(): …")
+    parser.add_argument("--scaler", action="store_true", help="with a GradScaler")
+    parser.add_argument("--forgets", action="store_true", help="does not say what is kept")
     parser.add_argument("--gathers", action="store_true")
     parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("--lose", action="append", default=[])

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import ugro.train as ut
+from tests.rig import pipelines, ranks, rounds
 
 FEATURES = 6
 BATCH = 21
@@ -151,6 +152,34 @@ def static() -> dict[str, Any]:
 def fully_sharded() -> dict[str, Any]:
     """The others of this kind are in ``spread``."""
     return adaptive(parallel="fsdp", balance="static", speeds=(1, 0.5, 0.25))
+
+
+def pipeline() -> dict[str, Any]:
+    """Tied weights, a short last batch, and a checkpoint that one process can load."""
+    return pipelines.tied()
+
+
+def local_rounds() -> dict[str, Any]:
+    """Ranks of unequal speed take their own steps, and average their models."""
+    arguments = rounds.parse(["--sgd", "--lr", "0.05", "--pause", "0.0001", "--round", "0.2"])
+    output = Path(os.environ["UGRO_OUTPUT"]) / "local_rounds"
+    run = rounds.begun(arguments, output)
+    seen = Path(os.environ["RESULT"]).with_suffix(".seen")
+    found = rounds.trained(run, arguments, seen)
+    steps = [json.loads(text) for text in run.texts(json.dumps(found.pop("steps")))]
+    expected = rounds.alone(steps)
+    epochs = zip(found["weights"], expected, strict=True)
+    pairs = [pair for mine, theirs in epochs for pair in zip(mine, theirs, strict=True)]
+    used = sorted((epoch, index) for rank in steps for epoch, _, some in rank for index in some)
+    run._balance.close()
+    run._metrics.close()
+    return {
+        "error": max(abs(mine - theirs) / max(1e-3, abs(theirs)) for mine, theirs in pairs),
+        "seen_once": used == [(epoch, index) for epoch in range(arguments.epochs) for index in range(rounds.SAMPLES)],
+        "step": found["step"],
+        "profiles": ranks.metrics(output / "metrics.jsonl", "profile") if run.is_main else [],
+        "progress": ranks.metrics(output / "metrics.jsonl", "progress") if run.is_main else [],
+    }
 
 
 def micro_batches() -> dict[str, Any]:

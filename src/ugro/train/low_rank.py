@@ -59,9 +59,12 @@ class LowRank:
         own = [matrix.T @ left for matrix, left in zip(matrices, lefts, strict=True)]
         rights = self._means(own)
         for (key, one), matrix, left, mine, right in zip(large, matrices, lefts, own, rights, strict=True):
-            self._errors[key] = matrix - left @ mine.T
-            self._bases[key] = right
             one.copy_((left @ right.T).view_as(one))
+            # All ranks have the same sum here. A GradScaler tries scales that are too large, and skips such a step;
+            # what is remembered of it would spoil every later one.
+            if bool(right.isfinite().all()):
+                self._errors[key] = matrix - left @ mine.T
+                self._bases[key] = right
 
     def _with_error(self, key: int, gradient: Any) -> Any:
         matrix = gradient.reshape(gradient.shape[0], -1).float()

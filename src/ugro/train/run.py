@@ -90,7 +90,8 @@ class Run:
         names = distinct(self._group.nodes)
         main = self._metrics if self.is_main else None
         self._balance = Balance(names, main)
-        self._local = LocalMode.of(surroundings.sync, self.ranks, is_elastic=self._elastic is not None)
+        self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
+        self._local = LocalMode.of(surroundings.sync, self.ranks, self._resumed, self._elastic is not None)
         kind = Stepping if self._local is None else LocalStepping
         self._stepping = kind(self._group, History(start.clock(self.device)), self._balance, self.progress)
         self._stepping.tracer = self._tracer = start.tracer(surroundings, number, self.device)
@@ -104,7 +105,6 @@ class Run:
         if self._elastic is not None:
             self._elastic.begin(self._elastic_run, self._stepping, names)
         self._has_left = False
-        self._resumed = None if surroundings.resume is None else checkpoint.read(surroundings.resume)
         self._loader: Loader | LocalLoader | None = None
         self._epochs: int | None = None
         self._guard: Any = None  # runs complete steps
@@ -263,7 +263,7 @@ class Run:
     def _restore_balance(self, balancer: Balancer, global_batch: int) -> None:
         assert self._resumed is not None
         saving.expect_same_batch(self._resumed, global_batch)
-        refuse_holes(self._resumed.get("local"), self._resumed["progress"]["cursor"])
+        refuse_holes(self._resumed)
         if self._resumed["balancer"] is not None and balancer.restore(self._resumed["balancer"]):
             self._stepping.cap = balancer.caps[self._unit]
 
@@ -283,6 +283,8 @@ class Run:
             if progress.epoch != epoch:
                 progress.epoch, progress.cursor = epoch, 0
             yield epoch
+            if self._local is not None:
+                self._local.settle()
             if epoch + 1 < count:
                 progress.epoch, progress.cursor = epoch + 1, 0
                 self.boundary()
@@ -341,14 +343,14 @@ class Run:
 
     def boundary(self) -> None:
         """Runs between two steps, the same two on all ranks, and ends the run if it was asked to stop."""
+        if self._elastic is not None and not self._stepping.stops:
+            self._elastic.boundary()
         if self._stepping.stops:
             if self._trial is not None:
                 self._end_trial(self._trial)
             if self._kept:
                 self._save()
             self._leave()
-        elif self._elastic is not None:
-            self._elastic.boundary()
 
     def _end_early_trial(self) -> None:
         """Of a script that has ended before its trial was over; after an error, other ranks may be gone."""

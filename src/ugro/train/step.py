@@ -61,6 +61,8 @@ class Step:
     def backward(self, loss: Any, *, samples: int | None = None, scaler: Any = None) -> None:
         """Backward of a mean loss over this rank's share, or over the next ``samples`` of it with several backwards."""
         self._scaler = scaler
+        if self._stepping.elastic is not None:
+            self._stepping.elastic.heed(scaler)
         self._stepping.backward(loss, self._samples if samples is None else samples, scaler, self._begin)
         if samples is not None and self._samples is None:
             self._begin += samples

@@ -124,6 +124,7 @@ def test_what_cannot_be_planned_is_refused(ugro: Ugro, words: list[str], code: i
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.proof
 def test_the_trials_of_a_plan_that_is_interrupted_end(ugro: Ugro) -> None:
     under_way = ugro.start("plan", *words_of(ugro, "--fresh"), "--wait")
     try:

@@ -70,6 +70,7 @@ def test_ctrl_c_before_the_job_is_recorded_means_that_it_is_not_submitted(paused
     assert jobs(ugro) == ["later"]
 
 
+@pytest.mark.proof
 def test_ctrl_c_after_it_is_recorded_names_the_job_that_goes_on(paused: tuple[Ugro, Paused]) -> None:
     ugro, submit = paused
     client = submit("submit.recorded")

@@ -90,11 +90,11 @@ def test_a_rank_that_hangs_is_left_behind_and_ends_when_it_wakes(tmp_path: Path,
         started.end()
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize(("lost", "how"), [(0, ""), (2, ""), (2, "--scaler"), (1, "--scaler --block")])
 def test_a_rank_that_is_started_again_joins_with_the_state_of_the_others(
-    tmp_path: Path, undisturbed: list[float], lost: int
+    tmp_path: Path, undisturbed: list[float], lost: int, how: str
 ) -> None:
-    started = _start(tmp_path, "--lose", f"{lost}:3:KILL", "--epochs", "60", "--pause", "0.002")
+    started = _start(tmp_path, "--lose", f"{lost}:3:KILL", "--epochs", "60", "--pause", "0.002", *how.split())
     try:
         started.ranks.processes[lost].wait(LIMIT_S)
         started.start_again(lost)
@@ -104,6 +104,7 @@ def test_a_rank_that_is_started_again_joins_with_the_state_of_the_others(
         for result in results:
             assert _flat(result["weights"]) == pytest.approx(first, rel=1e-12)
             assert (result["ranks"], result["step"], result["lr"]) == (3, 60 * STEPS, results[0]["lr"])
+            assert result["scale"] == results[0]["scale"], "losses are scaled alike on all ranks"
         assert _used(tmp_path) == _everything_once(60)
         told = [change["joined"] for change in _changes(tmp_path)]
         assert [f"rank {lost} (node{lost})"] in told
@@ -118,6 +119,16 @@ def test_with_fewer_ranks_than_it_needs_the_training_ends(tmp_path: Path) -> Non
         assert codes[1] == -signal.SIGKILL
         assert 0 not in codes
         assert "fewer than the 3" in started.ranks.logs()
+    finally:
+        started.end()
+
+
+def test_a_script_that_does_not_say_what_its_optimizer_is_ends_before_its_first_step(tmp_path: Path) -> None:
+    """A rank that is a step behind could not take over what the others' optimizer remembers."""
+    started = _start(tmp_path, "--forgets")
+    try:
+        assert 0 not in started.ranks.wait(LIMIT_S)
+        assert "has to know its optimizer" in started.ranks.logs()
     finally:
         started.end()
 

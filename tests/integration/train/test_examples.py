@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig import ranks
+from tests.rig.waiting import wait_until
 
 EXAMPLES = ranks.ROOT / "examples"
 LIMIT_S = 150
@@ -108,6 +110,36 @@ def test_an_example_runs_with_local_sgd(tmp_path: Path) -> None:
     assert sum(sum(one["samples"]) for one in rounds) == 32 * steps
     found = losses(tmp_path / "output" / "metrics.jsonl")
     assert sum(found[-4:]) < sum(found[:4])
+
+
+@pytest.mark.proof
+def test_an_example_runs_with_compressed_gradients(tmp_path: Path) -> None:
+    argv = [str(EXAMPLES / "train_gpt.py"), "--tiny", "--compress", "powersgd"]
+    started = ranks.start(argv, tmp_path, 2)
+    assert started.wait(LIMIT_S) == [0, 0], started.logs()
+    found = losses(tmp_path / "output" / "metrics.jsonl")
+    assert sum(found[-4:]) < sum(found[:4])
+    records = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "compression")
+    assert records
+    assert all(record["method"] == "powersgd" and record["error"] > 0 for record in records)
+
+
+@pytest.mark.proof
+def test_an_example_goes_on_without_a_rank_that_is_killed(tmp_path: Path) -> None:
+    """What ``examples/elastic.yaml`` launches."""
+    argv = [str(EXAMPLES / "train_gpt.py"), "--tiny", "--epochs", "6"]
+    started = ranks.start_elastic(argv, tmp_path, 3, {})
+    path = tmp_path / "output" / "metrics.jsonl"
+    try:
+        wait_until(lambda: path.exists() and len(losses(path)) > 4, LIMIT_S, "the first steps")
+        started.ranks.processes[2].kill()
+        assert started.ranks.wait(LIMIT_S) == [0, 0, -signal.SIGKILL], started.ranks.logs()
+    finally:
+        started.end()
+    [change] = ranks.metrics(path, "members")
+    assert change["lost"] == ["rank 2 (node2)"]
+    steps = ranks.metrics(path, "progress")[-1]["total_steps"]
+    assert ranks.metrics(path, "checkpoint")[-1]["step"] == steps
 
 
 @pytest.mark.proof

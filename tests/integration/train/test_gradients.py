@@ -14,6 +14,7 @@ EXACT = (
     "out_of_memory", "out_of_memory_in_backward", "out_of_memory_everywhere", "weighted", "weighted_out_of_memory",
     "fully_sharded",
 )  # fmt: skip
+OTHERS = ("half_precision", "pipeline", "local_rounds")
 RANKS = 3
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("gradients")
-    started = ranks.start(["-m", "tests.rig.gradients", *EXACT, "half_precision"], folder, RANKS)
+    started = ranks.start(["-m", "tests.rig.gradients", *EXACT, *OTHERS], folder, RANKS)
     started.wait(350)
     return list(started.results())
 
@@ -65,3 +66,25 @@ def test_when_no_device_can_hold_its_share_all_accumulate(results: list[dict[str
     for result in results:
         assert sum(result["out_of_memory_everywhere"]["plan"]) == 21
         assert result["out_of_memory_everywhere"]["failures"] <= 3
+
+
+def test_models_that_are_averaged_in_rounds_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    """The others of this kind are in ``test_local``."""
+    for result in results:
+        found = result["local_rounds"]
+        assert found["error"] < 1e-9
+        assert found["seen_once"], "ranks of unequal speed use every sample once in an epoch"
+        assert found["step"] == 2 * 54, "steps count global batches, whatever each rank takes"
+    main = results[0]["local_rounds"]
+    assert main["profiles"]
+    assert all(sum(one["shares"]) == one["samples"] == 12 and one["step_s"] > 0 for one in main["profiles"])
+    assert main["progress"][-1]["total_steps"] == 2 * 54
+
+
+def test_a_pipeline_trains_as_one_process_does(results: list[dict[str, Any]]) -> None:
+    """Tied weights, a short last batch, a checkpoint that one process can load. The others are in ``test_pipeline``."""
+    for result in results:
+        found = result["pipeline"]
+        assert found["error"] < 1e-12, found
+        assert found["samples"] == 2 * 79, "every rank has every sample once in an epoch"
+        assert 0 < found["own"] < 34, "but not every layer"

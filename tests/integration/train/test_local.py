@@ -1,4 +1,7 @@
-"""Local SGD on real ranks: the averages are exact, every sample is used once, late updates count less or not at all."""
+"""Local SGD on real ranks: the averages are exact, every sample is used once, late updates count less or not at all.
+
+That ranks of unequal speed average exactly is tested in ``test_gradients``, with ranks that run already.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.rig import ranks
 from tests.rig.waiting import wait_until
 
 SCRIPT = ["-m", "tests.rig.rounds"]
-SAMPLES, BATCH, EPOCHS, STEPS = 643, 12, 2, 54
+SAMPLES, EPOCHS, STEPS = 643, 2, 54
 LIMIT_S = 150
 
 pytestmark = [
@@ -38,57 +41,12 @@ def everything_once(epochs: int = EPOCHS) -> Counter[str]:
     return Counter(f"{epoch} {index}" for epoch in range(epochs) for index in range(SAMPLES))
 
 
-def computed_alone(rounds: list[dict[str, Any]], outer: str = "average", *, single: bool = False) -> list[list[float]]:
-    """The weights after each epoch, from the same samples in the same rounds, by one process."""
-    import torch
-    from torch import nn
+def computed_alone(results: list[Any], outer: str = "average", *, single: bool = False) -> list[Any]:
+    """The weights after each epoch, by one process."""
+    from tests.rig.rounds import alone
 
-    from tests.rig.rounds import FEATURES, Samples
-    from ugro.policy.local.rounds import batches
-    from ugro.train.sampler import Order
-
-    dtype = torch.float32 if single else torch.float64
-    data, found = Samples(dtype), []
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
-    common = nn.utils.parameters_to_vector(model.parameters()).detach()
-    held = nn.Parameter(common.clone())
-    outside = torch.optim.SGD([held], lr=0.7, momentum=0.9, nesterov=True)
-    for epoch in range(EPOCHS):
-        order, cursor = Order(SAMPLES, BATCH).of(7, epoch), 0
-        for one in (one for one in rounds if one["epoch"] == epoch):
-            mean = torch.zeros_like(common)
-            for samples in one["samples"]:
-                nn.utils.vector_to_parameters(common.clone(), model.parameters())
-                inner = torch.optim.SGD(model.parameters(), lr=0.05)
-                for size in batches(samples, -(-BATCH // len(one["samples"]))):
-                    some = order[cursor : cursor + size]
-                    inner.zero_grad()
-                    nn.functional.mse_loss(model(data.inputs[some]).squeeze(-1), data.targets[some]).backward()
-                    inner.step()
-                    cursor += size
-                change = nn.utils.parameters_to_vector(model.parameters()).detach() - common
-                mean += change * samples / sum(one["samples"])
-            held.data.copy_(common)
-            held.grad = -mean
-            outside.step()
-            common = common + mean if outer == "average" else held.detach().clone()
-        found.append(common.tolist())
-    return found
-
-
-def test_ranks_of_unequal_speed_average_exactly_and_use_every_sample_once(tmp_path: Path) -> None:
-    started = ranks.start([*SCRIPT, "--sgd", "--lr", "0.05", "--pause", "0.0003"], tmp_path, 2)
-    results = started.results()
-    found = rounds_of(tmp_path)
-    assert seen(tmp_path) == everything_once()
-    alone = computed_alone(found)
-    for result in results:
-        assert result["weights"] == [pytest.approx(one, rel=1e-9, abs=1e-12) for one in alone]
-        assert result["step"] == EPOCHS * STEPS
-    profiles = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "profile")
-    assert all(sum(one["shares"]) == one["samples"] == BATCH and one["step_s"] > 0 for one in profiles)
-    assert ranks.metrics(tmp_path / "output" / "metrics.jsonl", "progress")[-1]["total_steps"] == EPOCHS * STEPS
+    found = alone([result["steps"] for result in results], outer, single=single)
+    return [pytest.approx(one, rel=1e-9, abs=2e-3 if single else 1e-12) for one in found]
 
 
 @pytest.mark.proof
@@ -101,18 +59,16 @@ def test_the_faster_rank_takes_more_steps_in_a_round(tmp_path: Path) -> None:
 def test_one_step_in_each_round_is_sgd_on_all_samples_of_the_round(tmp_path: Path) -> None:
     flags = ["--sgd", "--lr", "0.05", "--pause", "0", "--round", "0.000001", "--epochs", str(EPOCHS)]
     results = ranks.start([*SCRIPT, *flags], tmp_path, 3).results()
-    found = rounds_of(tmp_path)
-    assert [one["steps"] for one in found[1:20]] == [[1, 1, 1]] * 19
-    assert results[2]["weights"] == [pytest.approx(one, rel=1e-9, abs=1e-12) for one in computed_alone(found)]
+    assert [one["steps"] for one in rounds_of(tmp_path)[1:20]] == [[1, 1, 1]] * 19
+    assert results[2]["weights"] == computed_alone(results)
 
 
 @pytest.mark.proof
 def test_diloco_is_a_nesterov_step_with_the_average(tmp_path: Path) -> None:
     flags = ["--sgd", "--lr", "0.05", "--outer", "nesterov", "--workers", "2"]
     results = ranks.start([*SCRIPT, *flags], tmp_path, 2).results()
-    alone = computed_alone(rounds_of(tmp_path), "nesterov")
     assert seen(tmp_path) == everything_once()
-    assert results[1]["weights"] == [pytest.approx(one, rel=1e-9, abs=1e-12) for one in alone]
+    assert results[1]["weights"] == computed_alone(results, "nesterov")
 
 
 @pytest.mark.proof
@@ -121,11 +77,11 @@ def test_changes_travel_in_half_precision_where_that_is_enough(tmp_path: Path) -
     found = rounds_of(tmp_path)
     assert all(one["exchange_bytes"] == 2 * 49 and one["full_precision"] == 0 for one in found)
     assert results[0]["weights"] == results[1]["weights"], "all ranks have one model after an epoch, to the last bit"
-    assert results[0]["weights"] == [pytest.approx(one, abs=2e-3) for one in computed_alone(found, single=True)]
+    assert results[0]["weights"] == computed_alone(results, single=True)
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (2, 1)])
 def test_a_run_that_is_told_to_end_resumes_with_another_number_of_ranks(
     tmp_path: Path, before: int, after: int
 ) -> None:
@@ -143,7 +99,7 @@ def test_a_run_that_is_told_to_end_resumes_with_another_number_of_ranks(
     again = ranks.start(SCRIPT, tmp_path / "again", after, resume)
     results = again.results()
     assert seen(first, tmp_path / "again") == everything_once()
-    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["weights"] == results[-1]["weights"]
     assert results[0]["step"] == EPOCHS * STEPS
 
 
@@ -169,6 +125,21 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_waits_for_the_end_of_the_round(t
     })  # fmt: skip
     steps.results()
     assert seen(tmp_path / "step") == late
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("stale", ["0", "1"])
+def test_ranks_that_leave_their_loop_in_the_middle_of_a_round_have_one_model(tmp_path: Path, stale: str) -> None:
+    """Each after another number of steps. What the first one leaves ends the round of all."""
+    flags = ["--sgd", "--lr", "0.05", "--leave-at", "3", "--stale", stale, "--epochs", "2", "--round", "0.2"]
+    results = ranks.start([*SCRIPT, *flags], tmp_path, 3).results()
+    assert all(result["weights"] == results[0]["weights"] for result in results)
+    used = seen(tmp_path)
+    assert max(used.values()) == 1
+    assert 0 < sum(line.startswith("0 ") for line in used) < SAMPLES, "the first epoch ends early"
+    assert sum(line.startswith("1 ") for line in used) == SAMPLES
+    if stale == "0":
+        assert results[0]["weights"] == computed_alone(results)
 
 
 @pytest.mark.proof

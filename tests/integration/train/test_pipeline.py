@@ -1,24 +1,22 @@
-"""Real ranks of a pipeline: losses and weights are those of one process, also after layers have moved."""
+"""Real ranks of a pipeline: losses and weights are those of one process, also after layers have moved.
+
+The plainest one is tested in ``test_gradients``, with ranks that run already.
+"""
 
 from __future__ import annotations
 
-import json
-import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rig import ranks
-from tests.rig.waiting import wait_until
+from tests.rig import ranks, resuming
 
 SCRIPT = ["-m", "tests.rig.pipelines"]
 TRAINING = ["-m", "tests.rig.epochs", "--parallel", "pipeline"]
-SAMPLES, EPOCHS = 163, 2
 LIMIT_S = 150
 EXACT = 1e-12
-CASES = [("tied", 3), ("sequential", 3), ("interleaved", 2), ("interleaved", 3)]
+CASES = [("tied", 2), ("sequential", 3), ("interleaved", 2), ("interleaved", 3)]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -29,19 +27,8 @@ def _results(folder: Path, count: int, *scenarios: str) -> list[dict[str, Any]]:
     return list(started.results())
 
 
-def test_a_pipeline_trains_as_one_process_does(tmp_path: Path) -> None:
-    """Tied weights, a short last batch, and a checkpoint that one process can load."""
-    for result in _results(tmp_path, 2, "tied"):
-        found = result["tied"]
-        assert found["error"] < EXACT, found
-        assert found["samples"] == 2 * 79, "every rank has every sample once in an epoch"
-        assert 0 < found["own"] < 34, "but not every layer"
-
-
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    ("scenario", "count"), [("tied", 3), ("sequential", 3), ("interleaved", 2), ("interleaved", 3)]
-)
+@pytest.mark.parametrize(("scenario", "count"), CASES)
 def test_cut_in_any_way_it_trains_as_one_process_does(tmp_path: Path, scenario: str, count: int) -> None:
     results = _results(tmp_path, count, scenario)
     assert max(result[scenario]["error"] for result in results) < EXACT, results
@@ -110,7 +97,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The weights after a training by one process."""
     started = ranks.start(["-m", "tests.rig.epochs"], tmp_path_factory.mktemp("alone"), 1)
     started.wait(LIMIT_S)
-    return _flat(started.results()[0]["weights"])
+    return resuming.flat(started.results()[0]["weights"])
 
 
 @pytest.mark.proof
@@ -118,13 +105,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_a_pipeline_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     tmp_path: Path, undisturbed: list[float], before: int, after: int
 ) -> None:
-    first = tmp_path / "first"
-    ended = ranks.start([*TRAINING, "--leave-after", "5"], first, before)
-    assert ended.wait(LIMIT_S) == [0] * before, ended.logs()
-    again = ranks.start(TRAINING, tmp_path / "again", after, _resuming(first))
-    again.wait(LIMIT_S)
-    assert [_flat(result["weights"]) for result in again.results()] == [pytest.approx(undisturbed, rel=1e-9)] * after
-    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+    weights = resuming.resumed_elsewhere(TRAINING, tmp_path, before, after)
+    assert weights == [pytest.approx(undisturbed, rel=1e-9)] * after
+    assert resuming.seen(tmp_path) == resuming.everything_once()
 
 
 @pytest.mark.proof
@@ -132,18 +115,11 @@ def test_a_pipeline_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:
     first = tmp_path / "first"
-    started = ranks.start([*TRAINING, "--pause", "0.004"], first, 2)
-    try:
-        wait_until(lambda: (first / "result_0.seen").exists(), LIMIT_S, "the first steps")
-        started.processes[1].send_signal(signal.SIGTERM)  # one is enough: all agree on a step
-        assert started.wait(LIMIT_S) == [128 + signal.SIGTERM] * 2, started.logs()
-    finally:
-        started.end()
+    resuming.tell_to_end(ranks.start([*TRAINING, "--pause", "0.004"], first, 2), whom=[1], noted_by=[0])
     assert len(list((first / "output" / "checkpoints").iterdir())) == 1
-    again = ranks.start(TRAINING, tmp_path / "again", 3, _resuming(first))
-    again.wait(LIMIT_S)
-    assert _flat(again.results()[0]["weights"]) == pytest.approx(undisturbed, rel=1e-9)
-    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+    weights = resuming.resumed(TRAINING, tmp_path / "again", 3, resuming.resuming(first))
+    assert weights[0] == pytest.approx(undisturbed, rel=1e-9)
+    assert resuming.seen(tmp_path) == resuming.everything_once()
 
 
 @pytest.mark.proof
@@ -182,21 +158,3 @@ def test_the_example_learns(tmp_path: Path, count: int) -> None:
     losses = [record["values"]["loss"] for record in ranks.metrics(tmp_path / "output" / "metrics.jsonl", "log")]
     assert sum(losses[-4:]) < sum(losses[:4])
     assert list((tmp_path / "output" / "checkpoints").glob("step_*.pt"))
-
-
-def _resuming(folder: Path) -> dict[str, str]:
-    return {"UGRO_RESUME_DIR": str(folder / "output" / "checkpoints")}
-
-
-def _seen(folder: Path) -> Counter[str]:
-    return Counter(line for path in folder.glob("*.seen") for line in path.read_text().splitlines())
-
-
-def _everything_once() -> Counter[str]:
-    return Counter(f"{epoch} {index}" for epoch in range(EPOCHS) for index in range(SAMPLES))
-
-
-def _flat(weights: Any) -> list[float]:
-    if isinstance(weights, list):
-        return [number for part in weights for number in _flat(part)]
-    return [float(json.dumps(weights))]

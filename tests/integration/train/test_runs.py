@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
-from tests.rig import ranks
-from tests.rig.waiting import wait_until
+from tests.rig import ranks, resuming
 
 SCRIPT = ["-m", "tests.rig.epochs"]
-SAMPLES, BATCH, EPOCHS = 163, 20, 2
+BATCH, EPOCHS = 20, resuming.EPOCHS
 LIMIT_S = 150
 
 pytestmark = pytest.mark.timeout(400)
@@ -38,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     assert len(ranks.metrics(folder / "ugro_output" / "metrics.jsonl", "log")) == EPOCHS * 9
     assert _total_steps(folder / "ugro_output") == EPOCHS * 9
     assert list((folder / "ugro_output" / "checkpoints").iterdir())
-    return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
+    return resuming.flat(json.loads((folder / "result_0.json").read_text())["weights"])
 
 
 @pytest.mark.proof
@@ -49,9 +45,9 @@ def test_an_epoch_has_every_sample_once_while_shares_change(
     started = ranks.start([*SCRIPT, "--workers", str(workers)], tmp_path, count)
     started.wait(LIMIT_S)
     results = started.results()
-    assert _seen(tmp_path) == _everything_once()
+    assert resuming.seen(tmp_path) == resuming.everything_once()
     for result in results:
-        assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+        assert resuming.flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
     plans = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "plan")
     assert len(plans) > 1, "equal shares were kept"
     assert all(sum(plan["shares"]) == BATCH and plan["reason"] for plan in plans)
@@ -64,13 +60,9 @@ def test_an_epoch_has_every_sample_once_while_shares_change(
 def test_a_run_resumes_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     tmp_path: Path, undisturbed: list[float], before: int, after: int
 ) -> None:
-    first = tmp_path / "first"
-    ended = ranks.start([*SCRIPT, "--leave-after", "5"], first, before)
-    assert ended.wait(LIMIT_S) == [0] * before, ended.logs()
-    again = ranks.start(SCRIPT, tmp_path / "again", after, _resuming(first))
-    again.wait(LIMIT_S)
-    assert [_flat(result["weights"]) for result in again.results()] == [pytest.approx(undisturbed, rel=1e-9)] * after
-    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+    weights = resuming.resumed_elsewhere(SCRIPT, tmp_path, before, after)
+    assert weights == [pytest.approx(undisturbed, rel=1e-9)] * after
+    assert resuming.seen(tmp_path) == resuming.everything_once()
 
 
 @pytest.mark.proof
@@ -130,22 +122,13 @@ def test_a_run_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:
     first = tmp_path / "first"
-    started = ranks.start([*SCRIPT, "--pause", "0.004"], first, 2)
-    try:
-        seen = [first / f"result_{rank}.seen" for rank in range(2)]
-        wait_until(lambda: all(path.exists() for path in seen), LIMIT_S, "the first steps")
-        for process in started.processes[::-1]:
-            process.send_signal(signal.SIGTERM)
-        assert started.wait(LIMIT_S) == [128 + signal.SIGTERM] * 2, started.logs()
-    finally:
-        started.end()
+    resuming.tell_to_end(ranks.start([*SCRIPT, "--pause", "0.004"], first, 2), [1, 0])
     assert len(list((first / "output" / "checkpoints").iterdir())) == 1
     records = (first / "output" / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line)["attempt"] == 1 for line in records)
-    again = ranks.start(SCRIPT, tmp_path / "again", 2, {**_resuming(first), "UGRO_ATTEMPT": "2"})
-    again.wait(LIMIT_S)
-    assert _flat(again.results()[0]["weights"]) == pytest.approx(undisturbed, rel=1e-9)
-    assert _seen(first) + _seen(tmp_path / "again") == _everything_once()
+    variables = {**resuming.resuming(first), "UGRO_ATTEMPT": "2"}
+    assert resuming.resumed(SCRIPT, tmp_path / "again", 2, variables)[0] == pytest.approx(undisturbed, rel=1e-9)
+    assert resuming.seen(tmp_path) == resuming.everything_once()
     assert all(record["attempt"] == 2 for record in ranks.metrics(tmp_path / "again/output/metrics.jsonl", "log"))
     assert _total_steps(tmp_path / "again/output") == EPOCHS * 9, "the steps of the first attempt count"
 
@@ -161,7 +144,7 @@ def test_torchruns_ranks_train_as_well(tmp_path: Path, undisturbed: list[float])
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     weights = json.loads((tmp_path / "result_0.json").read_text())["weights"]
-    assert _flat(weights) == pytest.approx(undisturbed, rel=1e-9)
+    assert resuming.flat(weights) == pytest.approx(undisturbed, rel=1e-9)
 
 
 def _total_steps(output: Path) -> int:
@@ -174,7 +157,7 @@ def _expect_profile(output: Path, count: int) -> None:
     assert [record["step"] for record in profile] == list(range(EPOCHS * 9))
     phases = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
     for record in profile:
-        assert sum(record["shares"]) == record["samples"] in (BATCH, SAMPLES % BATCH)
+        assert sum(record["shares"]) == record["samples"] in (BATCH, resuming.SAMPLES % BATCH)
         assert record["loss"] > 0
         assert all(len(record[phase]) == count and min(record[phase]) >= 0 for phase in phases)
         assert min(record["waiting_s"]) == 0
@@ -183,19 +166,3 @@ def _expect_profile(output: Path, count: int) -> None:
     assert median(own[2] / own[0] for own in equal) > 1.3
     for rank in range(1, count):
         assert len(ranks.metrics(output / f"metrics.rank_{rank}.jsonl", "log")) == EPOCHS * 9
-
-
-def _resuming(folder: Path) -> dict[str, str]:
-    return {"UGRO_RESUME_DIR": str(folder / "output" / "checkpoints")}
-
-
-def _seen(folder: Path) -> Counter[str]:
-    return Counter(line for path in folder.glob("*.seen") for line in path.read_text().splitlines())
-
-
-def _everything_once() -> Counter[str]:
-    return Counter(f"{epoch} {index}" for epoch in range(EPOCHS) for index in range(SAMPLES))
-
-
-def _flat(weights: Any) -> list[float]:
-    return [number for part in weights for number in _flat(part)] if isinstance(weights, list) else [weights]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rig import ranks
-from tests.rig.waiting import wait_until
+from tests.rig import ranks, resuming
 
 EXACT = (
     "fsdp", "fsdp_unequal", "fsdp_of_a_plain_model", "fsdp_blocks", "fsdp_other_beginnings", "fsdp_micro_batches",
@@ -23,7 +20,7 @@ EXACT = (
 )  # fmt: skip
 TENSOR = ("tp_dp", "tp_dp_unequal")
 EPOCHS = ["-m", "tests.rig.epochs"]
-SAMPLES, STEPS = 163, 18
+STEPS = 18
 LIMIT_S = 150
 
 pytestmark = pytest.mark.timeout(400)
@@ -153,7 +150,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         [sys.executable, *EPOCHS], env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    return _flat(json.loads((folder / "result_0.json").read_text())["weights"])
+    return resuming.flat(json.loads((folder / "result_0.json").read_text())["weights"])
 
 
 def apart(folder: Path) -> Callable[[int], Mapping[str, str]]:
@@ -179,26 +176,17 @@ def test_a_checkpoint_of_three_ranks_resumes_on_two_and_then_on_one(
             assert not list((folder / "of_node1").iterdir()), "what was sent does not stay"
         resume = {"UGRO_RESUME_DIR": str(kept)}
     result = json.loads((tmp_path / "1" / "result_0.json").read_text())
-    assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9)
-    seen = Counter(line for path in tmp_path.rglob("*.seen") for line in path.read_text().splitlines())
-    assert seen == Counter(f"{epoch} {index}" for epoch in range(2) for index in range(SAMPLES))
+    assert resuming.flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9)
+    assert resuming.seen(tmp_path) == resuming.everything_once()
 
 
 @pytest.mark.proof
 def test_a_run_that_is_told_to_end_saves_its_parts_first(tmp_path: Path, undisturbed: list[float]) -> None:
     first = tmp_path / "first"
     script = [*EPOCHS, "--parallel", "fsdp"]
-    started = ranks.start([*script, "--pause", "0.004"], first, 2, of_rank=apart(first))
-    try:
-        seen = [first / f"result_{rank}.seen" for rank in range(2)]
-        wait_until(lambda: all(path.exists() for path in seen), LIMIT_S, "the first steps")
-        for process in started.processes[::-1]:
-            process.send_signal(signal.SIGTERM)
-        assert started.wait(LIMIT_S) == [128 + signal.SIGTERM] * 2, started.logs()
-    finally:
-        started.end()
-    again = ranks.start(script, tmp_path / "again", 2, {"UGRO_RESUME_DIR": str(first / "of_node0")})
-    assert [_flat(one["weights"]) for one in again.results()] == [pytest.approx(undisturbed, rel=1e-9)] * 2
+    resuming.tell_to_end(ranks.start([*script, "--pause", "0.004"], first, 2, of_rank=apart(first)), whom=[1, 0])
+    weights = resuming.resumed(script, tmp_path / "again", 2, {"UGRO_RESUME_DIR": str(first / "of_node0")})
+    assert weights == [pytest.approx(undisturbed, rel=1e-9)] * 2
 
 
 @pytest.mark.proof
@@ -209,17 +197,17 @@ def test_a_checkpoint_of_a_split_model_resumes_sharded_and_in_ddp(tmp_path: Path
         script = [*EPOCHS, "--parallel", parallel, "--leave-after", str(leave)]
         started = ranks.start(script, folder, count, resume, of_pairs if parallel == "tp+dp" else lambda rank: {})
         assert started.wait(LIMIT_S) == [0] * count, started.logs()
-        resume = {"UGRO_RESUME_DIR": str(folder / "output" / "checkpoints")}
+        resume = resuming.resuming(folder)
     for rank in range(2):
         result = json.loads((tmp_path / "ddp" / f"result_{rank}.json").read_text())
-        assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9)
+        assert resuming.flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9)
 
 
 @pytest.mark.proof
 def test_a_checkpoint_of_complete_models_is_refused_by_ranks_that_share_one(tmp_path: Path) -> None:
     first = tmp_path / "first"
     assert ranks.start([*EPOCHS, "--leave-after", "2"], first, 1).wait(LIMIT_S) == [0]
-    variables = {"UGRO_RESUME_DIR": str(first / "output" / "checkpoints")}
+    variables = resuming.resuming(first)
     again = ranks.start([*EPOCHS, "--parallel", "fsdp"], tmp_path / "again", 2, variables)
     assert again.wait(LIMIT_S) == [1, 1]
     assert "written by a training whose ranks had complete models" in again.logs()
@@ -278,7 +266,3 @@ def _expect_complete(folder: Path, name: str, count: int) -> None:
     files = {path.name for path in (folder / name).iterdir()}
     assert {"run.pt", ".metadata"} < files
     assert len([one for one in files if one.endswith(".distcp")]) == count
-
-
-def _flat(weights: Any) -> list[float]:
-    return [number for part in weights for number in _flat(part)] if isinstance(weights, list) else [weights]

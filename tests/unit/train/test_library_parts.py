@@ -169,3 +169,16 @@ def test_an_unsupported_version_is_named_with_the_range() -> None:
     Supported("pytest", (1,), (1000,)).check()
     with pytest.raises(ImportError, match="needs no-such-library"):
         Supported("no-such-library", (1,), (2,)).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"), [("UGRO_SYNC", "local", "local SGD needs"), ("UGRO_MIN_RANKS", "1", "elastic training")]
+)
+def test_what_a_library_cannot_do_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    from ugro.train.integrations.balanced import Balanced
+
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UgroError, match=told):
+        Balanced()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Iterator, Sequence
 
 from ugro.agent.tracking.run_tracker import RunTracker
@@ -93,8 +92,8 @@ class ElasticRuns:
         if lost is None:
             starts = 1 + max((key[3] for key in self._lost_at if key[:3] == (job.id, job.attempt, rank)), default=0)
             return RankView(rank, run.node, RankState.RUNNING, starts=starts)
-        since = self._lost_at.setdefault((job.id, job.attempt, rank, lost.starts), time.monotonic())
-        lost_s = time.monotonic() - since
+        now = asyncio.get_running_loop().time()
+        lost_s = now - self._lost_at.setdefault((job.id, job.attempt, rank, lost.starts), now)
         return RankView(rank, run.node, RankState.LOST, _how(lost), lost.starts, can_start=True, lost_s=lost_s)
 
     def _members(self, job: Job, ranks: Sequence[RankView]) -> frozenset[int]:

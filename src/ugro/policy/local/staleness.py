@@ -1,7 +1,8 @@
 """What a rank's update of the model counts, when some ranks are late. Pure: every rank gets the same result.
 
 A rank is late by as many rounds as were concluded without it since it got its samples. A late update was computed from
-an older model: it counts 1 / (1 + delay) of what it would have counted. One that is later than allowed is rejected.
+an older model: in the average, each of its samples counts 1 / (1 + delay) of one that is in time. If nobody is in time,
+the model moves by that part of the average only. An update that is later than allowed is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    weights: tuple[float, ...]  # of each rank's change in the average; they add up to 1, or all are 0
+    weights: tuple[float, ...]  # of each rank's change; they add up to 1 if one is in time, to less if all are late
     late: tuple[int, ...]  # ranks whose updates count less
     rejected: tuple[int, ...]  # ranks whose updates do not count
 
@@ -32,8 +33,9 @@ def judge(updates: Sequence[Update | None], max_staleness: int) -> Verdict:
     """None: the rank is not there; it computes."""
     masses = [_counted(update, max_staleness) for update in updates]
     whole = sum(masses)
-    weights = tuple(mass / whole if whole > 0 else 0.0 for mass in masses)
     there = [(rank, update.delay) for rank, update in enumerate(updates) if update is not None and update.mass > 0]
+    least_delay = min((delay for _, delay in there if delay <= max_staleness), default=0)
+    weights = tuple(mass / whole / (1 + least_delay) if whole > 0 else 0.0 for mass in masses)
     late = tuple(rank for rank, delay in there if 0 < delay <= max_staleness)
     return Verdict(weights, late, tuple(rank for rank, delay in there if delay > max_staleness))
 

@@ -73,6 +73,9 @@ class Elastic:
         self._names: dict[int, str] = {}
         self._position = 0
         self._last: list[bytes] = []  # the outcome of the last exchange
+        self._is_broken = False  # measurements of the last step were lost, and with them what ranks agreed on
+        self._scaler: Any = None  # the script's
+        self._scaler_state: dict[str, Any] | None = None  # of the others, for the next step
 
     @classmethod
     def of(cls, surroundings: Surroundings, device: Any) -> tuple[Elastic | None, Group, Surroundings]:
@@ -113,8 +116,9 @@ class Elastic:
             return
         if self.is_joining and not may_join:
             raise UsageError("a rank can join a training only in run.epochs(…)", hint=KEEP_HINT)
-        if self.is_joining and not self._trainee.kept():
-            raise UsageError("a rank that joins has nothing to put the others' state into", hint=KEEP_HINT)
+        if not state.has_optimizer(self._trainee.kept()):
+            # A rank that joins, or is a step behind, gets the others' state: also what their optimizer remembers.
+            raise UsageError("an elastic training has to know its optimizer", hint=KEEP_HINT)
         self._group.again = self._exchange
         if self.is_joining:
             self._regroup(At.BOUNDARY)
@@ -138,13 +142,22 @@ class Elastic:
     def boundary(self) -> None:
         """Between two steps, the same two on all ranks."""
         self.meeting.spoke()
-        if self.meeting.is_called or self._steps.regroups:
+        if self.meeting.is_called or self._steps.regroups or self._is_broken:
             self._steps.regroups = False
             self._regroup(At.BOUNDARY)
+
+    def heed(self, scaler: Any) -> None:
+        """Before it scales a loss: ranks scale alike, also one that joins, or whose last step was left out."""
+        if scaler is not None:
+            self._scaler = scaler
+            found, self._scaler_state = self._scaler_state, None
+            if found:
+                scaler.load_state_dict(found)
 
     def step(self, guard: Guard, loss_fn: LossFunction, batch: Any, scaler: Any) -> Any:
         """A step that is done again by those who are left, on the same samples."""
         self.arm(may_join=False)
+        self.heed(scaler)
         while True:
             before = asdict(self._trainee.progress)
             try:
@@ -173,6 +186,7 @@ class Elastic:
                 raise
             self._steps.abandon()
             self._steps.count_step()
+            self._is_broken = True  # what the script does after the block still needs these gradients
         self._position += 1
 
     def block_was_interrupted(self, error: BaseException, scaler: Any) -> bool | None:
@@ -249,7 +263,10 @@ class Elastic:
         group = self._group
         group.rank, group.ranks = formed.ranks.index(self.meeting.rank), len(formed.members)
         group.meet(self.meeting.connected(f"group/{formed.number}"), _FORM_S)
-        own = {"position": self._position, "joins": self.is_joining, "at": at, "lead": self._trainee.lead()}
+        own = {
+            "position": self._position, "joins": self.is_joining, "at": at, "lead": self._trainee.lead(),
+            "stops": self._steps.stops,
+        }  # fmt: skip
         said = [json.loads(one) for one in group.plain_contents(json.dumps(own).encode())]
         source = max(range(len(said)), key=lambda rank: (-1 if said[rank]["joins"] else said[rank]["position"], -rank))
         furthest = said[source]["position"]
@@ -257,12 +274,15 @@ class Elastic:
         is_behind = not self.is_joining and self._position < furthest
         wants = [one["joins"] or (one["position"] < furthest and one["at"] == At.STEP) for one in said]
         if any(wants):
-            content = state.packed(self._steps.model, self._trainee.kept()) if group.rank == source else b""
-            content = group.send(content, source)
+            own_state = (self._steps.model, self._trainee.kept(), self._scaler)
+            content = group.send(state.packed(*own_state) if group.rank == source else b"", source)
         group.plain_contents(b"")  # nobody goes on before all have everything
         group.limit(self.meeting.rules.timeout_s)
         if wants[group.rank]:
-            state.unpack(content, self._steps.model, self._trainee.kept(), is_all=self.is_joining)
+            kept, is_all = self._trainee.kept(), self.is_joining
+            self._scaler_state = state.unpack(content, self._steps.model, kept, is_all=is_all)
+        self._is_broken = False
+        self._steps.stops = any(one["stops"] for one in said)  # some may not have heard it
         self._adopt(brief, is_behind)
         self._go_on(formed, brief, max(int(one["lead"]) for one in said), begun)
         return is_behind

@@ -15,7 +15,7 @@ from ugro.train import checkpoint
 from ugro.train.elastic.meeting import Formed
 from ugro.train.stepping import Stepping
 
-_MODEL = "\0model"  # no name that a script can give
+_MODEL, _SCALER = "\0model", "\0scaler"  # no names that a script can give
 MEMBERS_FILE = "members.json"
 
 
@@ -43,34 +43,38 @@ def void_gradients(model: Any, scaler: Any) -> None:
         first.grad = torch.full_like(first, float("inf"))
 
 
-def packed(model: Any, kept: Mapping[str, Any]) -> bytes:
+def packed(model: Any, kept: Mapping[str, Any], scaler: Any) -> bytes:
     import torch
 
     objects = checkpoint.states(kept)
     if model is not None and not _is_among(model, kept):
         objects[_MODEL] = checkpoint.bare(model).state_dict()
+    if scaler is not None:
+        objects[_SCALER] = scaler.state_dict()
     file = io.BytesIO()
     torch.save(objects, file)
     return file.getvalue()
 
 
-def unpack(content: bytes, model: Any, kept: Mapping[str, Any], *, is_all: bool) -> None:
+def unpack(content: bytes, model: Any, kept: Mapping[str, Any], *, is_all: bool) -> dict[str, Any] | None:
     """``is_all``: for a rank that joins. One that is a step behind takes what the optimizer has made of it; the rest
-    of its objects, such as schedulers, its own script moves on."""
+    of its objects, such as schedulers, its own script moves on. Returns the state of a GradScaler."""
     import torch
 
     objects = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    scaler: dict[str, Any] | None = objects.pop(_SCALER, None)
     if _MODEL in objects:
         checkpoint.bare(model).load_state_dict(objects.pop(_MODEL))
     if is_all:
         checkpoint.load(kept, objects)
-        return
+        return scaler
     for name, one in kept.items():
         if isinstance(one, torch.optim.Optimizer):
             # Its own learning rate: the scheduler of this rank has not stepped yet.
             one.load_state_dict({**one.state_dict(), "state": objects[name]["state"]})
         elif model is not None and checkpoint.bare(one) is checkpoint.bare(model):
             checkpoint.bare(one).load_state_dict(objects[name])
+    return scaler
 
 
 def note_members(formed: Formed, ranks: list[int]) -> None:
@@ -78,10 +82,25 @@ def note_members(formed: Formed, ranks: list[int]) -> None:
     folder = os.environ.get("UGRO_RUN_DIR")
     if not folder:
         return
-    unfinished = Path(folder) / f".{MEMBERS_FILE}.{os.getpid()}"
+    noted, unfinished = Path(folder) / MEMBERS_FILE, Path(folder) / f".{MEMBERS_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):  # a full disk must not end the training
+        if _number_in(noted) > formed.number:  # this rank was stopped, and others of its node have gone on
+            return
         unfinished.write_text(json.dumps({"number": formed.number, "ranks": ranks}))
-        unfinished.rename(Path(folder) / MEMBERS_FILE)
+        unfinished.rename(noted)
+
+
+def _number_in(noted: Path) -> int:
+    try:
+        return int(json.loads(noted.read_text())["number"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def has_optimizer(kept: Mapping[str, Any]) -> bool:
+    import torch
+
+    return any(isinstance(one, torch.optim.Optimizer) for one in kept.values())
 
 
 def seed_apart(seed: int, rank: int, number: int) -> None:

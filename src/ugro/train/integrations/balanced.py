@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ugro.core.errors import UsageError
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch
 from ugro.train import batchnorm, checkpoint, loader
@@ -33,9 +34,11 @@ _HEARD_BY = "_ugro_heard_by"
 class Balanced:
     def __init__(self, seed: int = 0) -> None:
         """All ranks call it. The random numbers of the script stay as they are."""
+        around = Surroundings.of(os.environ)
+        _expect_every_step(around)
         Journal().refuse_trial()
         with _untouched_chance():
-            self.run = Run(replace(Surroundings.of(os.environ), resume=None), seed, None)
+            self.run = Run(replace(around, resume=None), seed, None)
         self.rank, self.ranks, self.device = self.run.rank, self.run.ranks, self.run.device
         self.is_main = self.run.is_main
         self.order: Order | None = None
@@ -217,6 +220,19 @@ class Balanced:
     def note_checkpoint(self, path: object) -> None:
         if self.is_main:
             self.run._metrics.put({"kind": "checkpoint", "step": self.progress.step, "path": str(path)})
+
+
+def _expect_every_step(around: Surroundings) -> None:
+    """A library's loop exchanges gradients in every step, and with the ranks that it began with."""
+    if around.sync.is_local:
+        raise UsageError(
+            "local SGD needs the loop of ugro.train, and this library has its own", hint="leave out train_sync: local"
+        )
+    if around.min_ranks is not None:
+        raise UsageError(
+            "an elastic training needs the loop of ugro.train, and this library has its own",
+            hint="leave out elastic.min_ranks; the job is retried from its last checkpoint all the same",
+        )
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ each other (``max_staleness`` 0).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from ugro.train.local.report import Report
 from ugro.train.local.stepping import LocalStepping, Tally
 from ugro.train.local.values import Change, Values
 from ugro.train.sampler import Order
+
+log = logging.getLogger("ugro.train")
 
 _UNKNOWN_S = 60.0  # the patience with ranks of which nothing is known yet
 
@@ -44,7 +47,7 @@ class LocalCourse:
         self.sync = sync
         self.stepping = stepping
         self.values = values
-        self.outer = OuterStep(sync.outer, values.trained)
+        self.outer = OuterStep(sync.outer)
         self.rejected = 0  # samples whose updates came too late, of all ranks
         self.wants_checkpoint = False
         self._recorder = recorder
@@ -57,6 +60,10 @@ class LocalCourse:
         self._is_saving = self._saves_now = False
         self._exposed_s = self._exchange_s = 0.0
         self._first_step = 0  # of this epoch
+        self._epoch = -1  # that ``left`` is about
+        self._unfinished: Tally | None = None  # of a round in which the script has left its loop
+        self._is_leaving = False  # some rank has: all leave theirs after this round
+        stepping.settle = self.settle
         self.order: Order | None = None
         self.rounds: Rounds | None = None
         self.plan = RoundPlan((), None, "")
@@ -77,11 +84,9 @@ class LocalCourse:
 
     def rounds_of_epoch(self) -> Iterator[Share]:
         """This rank's shares of the rest of the epoch; all ranks have one model before and after."""
-        assert self.order is not None
-        progress = self.stepping.progress
-        self.left = ((progress.cursor, self.order.end),) if self.resumed is None else self.resumed
-        self.resumed = None
-        self._first_step = progress.step - -(-progress.cursor // self.order.global_batch)
+        self.settle()
+        self.left, self._epoch = self._rest(), self.stepping.progress.epoch
+        self.resumed, self._first_step = None, self._first_of_epoch()
         self.values.agree()
         self.shares = [Share()] * self._group.ranks
         self._assign([True] * self._group.ranks)
@@ -90,27 +95,66 @@ class LocalCourse:
                 self.stepping.tally = Tally()
                 yield self.own
                 self._end_round()
-                if self._saves_now:
-                    self._saves_now = False
-                    self.save()
-                if self.stepping.stops and self._is_in_agreement():
+                if self._is_ending and self._is_in_agreement():
                     return
+        except GeneratorExit:
+            self._unfinished = self.stepping.tally
+            log.warning(
+                "the loop over the loader was left in the middle of a round: this rank's model becomes that of all "
+                "with the next run.checkpoint, run.gather or epoch"
+            )
+            raise
         finally:
+            self._is_leaving = False
             self.stepping.tally = None
+
+    def settle(self) -> None:
+        """If the script has left its loop in the middle of a round: ends the round, and with it those of all ranks."""
+        if self._unfinished is None:
+            return
+        self.stepping.tally = self._unfinished
+        self._meeting.cut(self._number)
+        try:
+            self._end_round()
+            while not self._is_in_agreement():
+                self.stepping.tally = Tally()
+                self._end_round()
+        finally:
+            self._unfinished = self.stepping.tally = None
+            self._is_leaving = False
+
+    def _rest(self) -> Ranges:
+        """Positions of this epoch that nobody has used yet."""
+        assert self.order is not None
+        progress = self.stepping.progress
+        if self.resumed is not None:
+            return self.resumed
+        if self.left and self._epoch == progress.epoch:  # the script has left its loop, and comes again
+            return self.left
+        return ((progress.cursor, self.order.end),)
+
+    def _first_of_epoch(self) -> int:
+        assert self.order is not None
+        progress = self.stepping.progress
+        return progress.step - -(-progress.cursor // self.order.global_batch)
 
     def _is_in_agreement(self) -> bool:
         return self._flight is None and not any(share.ranges for share in self.shares)
 
+    @property
+    def _is_ending(self) -> bool:
+        return self.stepping.stops or self._is_leaving
+
     def _assign(self, free: list[bool]) -> None:
         """Shares for the ranks that have none, unless the run ends."""
         assert self.rounds is not None
-        left = 0 if self.stepping.stops else size(self.left)
+        left = 0 if self._is_ending else size(self.left)
         self.plan = self.rounds.plan(left, free)
         for rank, samples in enumerate(self.plan.shares):
             if free[rank]:
                 taken, self.left = take(self.left, samples)
                 self.shares[rank] = Share(taken, self._number)
-        is_last = not self.left or self.stepping.stops
+        is_last = not self.left or self._is_ending
         self._is_together = self.sync.max_staleness == 0 or is_last or self._is_saving
 
     # --- between two steps --------------------------------------------------------------------------------------
@@ -141,6 +185,9 @@ class LocalCourse:
             reports = meet(self._number, report, _UNKNOWN_S if not self.plan.seconds else patience_s(self.plan.seconds))
             is_there = reports[self._group.rank] is not None
             self._conclude(reports, change)
+        if self._saves_now:
+            self._saves_now = False
+            self.save()
 
     def _own_s(self) -> float:
         stepping = self.stepping
@@ -161,7 +208,7 @@ class LocalCourse:
             exposed_s=self._exposed_s, exchange_s=self._exchange_s, largest=change.largest, exact=change.exact,
             part=stepping.part.asked() if stepping.part is not None else 1.0,
             trace_steps=stepping.tracer.asked() if stepping.tracer is not None else 0,
-            stops=stepping.is_asked_to_stop, saves=self.wants_checkpoint,
+            stops=stepping.is_asked_to_stop, saves=self.wants_checkpoint, leaves=self._unfinished is not None,
         )  # fmt: skip
 
     def _conclude(self, reports: Reports, change: Change | None) -> None:
@@ -207,6 +254,7 @@ class LocalCourse:
         there = [report for report in reports if report is not None]
         stepping = self.stepping
         stepping.stops = stepping.stops or any(report.stops for report in there)
+        self._is_leaving = self._is_leaving or any(report.leaves for report in there)
         wants_save = self._is_saving or any(report.saves for report in there)
         # Only a meeting of all ranks leaves one model to save.
         self._saves_now, self._is_saving = wants_save and self._is_together, wants_save and not self._is_together
@@ -255,7 +303,7 @@ class LocalCourse:
         now = time.perf_counter()
         self._exposed_s += now - waiting
         self._exchange_s += now - flight.begun
-        self.values.move(self.outer.update(mean), flight.sent, is_agreement=is_agreement)
+        self.values.move(self.outer.update(mean, self.values.names), flight.sent, is_agreement=is_agreement)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

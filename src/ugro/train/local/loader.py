@@ -76,9 +76,20 @@ class LocalLoader:
             batch = next(ready)
             slice_ = self._round.handed_out.popleft()
             self._run.fetched(slice_)
-            yield batch
+            steps = self._steps
+            try:
+                yield batch
+            except GeneratorExit:
+                if self._steps > steps:  # the script leaves its loop after the step
+                    self._use(slice_, (number + 1) / count)
+                raise
             self._use(slice_, (number + 1) / count)
         self._run.fetching()  # ends the last step
+
+    @property
+    def _steps(self) -> int:
+        tally = self._course.stepping.tally
+        return 0 if tally is None else tally.steps
 
     def _use(self, slice_: Slice, part: float) -> None:
         tally = self._course.stepping.tally

@@ -37,15 +37,15 @@ class LocalMode:
         self._course: LocalCourse | None = None
 
     @classmethod
-    def of(cls, sync: Sync, ranks: int, *, is_elastic: bool) -> LocalMode | None:
-        """None: ranks exchange gradients in every step, or there is only one."""
+    def of(cls, sync: Sync, ranks: int, resumed: Mapping[str, Any] | None, is_elastic: bool) -> LocalMode | None:
+        """None: ranks exchange gradients in every step, or there is only one, with no rest of others' rounds."""
         if not sync.is_local:
             return None
         if is_elastic:
             raise UsageError(
                 "an elastic job cannot train with local SGD", hint="leave out elastic.min_ranks, or train_sync: local"
             )
-        return cls(sync) if ranks > 1 else None
+        return cls(sync) if ranks > 1 or has_holes(resumed) else None
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -66,6 +66,7 @@ class LocalMode:
     def spread(self, model: Any, stepping: Stepping, save: Callable[[], object]) -> Way:
         """The model itself, with the first rank's values."""
         assert isinstance(stepping, LocalStepping)
+        stepping.group.begin_alone()
         model = model.to(stepping.group.device)
         spread(model, stepping.group)
         self._course = LocalCourse(self._sync, stepping, Values(model), Recorder(stepping.balance.put))
@@ -92,9 +93,15 @@ class LocalMode:
         """Within a round, ranks have different models: they save one at the end of a round."""
         course = self._course
         if course is None or not course.is_in_round:
+            self.settle()
             return False
         course.wants_checkpoint = True
         return True
+
+    def settle(self) -> None:
+        """All ranks call it; they have one model then, also if scripts have left their loops early."""
+        if self._course is not None:
+            self._course.settle()
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -111,10 +118,17 @@ class LocalMode:
         if state["rounds"] is not None and course.rounds is not None:
             course.rounds.restore(state["rounds"])
 
-def refuse_holes(state: Mapping[str, Any] | None, cursor: int) -> None:
+
+def has_holes(resumed: Mapping[str, Any] | None) -> bool:
+    """Whether a checkpoint is from the middle of a round, of which ranks had used parts."""
+    state = None if resumed is None else resumed.get("local")
+    left = [] if resumed is None or state is None else state["left"]
+    return len(left) > 1 or (bool(left) and resumed is not None and left[0][0] != resumed["progress"]["cursor"])
+
+
+def refuse_holes(resumed: Mapping[str, Any]) -> None:
     """Other modes go on from one position of an epoch's order."""
-    left = [] if state is None else state["left"]
-    if len(left) > 1 or (left and left[0][0] != cursor):
+    if has_holes(resumed):
         raise UgroError(
             "the checkpoint was saved in the middle of a round of local SGD", hint="resume it with train_sync: local"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ugro.policy.local.sync import Outer
@@ -11,29 +11,30 @@ _RATE, _MOMENTUM = 0.7, 0.9
 
 
 class OuterStep:
-    def __init__(self, kind: Outer, trained: int) -> None:
-        """``trained``: so many of the tensors are parameters; the others, such as statistics, are averaged."""
+    def __init__(self, kind: Outer) -> None:
         self._kind = kind
-        self._trained = trained
-        self._momentum: list[Any] = []
+        self._momentum: dict[str, Any] = {}  # by parameter
 
-    def update(self, mean: Sequence[Any]) -> Sequence[Any]:
+    def update(self, mean: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
+        """``names``: of the parameters, which come first; the others, such as statistics, are averaged."""
         if self._kind is Outer.AVERAGE:
             return mean
-        if not self._momentum:
-            self._momentum = [one.clone() for one in mean[: self._trained]]
+        self._momentum = {name: held for name, held in self._momentum.items() if name in set(names)}
+        steps = [self._step(name, one) for name, one in zip(names, mean, strict=False)]
+        return [*steps, *mean[len(names) :]]
+
+    def _step(self, name: str, change: Any) -> Any:
+        """As torch's SGD with Nesterov momentum, whose gradient is the change, with the other sign."""
+        held = self._momentum.get(name)
+        if held is None:
+            held = self._momentum[name] = change.clone()
         else:
-            for held, one in zip(self._momentum, mean[: self._trained], strict=True):
-                held.mul_(_MOMENTUM).add_(one)
-        steps = [
-            (one + _MOMENTUM * held).mul_(_RATE)
-            for one, held in zip(mean[: self._trained], self._momentum, strict=True)
-        ]
-        return [*steps, *mean[self._trained :]]
+            held.mul_(_MOMENTUM).add_(change)
+        return (change + _MOMENTUM * held).mul_(_RATE)
 
-    def state(self) -> list[Any]:
-        return [one.cpu() for one in self._momentum]
+    def state(self) -> dict[str, Any]:
+        return {name: one.cpu() for name, one in self._momentum.items()}
 
-    def restore(self, state: Sequence[Any], device: Any) -> None:
+    def restore(self, state: Mapping[str, Any], device: Any) -> None:
         if self._kind is Outer.NESTEROV:
-            self._momentum = [one.to(device).clone() for one in state]
+            self._momentum = {name: one.to(device).clone() for name, one in state.items()}

@@ -26,6 +26,7 @@ class Report:
     trace_steps: int = 0
     stops: bool = False
     saves: bool = False  # the script has asked for a checkpoint
+    leaves: bool = False  # the script has left its loop
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Tally:
 
 class LocalStepping(Stepping):
     tally: Tally | None = None  # None: between rounds
+    settle: Callable[[], None] = staticmethod(lambda: None)  # makes the ranks' models one, if they are not
     _counted: Moments | None = None
 
     @property
@@ -73,6 +75,7 @@ class LocalStepping(Stepping):
             raise UsageError(
                 "within a round, ranks are not in the same step", hint="call it before or after an epoch's batches"
             )
+        self.settle()
 
     def average(self, parameters: Any) -> None:
         """Gradients stay this rank's own."""

@@ -29,18 +29,30 @@ class Change:
 
 class Values:
     def __init__(self, model: Any) -> None:
-        parameters = [one for one in model.parameters() if one.requires_grad]
-        buffers = [one for one in model.buffers() if one.is_floating_point()]  # such as the statistics of a BatchNorm
-        self.tensors: list[Any] = [one.data for one in parameters] + buffers
-        self.trained = len(parameters)
+        self._model = model
+        self._parameters: list[tuple[str, Any]] = []
+        self._buffers: list[tuple[Any, str]] = []  # their modules and names: a module may put another tensor there
         self.common: list[Any] = []
 
+    @property
+    def names(self) -> list[str]:
+        """Of those that are trained; they come first among the tensors."""
+        return [name for name, _ in self._parameters]
+
+    @property
+    def tensors(self) -> list[Any]:
+        found = [one.data for _, one in self._parameters]
+        return found + [getattr(module, name) for module, name in self._buffers]
+
     def agree(self) -> None:
-        """All ranks have the same values now."""
-        if not self.common:
-            self.common = [one.detach().clone() for one in self.tensors]
+        """All ranks have the same values now. What is trained may have changed since the last time: layers thaw."""
+        self._parameters = [(name, one) for name, one in self._model.named_parameters() if one.requires_grad]
+        self._buffers = _statistics(self._model)
+        now = self.tensors
+        if [(one.shape, one.dtype) for one in self.common] != [(one.shape, one.dtype) for one in now]:
+            self.common = [one.detach().clone() for one in now]
             return
-        for mine, ours in zip(self.common, self.tensors, strict=True):
+        for mine, ours in zip(self.common, now, strict=True):
             mine.copy_(ours)
 
     def change(self) -> Change:
@@ -67,6 +79,17 @@ class Values:
                 now.copy_(common)
             else:
                 now.copy_(_wide(now) + (by if sent is None else by - sent[number]))
+
+
+def _statistics(model: Any) -> list[tuple[Any, str]]:
+    """What a model learns without gradients, such as a BatchNorm does. What is not saved with it is a cache."""
+    found = {
+        id(one): (module, name)
+        for module in model.modules()
+        for name, one in module.named_buffers(recurse=False)
+        if one.is_floating_point() and name not in module._non_persistent_buffers_set
+    }
+    return list(found.values())
 
 
 def _wide(values: Any) -> Any:

@@ -25,6 +25,13 @@ def test_a_late_update_counts_less() -> None:
     assert (verdict.late, verdict.rejected) == ((1,), ())
 
 
+def test_if_nobody_is_in_time_the_model_moves_less() -> None:
+    """Else a rank that is late alone would move it as far as one in time."""
+    assert judge([None, Update(20, delay=1)], 1).weights == (0, 0.5)
+    assert judge([Update(10, delay=2), Update(20, delay=1)], 2).weights == (0.125, 0.375)
+    assert judge([Update(10, delay=3), Update(20)], 2).weights == (0, 1)
+
+
 def test_an_update_that_is_too_late_is_rejected() -> None:
     verdict = judge([Update(10), Update(20, delay=2)], 1)
     assert verdict.rejected == (1,)
@@ -36,13 +43,17 @@ def test_if_nothing_counts_all_weights_are_zero() -> None:
     assert judge([Update(0.0), Update(0.0, delay=5)], 2) == judge([Update(0.0), Update(0.0)], 2)
 
 
+MASSES = st.just(0.0) | st.floats(1e-6, 1e6)
+
+
 @given(
-    st.lists(st.none() | st.builds(Update, st.floats(0, 1e6), st.integers(0, 5)), min_size=1, max_size=8),
+    st.lists(st.none() | st.builds(Update, MASSES, st.integers(0, 5)), min_size=1, max_size=8),
     st.integers(0, 4),
 )
 def test_weights_are_an_average_of_what_is_in_time(updates: list[Update | None], most: int) -> None:
     verdict = judge(updates, most)
-    assert sum(verdict.weights) == pytest.approx(1) or not any(verdict.weights)
+    in_time = [one.delay for one in updates if one is not None and one.mass > 0 and one.delay <= most]
+    assert sum(verdict.weights) == pytest.approx(1 / (1 + min(in_time)) if in_time else 0)
     for weight, update in zip(verdict.weights, updates, strict=True):
         assert weight == 0 or (update is not None and update.delay <= most and update.mass > 0)
 

@@ -72,19 +72,56 @@ def test_an_agreement_leaves_no_difference() -> None:
 
 
 def test_the_outer_step_is_torchs_nesterov_and_leaves_statistics_alone() -> None:
-    outer, weight = OuterStep(Outer.NESTEROV, trained=1), torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    outer, weight = OuterStep(Outer.NESTEROV), torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     theirs, mine = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True), weight.detach().clone()
     for change in ([0.5, 0.1], [0.2, -0.4], [-0.1, 0.3]):
         weight.grad = -torch.tensor(change)
         theirs.step()
-        step, statistics = outer.update([torch.tensor(change), torch.tensor([7.0])])
+        step, statistics = outer.update([torch.tensor(change), torch.tensor([7.0])], ["weight"])
         mine += step
         assert statistics.tolist() == [7.0]
     assert mine.tolist() == pytest.approx(weight.tolist())
-    again = OuterStep(Outer.NESTEROV, trained=1)
+    again = OuterStep(Outer.NESTEROV)
     again.restore(outer.state(), "cpu")
     changes = [torch.tensor([0.1, 0.1])]
-    assert again.update(changes)[0].tolist() == outer.update(changes)[0].tolist()
+    assert again.update(changes, ["weight"])[0].tolist() == outer.update(changes, ["weight"])[0].tolist()
+
+
+def test_the_momentum_of_a_parameter_stays_its_own_when_others_thaw_or_freeze() -> None:
+    outer, change = OuterStep(Outer.NESTEROV), torch.ones(2)
+    outer.update([change], ["last"])
+    first, last = outer.update([change, change], ["first", "last"])
+    assert first.tolist() == pytest.approx([0.7 * 1.9] * 2), "its first step"
+    assert last.tolist() == pytest.approx([0.7 * (1 + 0.9 * 1.9)] * 2)
+    assert outer.update([change], ["first"])[0].tolist() == pytest.approx([0.7 * (1 + 0.9 * 1.9)] * 2)
+    assert set(outer.state()) == {"first"}
+
+
+def test_layers_that_thaw_are_exchanged_from_the_next_epoch_on() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    model[0].requires_grad_(requires_grad=False)
+    made = Values(model)
+    made.agree()
+    assert made.names == ["1.weight", "1.bias"]
+    model[0].requires_grad_()
+    made.agree()
+    with torch.no_grad():
+        model[0].weight += 1.0
+    assert made.names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert made.change().tensors[0].tolist() == [[1.0]]
+
+
+def test_statistics_are_found_where_a_module_puts_them_and_caches_are_not_exchanged() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("mean", torch.zeros(1))
+    model.register_buffer("cache", torch.zeros(1), persistent=False)
+    made = Values(model)
+    made.agree()
+    model.mean = torch.ones(1)
+    model.cache = torch.ones(3)
+    assert [one.tolist() for one in made.change().tensors] == [[1.0]]
+    made.return_to_common()
+    assert model.mean.tolist() == [0.0]
 
 
 def test_a_report_survives_its_way() -> None:
