@@ -68,7 +68,7 @@ def stop(run: RunDir, reason: str, grace_s: float, signum: Optional[int] = None)
 
 
 def _await_release(run: RunDir) -> None:
-    """A supervisor lets go of its GPUs after it has written the exit record: whoever starts next may want them."""
+    """A supervisor lets go of its GPUs after it has written the exit record: the next run may want them."""
     deadline = time.monotonic() + _RELEASE_S
     while run.is_alive() and time.monotonic() < deadline:
         time.sleep(_PAUSE_S / 10)
