@@ -90,9 +90,7 @@ def _large(steps: int, unseen: int) -> dict[str, Any]:
         found["parameters"] = sum(one.numel() for one in model.parameters())
         options: dict[str, Any] = {"sync": "local", "round_s": 6.0} if sync == "local" else {"sync": "step"}
         run = ut.init(**options)
-        # Each rank's own steps have fewer samples. Adam divides by their noise, which an average takes out again.
-        rate = _GPT_RATE * math.sqrt(run.ranks if sync == "local" else 1)
-        task = Task(data, _next_token, _GPT_BATCH, rate, steps)
+        task = Task(data, _next_token, _GPT_BATCH, _GPT_RATE * run.lr_scale, steps)
         found[sync] = _trained(run, model, task)
         losses.append(_losses(model, others, run.rank, run.ranks))
     found |= _compared(ut.init(sync="step"), *losses)

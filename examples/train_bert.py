@@ -34,7 +34,7 @@ def main() -> None:
     compression = {} if arguments.compress == "none" else {"compress": arguments.compress}
     model = run.wrap(Bert(dataset.size, arguments), **compression)
     mixed = torch.autocast(run.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr * run.lr_scale, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, 1.0, total_iters=arguments.warm_up)
     run.keep(model=model, optimizer=optimizer, schedule=schedule)
     loader = run.loader(dataset, global_batch=arguments.global_batch, drop_last=True)

@@ -35,7 +35,7 @@ def main() -> None:
         options["plan"] = SPLIT
     model = run.wrap(Gpt(len(dataset.letters), arguments), parallel=arguments.parallel, **options)
     mixed = torch.autocast(run.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr * run.lr_scale, weight_decay=0.1)
     run.keep(model=model, optimizer=optimizer)
     loader = run.loader(dataset, global_batch=arguments.global_batch, drop_last=True)
     for epoch in run.epochs(arguments.epochs):

@@ -177,6 +177,7 @@ def local_rounds() -> dict[str, Any]:
         "error": max(abs(mine - theirs) / max(1e-3, abs(theirs)) for mine, theirs in pairs),
         "seen_once": used == [(epoch, index) for epoch in range(arguments.epochs) for index in range(rounds.SAMPLES)],
         "step": found["step"],
+        "lr_scale": run.lr_scale,
         "profiles": ranks.metrics(output / "metrics.jsonl", "profile") if run.is_main else [],
         "progress": ranks.metrics(output / "metrics.jsonl", "progress") if run.is_main else [],
     }

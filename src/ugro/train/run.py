@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
@@ -144,6 +145,14 @@ class Run:
             return self._local.shares
         balancer = self._balance.balancer
         return balancer.plan.shares if balancer else ()
+
+    @property
+    def lr_scale(self) -> float:
+        """By what Adam and those like it should multiply their learning rate: 1, or with local SGD √ranks.
+
+        A rank's own step has fewer samples, and Adam divides it by their noise, which the average takes out again.
+        """
+        return 1.0 if self._local is None else math.sqrt(self.ranks)
 
     def advice(self) -> Advice | None:
         """Whether all ranks are worth having; None until every rank was measured."""

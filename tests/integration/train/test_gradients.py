@@ -76,6 +76,7 @@ def test_models_that_are_averaged_in_rounds_are_those_of_one_process(results: li
         assert found["seen_once"], "ranks of unequal speed use every sample once in an epoch"
         assert found["step"] == 2 * 54, "steps count global batches, whatever each rank takes"
     main = results[0]["local_rounds"]
+    assert main["lr_scale"] == pytest.approx(RANKS**0.5)
     assert main["profiles"]
     assert all(sum(one["shares"]) == one["samples"] == 12 and one["step_s"] > 0 for one in main["profiles"])
     assert main["progress"][-1]["total_steps"] == 2 * 54

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from ugro.core.errors import UsageError
+from ugro.train.group import Group
 from ugro.train.memory import SavedForBackward
 from ugro.train.parallel.blocks import blocks_of, described, optimizer_bytes
 from ugro.train.parallel.tensor import check_widths, plan_of, units_of
 from ugro.train.parallel.way import of_units as speeds_of_units
 from ugro.train.pieces import sizes
+from ugro.train.surroundings import Surroundings
 from ugro.train.telemetry import Word, of_units
 
 # torch says once that it found no NumPy; nothing here needs it.
@@ -142,3 +144,20 @@ def test_the_speeds_of_ranks_add_up_in_their_units() -> None:
 def test_ranks_that_need_equally_many_parts_have_some_without_samples() -> None:
     assert sizes(3, 5, exactly=True) == [1, 1, 1, 0, 0]
     assert sizes(7, 2, exactly=True) == sizes(7, 2) == [4, 3]
+
+
+def test_measuring_layers_leaves_their_statistics_as_they_were() -> None:
+    """Each rank measures as often as it can in a second: statistics of the beginning would differ."""
+    import torch
+
+    from ugro.train.parallel.pipeline.cut import Cut
+    from ugro.train.parallel.pipeline.measure import Meter
+
+    layers = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)) for _ in range(3)]
+    made = torch.nn.Sequential(*layers)
+    before = {name: one.clone() for name, one in made.named_buffers()}
+    group = Group(Surroundings.of({}), torch.device("cpu"))
+    found = Meter(Cut(made, {}), group, lambda output: output.square().mean()).measured((torch.randn(8, 4),))
+    assert all(one.forward_s > 0 for one in found)
+    assert all(torch.equal(one, before[name]) for name, one in made.named_buffers())
+    assert all(parameter.grad is None for parameter in made.parameters())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from ugro.core.errors import UsageError
 from ugro.policy.partition.problem import Device, Layer, Link, Problem
@@ -84,7 +84,18 @@ class Meter:
         self._cut, self._group, self._loss_of = cut, group, loss_of
 
     def measured(self, inputs: tuple[Any, ...]) -> list[Measured]:
-        """Every part, on a real micro-batch. One after the other is on the device: the whole model may not fit."""
+        """Every part, on a real micro-batch. One after the other is on the device: the whole model may not fit.
+
+        What parts learn without gradients, such as the statistics of a BatchNorm, is as it was afterwards.
+        """
+        before = {name: one.clone() for name, one in self._cut.tensors.items() if not isinstance(one, nn.Parameter)}
+        try:
+            return self._measured(inputs)
+        finally:
+            for name, value in before.items():
+                self._cut.tensors.get(name).copy_(value)
+
+    def _measured(self, inputs: tuple[Any, ...]) -> list[Measured]:
         found = self._walked(inputs)
         begun, rounds = time.perf_counter(), 0
         while rounds < _LEAST_ROUNDS or (rounds < _MOST_ROUNDS and time.perf_counter() - begun < _LONG_ENOUGH_S):
