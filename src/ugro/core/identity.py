@@ -51,3 +51,21 @@ class Caller:
 
 def least(one: Role, other: Role) -> Role:
     return one if other.covers(one) else other
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A program's way in: it acts for a user. The token itself is shown once and kept nowhere."""
+
+    id: int
+    name: str
+    user: str
+    role: Role
+    created_at: str  # RFC 3339, as the others
+    expires_at: str
+    revoked_at: str | None = None
+    last_used_at: str | None = None
+    last_used_by: str = ""  # an address
+
+    def is_valid(self, now: str) -> bool:
+        return self.revoked_at is None and now < self.expires_at
