@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 
+from ugro.config.discovery import OneMap
 from ugro.config.kinds import BadValueError, Choice, Kind, MapOf
 from ugro.config.names import LOCAL_PATH, USER
-from ugro.config.section import Section, key, nested, section
+from ugro.config.section import Section, key, section
 from ugro.core.identity import Role
+from ugro.core.support.loopback import is_loopback
 
 _MOST_MEMBERS = 10_000
 
@@ -24,7 +26,10 @@ class Team(Section):
         example="gpu",
     )
     default_role: Role = key(
-        Role.USER, Choice(Role), "The role of members that `roles` does not name: what each may do."
+        Role.USER,
+        Choice(Role),
+        "The role of members that `roles` does not name: what each may do.",
+        example="viewer",
     )
     roles: dict[str, Role] = key(
         {},
@@ -40,10 +45,6 @@ class Team(Section):
         "directory for a unit that has one, else `/tmp/ugro-OWNER/agent.sock`. Members name it in `UGRO_SOCKET`.",
         example="/srv/ugro/agent.sock",
     )
-
-    def check(self) -> None:
-        if self.group is None and (self.roles or self.socket):
-            raise BadValueError("there is no group", hint="name the Unix group of the team, such as group: gpu")
 
 
 class Address(Kind):
@@ -76,6 +77,8 @@ class Address(Kind):
 class Tls(Section):
     """The certificate of the HTTPS API."""
 
+    noun = "tls"
+
     cert: str | None = key(
         None, LOCAL_PATH, "A TLS certificate, with its chain (PEM).", example="/etc/ugro/cert.pem"
     )
@@ -84,8 +87,8 @@ class Tls(Section):
     )
 
     def check(self) -> None:
-        if self.key_ is not None and self.cert is None:
-            raise BadValueError("there is no certificate", hint="name it: cert: /etc/ugro/cert.pem", at=("key",))
+        if self.cert is None:
+            raise BadValueError("there is no certificate", hint="name it: cert: /etc/ugro/cert.pem", at=("cert",))
 
 
 @section
@@ -96,6 +99,16 @@ class Api(Section):
         None,
         Address(),
         "The address and port to listen on. Beyond loopback, it opens only with TLS and once there is a valid token.",
-        example="0.0.0.0:8443",
+        example="127.0.0.1:8443",
     )
-    tls: Tls = nested(Tls)
+    tls: Tls | None = key(
+        None,
+        OneMap(Tls, "a map of cert and key"),
+        "The certificate; without it, plain HTTP, and only on loopback. See below.",
+        example={"cert": "/etc/ugro/cert.pem"},
+    )
+
+    def check(self) -> None:
+        if self.bind is not None and not is_loopback(self.bind[0]) and self.tls is None:
+            hint = "give tls: {cert: FILE, key: FILE}, or bind to 127.0.0.1"
+            raise BadValueError("beyond loopback, it needs TLS", hint=hint, at=("bind",))

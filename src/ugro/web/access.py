@@ -44,6 +44,9 @@ _HEADERS = {
 }
 
 
+WhoSigned = Callable[[str, str], Caller | None]  # by a user, and from where
+
+
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
     """Who may call the dashboard: its tokens, host names and cookie, and whether connections are encrypted.
@@ -54,7 +57,7 @@ class AccessSettings:
     tokens: Tokens
     names: frozenset[str]
     cookie_name: str
-    caller: Callable[[str, str], Caller | None]
+    caller: WhoSigned
     is_encrypted: bool = False
     streams: Streams = field(default_factory=Streams)
 

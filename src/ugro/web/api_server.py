@@ -67,7 +67,7 @@ def why_closed(agent: Agent, settings: Api) -> NotAllowed | None:
     """Why these settings open nothing."""
     if settings.bind is None or is_loopback(settings.bind[0]):
         return None
-    if settings.tls.cert is None:
+    if settings.tls is None:
         hint = "set api.tls.cert and api.tls.key in the cluster file, or bind to 127.0.0.1"
         return NotAllowed("the HTTPS API does not open beyond loopback without TLS", hint=hint)
     if not agent.tokens.has_valid:
@@ -89,15 +89,16 @@ async def _serve(agent: Agent, api: FastAPI, settings: Api) -> None:
     if (problem := why_closed(agent, settings)) is not None:
         raise problem
     host, port = settings.bind
+    files = (settings.tls.cert, settings.tls.key_) if settings.tls is not None else (None, None)
     try:
-        try_certificate(settings.tls.cert, settings.tls.key_)
+        try_certificate(*files)
         listener = listen(host, port, may_move=False)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise NotAllowed(f"cannot open the HTTPS API: {reason}", hint="see api in the cluster file") from error
     with listener:
-        server = make_server(create_api(agent, api), settings.tls.cert, settings.tls.key_)
-        scheme = "https" if settings.tls.cert else "http"
+        server = make_server(create_api(agent, api), *files)
+        scheme = "https" if settings.tls else "http"
         shown = f"[{host}]" if ":" in host else host
         agent.api_address.opened(f"{scheme}://{shown}:{listener.getsockname()[1]}{PREFIX}/v1")
         log.info("HTTPS API at %s", agent.api_address.url)

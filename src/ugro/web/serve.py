@@ -10,13 +10,12 @@ import socket
 from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
-from ugro.agent.ops.team import Team
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.loopback import is_loopback
-from ugro.web.access import AccessSettings
+from ugro.web.access import AccessSettings, WhoSigned
 from ugro.web.api_server import serve_api
 from ugro.web.app import create_web
 from ugro.web.door import Door
@@ -66,7 +65,7 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
         reason = (error.strerror or str(error)).lower()
         raise NotAllowed(f"cannot open the dashboard: {reason}", hint=_hint(settings)) from error
     with listener:
-        endpoint = Endpoint(settings, listener.getsockname()[1], tokens, agent.team)
+        endpoint = Endpoint(settings, listener.getsockname()[1], tokens, agent.team.browser)
         app = create_web(agent, api, endpoint.access)
         server = make_server(app, settings.certificate_file, settings.key_file)
         log.info("dashboard at %s", endpoint.url)
@@ -93,7 +92,7 @@ async def _until_changed(agent: Agent, settings: Dashboard) -> None:
 class Endpoint:
     """The address of an open dashboard, and its sign-in links."""
 
-    def __init__(self, settings: Dashboard, port: int, tokens: Tokens, team: Team) -> None:
+    def __init__(self, settings: Dashboard, port: int, tokens: Tokens, caller: WhoSigned) -> None:
         self._is_encrypted = settings.certificate_file is not None
         self._is_open = not is_loopback(settings.host)
         scheme = "https" if self._is_encrypted else "http"
@@ -103,7 +102,7 @@ class Endpoint:
         self.url = f"{scheme}://{host}:{port}"
         names = frozenset(name.lower() for name in (settings.host, *settings.names, *_own_names(self._is_open)))
         # Browsers keep cookies per host, not per port: two dashboards on one machine need different names.
-        self.access = AccessSettings(tokens, names, f"ugro_{port}", team.browser, self._is_encrypted)
+        self.access = AccessSettings(tokens, names, f"ugro_{port}", caller, self._is_encrypted)
 
     def link(self, user: str) -> DashboardLink:
         word = self.access.tokens.link(boot_clock_s(), user)

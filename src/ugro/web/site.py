@@ -52,7 +52,7 @@ class Site:
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
-        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": agent.team.owner}
+        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": ""}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
         """``cli`` in the context is the equivalent command."""

@@ -149,7 +149,8 @@ def test_all_tabs_know_when_one_signs_out(dashboard: Dashboard, browser: Browser
 def get_paths(tmp_path: Path) -> list[str]:
     """Of all routes of the dashboard, with something plausible where they have a gap."""
     site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
-    app = create_pages(site, FastAPI(), AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c"))
+    access = AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c", lambda user, via: None)
+    app = create_pages(site, FastAPI(), access)
     gaps = {"{name}": "here", "{word}": "1", "{number}": "1"}
     paths = [route.path for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
     for gap, value in gaps.items():

@@ -1,6 +1,6 @@
 """Lets each request in, or not: the one place where roles are enforced. A dependency of every route.
 
-Whoever accepts connections (the socket, the HTTPS API, the dashboard) says in a request's scope who asks.
+What accepts connections (the socket, the HTTPS API, the dashboard) says in a request's scope who asks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
+from ugro.agent.api.audit_trail import Peer
 from ugro.agent.ops.team import Team
 from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed, NotFound
@@ -74,10 +75,8 @@ class SocketCallers:
         self._is_of_team = is_of_team
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        peer = scope.get("client")
-        uid = getattr(peer, "uid", None)
-        if uid is not None:
-            scope[CALLER] = self._team.peer(uid, peer[1], is_of_team=self._is_of_team)
+        if isinstance(peer := scope.get("client"), Peer):
+            scope[CALLER] = self._team.peer(peer.uid, peer[1], is_of_team=self._is_of_team)
         await self._app(scope, receive, send)
 
 
