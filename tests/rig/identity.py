@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.app import create_app
@@ -68,7 +69,7 @@ async def ask(
     authorization: str | None = None,
     body: Any = None,
 ) -> Answer:
-    """One request, without a server. A stream is read until its first piece."""
+    """One request and its whole answer, without a server."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     if authorization is not None:
         headers.append((b"authorization", authorization.encode()))
@@ -82,17 +83,28 @@ async def ask(
         scope[CALLER] = caller
     content = b"" if body is None else json.dumps(body).encode()
     sent: list[Message] = []
-    given = iter([{"type": "http.request", "body": content, "more_body": False}])
+    given: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+    is_answered = asyncio.Event()
 
     async def receive() -> Message:
-        return next(given, {"type": "http.disconnect"})
+        if given:
+            return given.pop()
+        await is_answered.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            is_answered.set()
 
-    await app(scope, receive, send)
+    # As a server does: in a task of its own, which alone knows the caller.
+    await asyncio.create_task(_run(app, scope, receive, send), name=f"{method} {path}")
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
 
 
 def person(user: str, role: Role, **more: bool) -> Caller:
