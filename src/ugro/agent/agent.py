@@ -360,6 +360,8 @@ class Agent:
             yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
         if (safe_mode := self.safe_mode.status()) is not None:
             yield [judge_state(safe_mode)]
+        if (finding := self.team.finding()) is not None:
+            yield [finding]
         doctor = Doctor(self.cluster, self.health)
         nodes = self.cluster.inventory.select(words)
         async for finding in doctor.findings(nodes):

@@ -9,6 +9,7 @@ import pwd
 import time
 
 from ugro.agent.tracking.cluster import Cluster
+from ugro.core.finding import Finding, Grade
 from ugro.core.identity import ApiToken, Caller, Role, least
 
 _KNOWN_S = 30.0  # how long a look into the user database holds: it may be far away
@@ -51,6 +52,14 @@ class Team:
         if role is None:
             return None
         return Caller(user, role, via, is_alone=user == self.owner and self.group is None)
+
+    def finding(self) -> Finding | None:
+        """For the doctor: whether members have the owner's account, by a job on this machine."""
+        local = [node.spec.name for node in self._cluster.inventory if node.spec.transport == "local"]
+        if self.group is None or not local:
+            return None
+        text = f"jobs of all members run as {self.owner} on {', '.join(local)}: they can read the agent's state"
+        return Finding("agent", "team", Grade.WARNING, text, "let the team's agent have an account and nodes of its own")
 
     def role_of(self, user: str) -> Role | None:
         """None: neither the owner nor, now, a member of the group."""
