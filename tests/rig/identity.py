@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,17 +66,16 @@ async def ask(
     path: str,
     *,
     caller: Caller | None = None,
-    authorization: str | None = None,
+    headers: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> Answer:
     """One request and its whole answer, without a server."""
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    if authorization is not None:
-        headers.append((b"authorization", authorization.encode()))
+    all_headers = {"host": "localhost", "content-type": "application/json", **(headers or {})}
+    sent_headers = [(name.encode(), value.encode()) for name, value in all_headers.items()]
     where, _, query = path.partition("?")
     scope: Scope = {
         "type": "http", "method": method, "path": where, "raw_path": where.encode(), "query_string": query.encode(),
-        "headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http", "root_path": "",
+        "headers": sent_headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http", "root_path": "",
         "http_version": "1.1", "asgi": {"version": "3.0"},
     }  # fmt: skip
     if caller is not None:
@@ -101,6 +100,15 @@ async def ask(
     await asyncio.create_task(_run(app, scope, receive, send), name=f"{method} {path}")
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def signed_in(cookie: str) -> dict[str, str]:
+    """A browser, on a page of the dashboard itself."""
+    return {"cookie": cookie, "origin": "http://localhost"}
 
 
 async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,10 +22,11 @@ from ugro.agent.api.audit_trail import REFUSED, AuditTrail, now
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import CALLER, who
 from ugro.agent.api.openapi import PREFIX, described
+from ugro.agent.ops.tokens import Tokens
 from ugro.config.team import Api
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.identity import Caller
+from ugro.core.identity import ApiToken, Caller
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.codec import dumps
 from ugro.core.support.loopback import is_loopback
@@ -137,10 +138,10 @@ class TokenGate:
         if scope["type"] != "http":
             return
         guarded = _with_headers(send)
-        caller = await self._caller(scope)
+        token, caller = await self._caller(scope)
         if (connection := scope.get(CONNECTION)) is not None:
             connection.identify(is_known=caller is not None)
-        if caller is None:
+        if token is None or caller is None:
             await self._refuse(scope)(scope, receive, guarded)
             return
         scope[CALLER] = caller
@@ -151,15 +152,12 @@ class TokenGate:
             error = NotFound("no such address", hint=f"the API is below {PREFIX}/v1/, and described at {DOCS}")
             await _error(error, 404)(scope, receive, guarded)
         else:
-            await self._app(_inner(scope), receive, guarded)
+            await self._app(_inner(scope), receive, _while_valid(guarded, self._agent.tokens, token.id))
 
-    async def _caller(self, scope: Scope) -> Caller | None:
-        given = _given_token(scope)
-        if given is None:
-            return None
-        address = _address(scope)
-        token = await self._agent.tokens.check(given, address)
-        return None if token is None else self._agent.team.token(token, address)
+    async def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
+        given, address = _given_token(scope), _address(scope)
+        token = await self._agent.tokens.check(given, address) if given is not None else None
+        return token, self._agent.team.token(token, address) if token is not None else None
 
     def _refuse(self, scope: Scope) -> Response:
         if "authorization" in Headers(scope=scope):
@@ -207,6 +205,20 @@ def _inner(scope: Scope) -> Scope:
 
 def _error(error: UgroError, status: int, headers: dict[str, str] | None = None) -> Response:
     return Response(dumps({"error": error.to_wire()}), status, headers, media_type="application/json")
+
+
+def _while_valid(send: Send, tokens: Tokens, number: int) -> Send:
+    """A stream ends when its token does."""
+    is_over = False
+
+    async def sending(message: Message) -> None:
+        nonlocal is_over
+        if is_over:
+            return
+        is_over = message.get("more_body", False) and not tokens.is_valid(number)
+        await send({"type": "http.response.body", "body": b"", "more_body": False} if is_over else message)
+
+    return sending
 
 
 def _with_headers(send: Send) -> Send:

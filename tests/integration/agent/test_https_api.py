@@ -74,7 +74,7 @@ class Program:
 
 def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client: Client, certificate: Path) -> None:
     problem = wait_until(lambda: status(client).api_problem, 30, "why it is closed")
-    assert "while there is no valid token" in problem
+    assert "while there is no valid token" in str(problem)
     assert status(client).api_url is None
     token, secret = client.identity.create_token("user", 3600, "ci")
     url = str(wait_until(lambda: status(client).api_url, 30, "the API"))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 
-from tests.rig.identity import Answer, ask, person, running_agent
+from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.core.identity import Caller, Role
+from ugro.web.access import AccessSettings
+from ugro.web.app import create_web
+from ugro.web.tokens import Tokens as DashboardTokens
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
 VIEWER, OPERATOR, OWNER = (
@@ -115,6 +119,35 @@ def test_values_of_an_environment_are_for_their_owner_alone(tmp_path: Path) -> N
                     assert b"hush" not in (await ask(api, "GET", path, caller=caller)).body, (path, caller)
             assert b"hush" in (await ask(api, "GET", "/v1/jobs", caller=ANN)).body
             await ask(api, "POST", "/v1/jobs/1/cancel", caller=ANN)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_sees_their_own_view_of_the_dashboard(tmp_path: Path) -> None:
+    pages = ("/", "/jobs", "/jobs/1", "/experiments", "/nodes/here", "/compare", "/sweeps", "/services", "/about")
+    hidden = ("/jobs/2", "/jobs/2/log", "/jobs/2/outputs", "/jobs/2/job.yaml", "/jobs/2/balance", "/compare?jobs=1,2")
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path, CLUSTER.replace("admin", "user")) as (agent, api):
+            tokens = DashboardTokens(tmp_path / "token")
+            app = create_web(agent, api, AccessSettings(tokens, frozenset(), "c", agent.team.browser))
+            await submitted(api, ANN, "open", env={"DATA": "hush"})
+            await submitted(api, ANN, "veiled", private=True)
+            member, owner = (f"c={tokens.sessions.begin(time.time(), user)}" for user in (MEMBER, ""))
+            for page in pages:
+                found = await ask(app, "GET", page, headers=signed_in(member))
+                assert found.status == 200, (page, found)
+                assert b"veiled" not in found.body, page
+                assert b"hush" not in found.body, page
+            for page in hidden:
+                assert (await ask(app, "GET", page, headers=signed_in(member))).status == 404, page
+            assert b"veiled" in (await ask(app, "GET", "/jobs", headers=signed_in(owner))).body
+            for path in ("/settings", "/jobs/1/again"):
+                assert (await ask(app, "GET", path, headers=signed_in(member))).status == 403
+            assert refused(await ask(app, "POST", "/v1/jobs/1/cancel", headers=signed_in(member)))
+            assert refused(await ask(app, "POST", "/v1/nodes/here/drain", headers=signed_in(member), body={}))
+            gone = f"c={tokens.sessions.begin(time.time(), 'bin')}"
+            assert (await ask(app, "GET", "/jobs", headers=signed_in(gone))).status == 401, "not a member any more"
 
     asyncio.run(scenario())
 

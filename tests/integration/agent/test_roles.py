@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from tests.rig.identity import CLUSTER, MEMBER, ask, person, running_agent
+from tests.rig.identity import CLUSTER, MEMBER, ask, bearer, person, running_agent
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import PAGES, RULES, Access
 from ugro.agent.ops.tokens import Tokens
@@ -31,11 +31,7 @@ _WEAKER = {Role.USER: Role.VIEWER, Role.OPERATOR: Role.USER, Role.ADMIN: Role.OP
 
 def stated(routes: Iterable[BaseRoute]) -> set[str]:
     named = [route for route in routes if isinstance(route, APIRoute)]
-    return {f"{method} {route.path}" for route in named for method in route.methods}
-
-
-def bearer(secret: str) -> str:
-    return f"Bearer {secret}"
+    return {f"{method} {route.path}" for route in named for method in route.methods or ()}
 
 
 def address(route: str) -> tuple[str, str]:
@@ -74,21 +70,22 @@ def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> No
             await agent.tokens.revoke(admin, "revoked")
             _, foreign = await agent.tokens.create(person("nobody", Role.ADMIN), Role.ADMIN, 3600, "of-no-member")
             made = {role: (await agent.tokens.create(admin, role, 3600, str(role)))[1] for role in Role}
-            bad = [None, "Bearer", bearer(""), bearer("ugro_nonsense"), made[Role.ADMIN], f"Basic {made[Role.ADMIN]}"]
-            bad += [bearer(one) for one in (expired, revoked, foreign)]
+            admins = made[Role.ADMIN]
+            bad = [{}, *(bearer(one) for one in ("", "ugro_nonsense", expired, revoked, foreign))]
+            bad += [{"authorization": text} for text in ("Bearer", admins, f"Basic {admins}", f"Bearer x {admins}")]
             let_in = []
             for route, rule in API_RULES.items():
                 method, path = address(route)
                 for credential in bad:
-                    found = await ask(app, method, path, authorization=credential)
+                    found = await ask(app, method, path, headers=credential)
                     if (found.status, found.kind) != (401, "not_allowed"):
                         let_in.append((route, credential, found))
                 if rule.role in _WEAKER:
-                    found = await ask(app, method, path, authorization=bearer(made[_WEAKER[rule.role]]))
+                    found = await ask(app, method, path, headers=bearer(made[_WEAKER[rule.role]]))
                     if (found.status, found.kind) != (403, "not_allowed"):
                         let_in.append((route, "weaker", found))
             assert let_in == []
-            assert (await ask(app, "GET", "/api/v1/whoami", authorization=bearer(made[Role.VIEWER]))).document == {
+            assert (await ask(app, "GET", "/api/v1/whoami", headers=bearer(made[Role.VIEWER]))).document == {
                 "user": MEMBER, "role": "viewer", "owner": agent.team.owner,
             }  # fmt: skip
 
@@ -102,13 +99,13 @@ def test_a_token_never_exceeds_its_user(tmp_path: Path) -> None:
             _, secret = await agent.tokens.create(person(MEMBER, Role.ADMIN), Role.ADMIN, 3600, "all")
 
             async def role() -> object:
-                found = await ask(app, "GET", "/api/v1/whoami", authorization=bearer(secret))
+                found = await ask(app, "GET", "/api/v1/whoami", headers=bearer(secret))
                 return found.document.get("role", found.kind)
 
             assert await role() == "admin"
             for path in ("POST /v1/tokens", "GET /v1/tokens", "POST /v1/dashboard", "PUT /v1/cluster"):
                 method, where = address(path)
-                found = await ask(app, method, where, authorization=bearer(secret), body={})
+                found = await ask(app, method, where, headers=bearer(secret), body={})
                 assert (found.status, found.kind) == (403, "not_allowed"), "a token makes no other way in"
             file.write_text(CLUSTER.replace("admin", "viewer"))
             await agent.cluster.look_again()
@@ -120,20 +117,39 @@ def test_a_token_never_exceeds_its_user(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            admin = person(MEMBER, Role.ADMIN)
+            _, secret = await agent.tokens.create(admin, Role.ADMIN, 3600, "short")
+            app = create_api(agent, api)
+            following = asyncio.create_task(ask(app, "GET", "/api/v1/changes?after=0", headers=bearer(secret)))
+            await asyncio.sleep(0)  # it begins
+            await agent.tokens.revoke(admin, "short")
+            while not following.done():
+                await agent.store.jobs.note("test", "something to tell")
+                await asyncio.wait([following], timeout=0.2)
+            found = await following
+            assert found.status in (200, 401), "it may have been revoked before its first answer"
+            assert (await ask(app, "GET", "/api/v1/whoami", headers=bearer(secret))).status == 401
+
+    asyncio.run(scenario())
+
+
 def test_the_description_is_behind_the_gate_and_has_every_route(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_agent(tmp_path) as (agent, api):
             app = create_api(agent, api)
             _, secret = await agent.tokens.create(person(MEMBER, Role.ADMIN), Role.VIEWER, 3600, "docs")
             assert (await ask(app, "GET", DOCS)).status == 401
-            document = (await ask(app, "GET", "/api/v1/openapi.json", authorization=bearer(secret))).document
+            document = (await ask(app, "GET", "/api/v1/openapi.json", headers=bearer(secret))).document
             described = {
                 f"{method.upper()} {path.removeprefix('/api')}": operation["x-role"]
                 for path, item in document["paths"].items() for method, operation in item.items()
             }  # fmt: skip
             plain = {route.replace(":path", ""): str(rule.role) for route, rule in API_RULES.items()}
             assert described == plain
-            page = await ask(app, "GET", DOCS, authorization=bearer(secret))
+            page = await ask(app, "GET", DOCS, headers=bearer(secret))
             assert page.status == 200
             assert b"/api/v1/jobs/{word}/cancel" in page.body
             assert b"<script" not in page.body

@@ -34,7 +34,7 @@ def test_an_address_is_read_and_written(text: str, found: tuple[str, int]) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["8443", ":8443", "localhost:8443", "1.2.3.4", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "::1:443", "[1.2.3.4]:1", 1],
+    ["8443", ":8443", "localhost:8443", "1.2.3.4", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "::1:443", "[1.2.3.4]:1"],
 )
 def test_what_is_no_address_is_refused(text: object) -> None:
     with pytest.raises(BadValueError, match="an address and a port"):

@@ -81,7 +81,7 @@ RULES: Mapping[str, Access] = {
     "POST /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
     "GET /v1/hardware": _SEES,
     "POST /v1/bench": _OPERATES,
-    "GET /v1/doctor": _OPERATES,
+    "GET /v1/doctor": _USES,
     "POST /v1/examine": Access(Role.ADMIN, needs_files=True),
     "GET /v1/ssh-hosts": Access(Role.ADMIN, needs_files=True),
     "GET /v1/discovery": _OPERATES,

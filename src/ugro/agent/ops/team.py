@@ -51,7 +51,8 @@ class Team:
         role = self.role_of(user)
         if role is None:
             return None
-        return Caller(user, role, via, is_alone=user == self.owner and self.group is None)
+        is_owner = user == self.owner
+        return Caller(user, role, via, shares_account=is_owner, is_alone=is_owner and self.group is None)
 
     def finding(self) -> Finding | None:
         """For the doctor: whether members have the owner's account, by a job on this machine."""
@@ -59,7 +60,7 @@ class Team:
         if self.group is None or not local:
             return None
         text = f"jobs of all members run as {self.owner} on {', '.join(local)}: they can read the agent's state"
-        return Finding("agent", "team", Grade.WARNING, text, "let the team's agent have an account and nodes of its own")
+        return Finding("agent", "team", Grade.WARNING, text, "give the team's agent an account of its own")
 
     def role_of(self, user: str) -> Role | None:
         """None: neither the owner nor, now, a member of the group."""

@@ -90,6 +90,10 @@ class Tokens:
                 log.warning("the use of token %s cannot be noted: %s", token.name, error)
         return token
 
+    def is_valid(self, number: int) -> bool:
+        now = _text(self._now())
+        return any(token.id == number and token.is_valid(now) for token in self._known.values())
+
     def _replaced(self, token: ApiToken) -> ApiToken:
         digest = next(key for key, known in self._known.items() if known.id == token.id)
         self._known[digest] = token

@@ -98,7 +98,7 @@ async def load(agent: Agent, word: str) -> JobPage:
     events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
     summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.cached_from or job.id),)))
     return JobPage(
-        job=job,
+        job=shown(job),
         attempts=attempts,
         why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
         failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
