@@ -75,8 +75,8 @@ async def ask(
     where, _, query = path.partition("?")
     scope: Scope = {
         "type": "http", "method": method, "path": where, "raw_path": where.encode(), "query_string": query.encode(),
-        "headers": sent_headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http", "root_path": "",
-        "http_version": "1.1", "asgi": {"version": "3.0"},
+        "headers": sent_headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http",
+        "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
     }  # fmt: skip
     if caller is not None:
         scope[CALLER] = caller

@@ -326,7 +326,7 @@ class JobService:
 
     async def import_note(self, number: int) -> str | None:
         """Who has what the job's script imports, if some nodes lack it."""
-        spec = (await self._jobs.get(number)).spec
+        spec = (await self.find(str(number))).spec
         return await self._scheduler_input.import_note(spec) if spec.node_imports.names else None
 
     async def _look(self, number: int) -> Job:
