@@ -73,7 +73,7 @@ def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> No
             admins = made[Role.ADMIN]
             bad = [{}, *(bearer(one) for one in ("", "ugro_nonsense", expired, revoked, foreign))]
             bad += [{"authorization": text} for text in ("Bearer", admins, f"Basic {admins}", f"Bearer x {admins}")]
-            let_in = []
+            let_in: list[object] = []
             for route, rule in API_RULES.items():
                 method, path = address(route)
                 for credential in bad:

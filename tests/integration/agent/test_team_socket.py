@@ -92,11 +92,17 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     assert ask(socket, "bin", "GET", "/v1/whoami") is None, "not in the group"
     assert ask(str(client.home.socket), MEMBER, "GET", "/v1/whoami") is None, "the owner's socket is the owner's"
 
-    own = client.jobs.submit(fields={**run, "name": "own"})
+    own = client.jobs.submit(fields={**run, "name": "own", "env": {"DATA": "hush"}})
     refused = ask(socket, MEMBER, "POST", f"/v1/jobs/{own.id}/cancel")
     assert refused is not None
     assert refused["error"]["message"] == f"job {own.id} is root's"
     client.jobs.wait(made["job"]["id"])
+    client.jobs.wait(own.id)
+    theirs = json.dumps(ask(socket, MEMBER, "GET", f"/v1/jobs/{own.id}/results"))
+    assert "rank_0.log" in theirs
+    assert "hush" not in theirs
+    assert "config.json" not in theirs, "it has the values of variables"
+    assert "config.json" in [part.name for part in client.jobs.results(own.id)[1].parts]
     entries = [one for one in client.audit() if one.user == MEMBER]
     did = {(one.action, one.outcome) for one in entries}
     assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
