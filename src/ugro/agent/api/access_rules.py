@@ -184,7 +184,7 @@ PAGES: Mapping[str, Access] = {
     "GET /compare": _SEES,
     "GET /compare/code": _SEES,
     "GET /live": _SEES,
-    "GET /settings": _OPERATES,
+    "GET /settings": _SEES,
     "GET /about": _SEES,
     "GET /jobs": _SEES,
     "GET /jobs/{word}": _sees(Kind.JOB),
