@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ugro
 from ugro.agent.code.service import Code
-from ugro.agent.dashboard_address import DashboardAddress
+from ugro.agent.dashboard_address import DashboardAddress, OpenAddress
 from ugro.agent.discovery.service import Discovery
 from ugro.agent.hardware.service import HardwareService
 from ugro.agent.hooks.service import HookService
@@ -26,6 +26,8 @@ from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.ops.hosts import Hosts
 from ugro.agent.ops.kept_environments import KeptEnvironments
+from ugro.agent.ops.team import Team
+from ugro.agent.ops.tokens import Tokens
 from ugro.agent.ops.tunnels import Tunnels
 from ugro.agent.planning.service import PlanService
 from ugro.agent.power.service import PowerService
@@ -71,6 +73,8 @@ class Agent:
         self.allowances = Allowances(home)
         self.audit = AuditLog(self.store.audit)
         self.cluster = Cluster(cluster_file.path, self._guard(cluster_file))
+        self.team = Team(self.cluster)
+        self.tokens = Tokens(self.store.tokens)
         self.health = HealthCheck(self.cluster, self.store)
         self.hosts = Hosts(self.cluster, self.health)
         self.discovery = Discovery(self.store.discovered, self.cluster, self.health, self.hosts)
@@ -79,6 +83,7 @@ class Agent:
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
         self.dashboard = DashboardAddress()
+        self.api_address, self.team_address = OpenAddress(), OpenAddress()
         self.monitoring = MonitoringService(home, self.store, self.cluster)
         self._records: Records | None = None
         self._parts: Parts | None = None
@@ -91,6 +96,7 @@ class Agent:
         self._records = records = await asyncio.to_thread(Records, self.home)
         compared = await self._compare(records)
         identity = Identity(await self.store.agent_id(), await self._generation(compared), records.key)
+        await self.tokens.load()
         await self.discovery.load()
         await self.cluster.start()
         _remember(self.home, self.cluster)
@@ -252,6 +258,10 @@ class Agent:
             backup_problem=self.backups.problem,
             ignored_variables=() if settings is None else differing(os.environ, settings),
             safe_mode=self.safe_mode.status() if self._parts else None,
+            team_socket=self.team_address.url,
+            team_problem=self.team_address.complaint,
+            api_url=self.api_address.url,
+            api_problem=self.api_address.complaint,
         )
 
     @property
@@ -350,6 +360,8 @@ class Agent:
             yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
         if (safe_mode := self.safe_mode.status()) is not None:
             yield [judge_state(safe_mode)]
+        if (finding := self.team.finding()) is not None:
+            yield [finding]
         doctor = Doctor(self.cluster, self.health)
         nodes = self.cluster.inventory.select(words)
         async for finding in doctor.findings(nodes):

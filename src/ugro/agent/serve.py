@@ -74,11 +74,12 @@ async def _serve_until_stopped(
             group.create_task(keep_running(agent.hooks.run), name="call hooks"),
         ]
         # Meanwhile links are being opened, which is mostly waiting for ssh.
-        server, api = await asyncio.to_thread(_load, agent)
+        server, api, serve_team = await asyncio.to_thread(_load, agent)
         _listen(agent.home, listener)
         log.info("agent %s serves %s", ugro.__version__, agent.cluster.path or "this machine")
         ready.say({"state": "ready", "pid": os.getpid()})
         group.create_task(server.serve([listener]), name="serve the API")
+        group.create_task(serve_team(agent, api), name="serve the team")
         if front is not None:
             group.create_task(front(agent, api), name="dashboard")
         await agent.stopping.wait()
@@ -88,17 +89,18 @@ async def _serve_until_stopped(
         server.should_exit = True
 
 
-def _load(agent: Agent) -> tuple[Server, FastAPI]:
+def _load(agent: Agent) -> tuple[Server, FastAPI, ServeFront]:
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     from ugro.agent.server import make_server
+    from ugro.agent.team_server import serve_team
 
     made = make_server(agent)
     sys.setswitchinterval(usual_s)
     # Loaded modules are never garbage: searching them would cost a tenth of the start and slow every collection.
     gc.freeze()
     gc.enable()
-    return made
+    return *made, serve_team
 
 
 def _bind(home: StateDir) -> socket.socket:

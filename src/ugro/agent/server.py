@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from ugro.agent.agent import Agent
 from ugro.agent.api.app import create_app
 from ugro.agent.api.audit_rules import TUNNEL_PATH
-from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol, local_user
+from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol
 from ugro.agent.api.body_limit import BodyLimit
+from ugro.agent.api.gate import SocketCallers, who
 
 _GOODBYE_S = 2
 _LARGEST_BODY = 64 << 20  # ten thousand jobs at once take a few MiB
@@ -27,10 +28,16 @@ class Server(uvicorn.Server):
 
 def make_server(agent: Agent) -> tuple[Server, FastAPI]:
     api = create_app(agent)
+    return socket_server(agent, api), api
+
+
+def socket_server(agent: Agent, api: FastAPI, *, is_of_team: bool = False) -> Server:
+    """``is_of_team``: for the socket that members of the team open, instead of the owner's."""
     hint = "submit fewer jobs at once, and put data into files"
     bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint=hint, streams=TUNNEL_PATH)
-    recorded = AuditTrail(bounded, agent.audit, local_user)
+    recorded = AuditTrail(bounded, agent.audit, who)
+    known = SocketCallers(recorded, agent.team, is_of_team=is_of_team)
     config = uvicorn.Config(
-        recorded, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S
+        known, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S
     )
-    return Server(config), api
+    return Server(config)

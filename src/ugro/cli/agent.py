@@ -218,6 +218,16 @@ def _is_replaced(log: BinaryIO, path: Path) -> bool:
     return path.exists() and path.stat().st_ino != os.fstat(log.fileno()).st_ino
 
 
+def _show_addresses(output: Output, status: AgentStatus) -> None:
+    """Of its other doors: where they are, or why they are closed."""
+    if status.team_socket:
+        output.text(f"team     UGRO_SOCKET={status.team_socket}")
+    if status.api_url:
+        output.text(f"api      {status.api_url}")
+    for problem in filter(None, (status.team_problem, status.api_problem)):
+        output.warn(problem)
+
+
 def _show(output: Output, status: AgentStatus) -> None:
     if output.is_json:
         output.document({"agent": status})
@@ -226,6 +236,7 @@ def _show(output: Output, status: AgentStatus) -> None:
     output.text(f"serves   {status.cluster_file or 'this machine (no cluster file)'}")
     output.text(f"nodes    {status.nodes_connected} of {status.nodes} connected")
     output.text(f"home     {status.home}")
+    _show_addresses(output, status)
     if status.last_backup:
         output.text(f"backup   {local_time(status.last_backup)}")
     if status.safe_mode is not None:

@@ -117,9 +117,9 @@ def _given(ctx: click.Context, parameter: click.Parameter) -> tuple[str, ...]:
 def _ask(path: str) -> Mapping[str, Any]:
     from ugro.client.http import Connection
     from ugro.core.errors import UgroError
-    from ugro.core.support.state_dir import StateDir
+    from ugro.core.support.state_dir import StateDir, chosen_socket
 
-    connection = Connection(StateDir.find(os.environ).socket)
+    connection = Connection(chosen_socket(os.environ) or StateDir.find(os.environ).socket)
     with contextlib.suppress(UgroError, OSError, ValueError):
         answer = connection.ask("GET", path, timeout_s=_PATIENCE_S)
         if isinstance(answer, dict):

@@ -33,6 +33,7 @@ _GROUPS = {
         "cluster": ("ugro.cli.cluster:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
         "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
+        "token": ("ugro.cli.token:token", "Create, list and revoke tokens for programs."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
     },
     "Jobs": {

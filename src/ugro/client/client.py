@@ -25,10 +25,11 @@ from ugro.client.http import AgentGone, Connection, NoAgent, lines
 from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
 from ugro.client.parts import Parts
 from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
+from ugro.client.team import expect_own, team_agent
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed, Unallowed, Unreachable
 from ugro.core.support.codec import decode
-from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
+from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir, chosen_socket
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
@@ -67,7 +68,10 @@ class Client(Parts):
         self._on_wait = on_wait
         self._on_unallowed = on_unallowed
         self._served: ClusterFile | None = None  # that of the agent which is restarted
-        self._connection = Connection(self.home.socket)
+        # Of a team's agent, which somebody else runs; None: the agent of this user, in its own state directory.
+        self._team = chosen_socket(os.environ) if home is None else None
+        self.socket = self._team or self.home.socket
+        self._connection = Connection(self.socket)
 
     def __enter__(self) -> Client:
         return self
@@ -85,6 +89,8 @@ class Client(Parts):
 
     def agent(self) -> AgentStatus:
         """The running agent, started if necessary: of our version, and for the cluster that was asked for."""
+        if self._team is not None:
+            return team_agent(self._connection, self._team)
         return when_allowed(self._agent, self.home, self._on_unallowed)
 
     def _agent(self) -> AgentStatus:
@@ -113,7 +119,8 @@ class Client(Parts):
     def running_agent(self) -> AgentStatus | None:
         """The running agent of any version, or None; never starts one."""
         try:
-            answer = self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S, headers=_headers(os.environ))
+            headers = _headers(os.environ) if self._team is None else {}
+            answer = self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S, headers=headers)
         except AgentGone:
             return None
         return decode(AgentStatus, answer)
@@ -123,6 +130,7 @@ class Client(Parts):
 
         ``keeps_cluster``: the next agent continues with the same cluster file, even if it is not found again.
         """
+        expect_own(self._team)
         has_stopped = end_agent(self.home, self._connection, only_if_idle=only_if_idle)
         for link in () if keeps_cluster else (self.home.served_cluster, self.home.served_found):
             with contextlib.suppress(OSError):
@@ -131,6 +139,7 @@ class Client(Parts):
 
     def restart_agent(self) -> AgentStatus:
         """Stops the agent and starts another one, with the same cluster file unless another was asked for."""
+        expect_own(self._team)
         before = self.running_agent()
         served = before.cluster_file if before is not None else None
         if self._cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
@@ -332,7 +341,7 @@ class Client(Parts):
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
-        connection = Connection(self.home.socket)
+        connection = Connection(self.socket)
         try:
             connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
         finally:
@@ -345,7 +354,7 @@ class Client(Parts):
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
-        connection = Connection(self.home.socket)
+        connection = Connection(self.socket)
         try:
             yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
         finally:

@@ -23,6 +23,7 @@ from ugro.config.problems import KeyPath
 from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
 from ugro.config.service import ProbeSection, ProbesSection, ScaleSection, ServiceSection
+from ugro.config.team import Tls
 from ugro.config.yamltext import flow
 from ugro.core.failure import Cause
 from ugro.policy.lifecycle.retry import FREE_RETRIES, INFRASTRUCTURE, LASTING, UNCOUNTED
@@ -83,6 +84,7 @@ def parts() -> dict[str, str]:
         "zookeeper": _table(ZooKeeper.known_keys().values()),
         "consul": _table(Consul.known_keys().values()),
         "hooks": "\n".join(_hooks()),
+        "tls": _table(Tls.known_keys().values()),
         "cluster file": _yaml(cluster_example()),
         "job": _job_table((), JobSection),
         "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),

@@ -29,6 +29,7 @@ from ugro.config.owner import Owner
 from ugro.config.power import Power, PowerKeys, rule_of
 from ugro.config.python_env import EnvironmentSection
 from ugro.config.section import Section, key, nested, section
+from ugro.config.team import Api, Team
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
 
@@ -356,6 +357,8 @@ class Settings(Section):
     power: Power = nested(Power)
     hooks: Hooks = nested(Hooks)
     discovery: Discovery = nested(Discovery)
+    team: Team = nested(Team)
+    api: Api = nested(Api)
     channels: dict[str, Channel] = key(
         {},
         CHANNELS,

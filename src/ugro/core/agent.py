@@ -30,6 +30,10 @@ class AgentStatus:
     backup_problem: str | None = None  # why it could make none
     ignored_variables: tuple[str, ...] = ()  # settings that differ between the asking command and the agent
     safe_mode: SafeMode | None = None  # None: it is not in safe mode
+    team_socket: str | None = None  # on which members of the team reach it
+    team_problem: str | None = None  # why they do not, though there is a team
+    api_url: str | None = None  # of the HTTPS API
+    api_problem: str | None = None  # why it is not open, though it is configured
 
 
 @dataclass(frozen=True, slots=True)

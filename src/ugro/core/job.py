@@ -244,6 +244,7 @@ class JobSpec:
     folders: tuple[Folder, ...] = ()  # that its nodes get beside its code
     avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
     elastic: Elastic = field(default_factory=Elastic)
+    private: bool = False  # hidden from other users below operators
 
     @property
     def node_imports(self) -> Imports:

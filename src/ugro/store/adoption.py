@@ -123,11 +123,11 @@ def _insert(db: sqlite3.Connection, job: Job) -> list[int]:
     if twin is not None:
         db.execute("UPDATE jobs SET submit_key = ? WHERE id = ?", (f"twin of {job.id}: {job.submit_key}", twin["id"]))
     origin = dumps(job.origin) if job.origin else None
-    submitted = (job.submitted_at, job.submitted_boot, origin)
+    submitted, private = (job.submitted_at, job.submitted_boot, origin), int(job.spec.private)
     db.execute(
-        "INSERT INTO jobs (id, submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin) "
-        "VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?)",
-        (job.id, job.submit_key, job.spec.name, job.user, dumps(job.spec), JobState.RUNNING, *submitted),
+        "INSERT INTO jobs (id, submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
+        "private) VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?)",
+        (job.id, job.submit_key, job.spec.name, job.user, dumps(job.spec), JobState.RUNNING, *submitted, private),
     )
     if twin is None or twin["attempt"] or JobState(twin["state"]) in FINAL_STATES:
         return []

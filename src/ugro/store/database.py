@@ -31,7 +31,9 @@ from ugro.store.ray_clusters import RayClusterStore
 from ugro.store.retention import RetentionStore
 from ugro.store.services import ServiceStore
 from ugro.store.sweeps import SweepStore
+from ugro.store.tokens import TokenStore
 from ugro.store.trials import TrialStore
+from ugro.store.visibility import VisibilityStore
 
 
 class Store:
@@ -56,6 +58,8 @@ class Store:
         self.services = ServiceStore(self._database)
         self.power = PowerStore(self._database)
         self.hooks = HookStore(self._database)
+        self.tokens = TokenStore(self._database)
+        self.visibility = VisibilityStore(self._database)
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)

@@ -286,8 +286,8 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     more = (_text(about.origin), about.cache_key)
     cursor = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
-        "cache_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more),
+        "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more, int(spec.private)),
     )
     number, origin = int(cursor.lastrowid or 0), about.origin
     job = Job(number, spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
@@ -325,7 +325,7 @@ def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> J
 def _done_before(db: sqlite3.Connection, cache_key: str) -> Job | None:
     query = (
         "SELECT * FROM jobs WHERE cache_key = ? AND state = ? AND cached_from IS NULL AND results_removed_at IS NULL "
-        "ORDER BY id DESC LIMIT 1"
+        "AND private = 0 ORDER BY id DESC LIMIT 1"
     )
     row = db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchone()
     return job_of(row) if row is not None else None

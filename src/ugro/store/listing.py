@@ -11,6 +11,7 @@ from ugro.core.job import Job, JobState
 from ugro.store.engine import Database
 from ugro.store.events import event_of
 from ugro.store.job_rows import readable_jobs
+from ugro.store.visibility import VISIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Listed:
     before: int | None = None  # only ids below this one
     after: int | None = None  # only ids above this one: the previous page
     limit: int = 50
+    viewer: str | None = None  # without the private jobs that this user must not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,14 @@ class ListingStore:
         query = "SELECT state, COUNT(*) AS count FROM jobs GROUP BY state"
         return await self._database.run(lambda db: {JobState(row["state"]): row["count"] for row in db.execute(query)})
 
-    async def newest_happened(self, limit: int) -> list[Happened]:
-        """The newest events of all jobs and nodes, the newest first."""
+    async def newest_happened(self, limit: int, viewer: str | None = None) -> list[Happened]:
+        """The newest events of all jobs and nodes, the newest first; of jobs, only those that ``viewer`` may see."""
+        clause, values = (f"WHERE (jobs.id IS NULL OR {VISIBLE})", [viewer]) if viewer is not None else ("", [])
         query = (
             "SELECT events.*, jobs.name AS job_name, jobs.state AS job_state FROM events "
-            "LEFT JOIN jobs ON jobs.id = events.job ORDER BY events.seq DESC LIMIT ?"
+            f"LEFT JOIN jobs ON jobs.id = events.job {clause} ORDER BY events.seq DESC LIMIT ?"
         )
-        return await self._database.run(lambda db: [_happened(row) for row in db.execute(query, [limit])])
+        return await self._database.run(lambda db: [_happened(row) for row in db.execute(query, [*values, limit])])
 
 
 def _happened(row: sqlite3.Row) -> Happened:
@@ -67,6 +70,9 @@ def _page(db: sqlite3.Connection, wanted: Listed) -> list[Job]:
     if wanted.text:
         clauses.append("(instr(lower(name), ?) OR instr(lower(user_name), ?))")
         values += [wanted.text.lower()] * 2
+    if wanted.viewer is not None:
+        clauses.append(VISIBLE)
+        values.append(wanted.viewer)
     if wanted.before is not None:
         clauses.append("id < ?")
         values.append(wanted.before)

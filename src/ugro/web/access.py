@@ -18,7 +18,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ugro.agent.api.body_limit import BodyLimit
+from ugro.agent.api.gate import CALLER
 from ugro.config.schema import Dashboard
+from ugro.core.identity import Caller
 from ugro.core.support.loopback import is_loopback
 from ugro.web.door import CONNECTION, Connection
 from ugro.web.streams import Streams
@@ -42,13 +44,20 @@ _HEADERS = {
 }
 
 
+WhoSigned = Callable[[str, str], Caller | None]  # by a user, and from where
+
+
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """Who may call the dashboard: its tokens, host names and cookie, and whether connections are encrypted."""
+    """Who may call the dashboard: its tokens, host names and cookie, and whether connections are encrypted.
+
+    ``caller`` says what a user (empty: the agent's owner) may do who has signed in from somewhere; None: nothing.
+    """
 
     tokens: Tokens
     names: frozenset[str]
     cookie_name: str
+    caller: WhoSigned
     is_encrypted: bool = False
     streams: Streams = field(default_factory=Streams)
 
@@ -70,6 +79,8 @@ class AccessControl:
         guarded = _with_headers(send, is_static=scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
         session = self._session(headers)
+        scope[CALLER] = caller = self._caller(scope, session)
+        session = session if caller is not None else None
         _identify(scope.get(CONNECTION), is_known=session is not None)
         scope[SESSION] = session
         if (problem := self._problem(scope, headers)) is not None:
@@ -103,6 +114,18 @@ class AccessControl:
             return PROGRAM if tokens.is_bearer(given) else None
         cookies: Mapping[str, str] = cookie_parser(headers.get("cookie", ""))
         return tokens.sessions.find(cookies.get(self._settings.cookie_name, ""), time.time())
+
+
+    def _caller(self, scope: Scope, session: str | None) -> Caller | None:
+        if session is None:
+            return None
+        client = scope.get("client")
+        address = client[0] if client else "unknown address"
+        if session == PROGRAM:
+            return self._settings.caller("", f"dashboard token, {address}")
+        # A session's name in the audit log is of no use without its cookie.
+        user = self._settings.tokens.sessions.user_of(session)
+        return self._settings.caller(user, f"browser, {address}, session {session[:8]}")
 
 
 def _signs_in(scope: Scope) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qsl, quote
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -14,11 +14,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from ugro.agent.agent import Agent
+from ugro.agent.api.access_rules import PAGES
 from ugro.agent.api.app import http_status
 from ugro.agent.api.audit_trail import AuditTrail
+from ugro.agent.api.gate import CALLER, Gate, who
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.support.clock import boot_clock_s
-from ugro.web.access import PROGRAM, SESSION, AccessControl, AccessSettings
+from ugro.web.access import SESSION, AccessControl, AccessSettings
 from ugro.web.api_allowlist import AllowedApi
 from ugro.web.live import add_live
 from ugro.web.pages.cluster import add_cluster_pages
@@ -37,15 +39,7 @@ def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> ASGIApp:
     site = Site(agent)
     # Around all pages, so that even the answer to a request that failed has its headers.
     guarded = AccessControl(create_pages(site, api, access), access, site.sign_in)
-    return AuditTrail(guarded, agent.audit, _browser, _is_stranger)
-
-
-def _browser(scope: Scope) -> tuple[str, str]:
-    """For the audit log. A session's name there is of no use without its cookie."""
-    session, client = scope.get(SESSION), scope.get("client")
-    address = client[0] if client else "unknown address"
-    user = "browser" if session != PROGRAM else "token"
-    return user, f"{address}, session {session[:8]}" if session not in (None, PROGRAM) else address
+    return AuditTrail(guarded, agent.audit, who, _is_stranger)
 
 
 def _is_stranger(scope: Scope) -> bool:
@@ -53,7 +47,8 @@ def _is_stranger(scope: Scope) -> bool:
 
 
 def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
-    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None)
+    gate = Depends(Gate(site.agent, PAGES).check)
+    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[gate])
     _add_errors(app, site)
     _add_login(app, site, access)
     add_cluster_pages(app, site)
@@ -83,12 +78,14 @@ def _add_login(app: FastAPI, site: Site, access: AccessSettings) -> None:
     async def login(request: Request) -> Response:
         given = dict(parse_qsl((await request.body()).decode("ascii", "replace")))
         to = {"location": _own_path(given.get("to", "/"))}
-        if not tokens.take(given.get("once", ""), boot_clock_s()):
+        user = tokens.take(given.get("once", ""), boot_clock_s())
+        if user is None:
             return site.sign_in() if request.scope[SESSION] is None else Response(status_code=303, headers=to)
+        request.scope[CALLER] = access.caller(user, f"browser, {request.client.host if request.client else 'unknown'}")
         response = Response(status_code=303, headers=to)
         response.set_cookie(
             access.cookie_name,
-            tokens.sessions.begin(time.time()),
+            tokens.sessions.begin(time.time(), user),
             max_age=COOKIE_LIFETIME_S,
             httponly=True,
             samesite="strict",

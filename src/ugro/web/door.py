@@ -113,8 +113,11 @@ class Connection(H11Protocol):
 
 
 class Door:
-    def __init__(self, server: uvicorn.Server, limits: DoorLimits | None = None) -> None:
+    def __init__(
+        self, server: uvicorn.Server, limits: DoorLimits | None = None, *, what: str = "the dashboard"
+    ) -> None:
         self.server = server
+        self._what = what  # in the log
         self.config = server.config
         self.limits = limits or DoorLimits()
         self._inside: dict[Connection, None] = {}  # oldest first
@@ -128,8 +131,8 @@ class Door:
         listener.setblocking(False)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._accept(listener), name="accept connections to the dashboard")
-                group.create_task(self._close_overdue(), name="close overdue connections to the dashboard")
+                group.create_task(self._accept(listener), name=f"accept connections to {self._what}")
+                group.create_task(self._close_overdue(), name=f"close overdue connections to {self._what}")
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -140,7 +143,7 @@ class Door:
             try:
                 accepted, address = await loop.sock_accept(listener)
             except OSError as error:  # the client left again, or there are no descriptors
-                self._say("cannot accept a connection to the dashboard: %s", error)
+                self._say("cannot accept a connection to %s: %s", self._what, error)
                 await asyncio.sleep(_PAUSE_S if error.errno in _EXHAUSTED else 0)
                 continue
             self._admit(accepted, str(address[0]))
@@ -156,7 +159,8 @@ class Door:
             self._refuse(accepted, "the agent has few descriptors left" if is_tight else "there are too many")
             return
         for one in goes:
-            self._say("many connections to the dashboard (one from %s): old ones without a request are closed", peer)
+            many = "many connections to %s (one from %s): old ones without a request are closed"
+            self._say(many, self._what, peer)
             one.end()
         connection = Connection(self, peer, number)
         self._inside[connection] = None
@@ -172,7 +176,7 @@ class Door:
                 lambda: connection, accepted, ssl=self.config.ssl, ssl_handshake_timeout=handshake_s
             )
         except OSError as error:
-            log.debug("a connection to the dashboard failed: %s", error)
+            log.debug("a connection to %s failed: %s", self._what, error)
 
     def _opened(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
         """Or not, if it was cancelled, perhaps before it began."""
@@ -185,7 +189,7 @@ class Door:
         self._inside.pop(connection, None)
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
-        self._say("connections to the dashboard are refused: %s", reason)
+        self._say("connections to %s are refused: %s", self._what, reason)
         with accepted:
             if self.config.ssl is None:
                 with contextlib.suppress(OSError):  # it has left

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
-import ssl
 
-import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from ugro.agent.agent import Agent
-from ugro.agent.server import Server
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.loopback import is_loopback
-from ugro.web.access import AccessSettings
+from ugro.web.access import AccessSettings, WhoSigned
+from ugro.web.api_server import serve_api
 from ugro.web.app import create_web
 from ugro.web.door import Door
+from ugro.web.listening import POLL_S, listen, make_server, try_certificate
 from ugro.web.tokens import LINK_LIFETIME_S, Tokens
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.5
-_SHUTDOWN_GRACE_S = 1
-_BACKLOG = 1024  # a browser must not wait because a crowd came before it
-_LONGEST_HEAD = 32 * 1024
-
 
 async def serve_web(agent: Agent, api: FastAPI) -> None:
+    """The dashboard, and the HTTPS API for programs elsewhere."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_serve_dashboard(agent, api), name="dashboard")
+        group.create_task(serve_api(agent, api), name="HTTPS API")
+
+
+async def _serve_dashboard(agent: Agent, api: FastAPI) -> None:
     """Serves until the agent stops. A dashboard that fails, even by a bug of ours, does not affect jobs."""
     while not agent.stopping.is_set():
         settings = agent.cluster.config.dashboard
@@ -59,15 +58,16 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
     if not settings.enabled:
         raise NotAllowed("the dashboard is disabled", hint="set dashboard.enabled to true in the cluster file")
     try:
-        _try_certificate(settings)
+        try_certificate(settings.certificate_file, settings.key_file)
         tokens = Tokens(agent.home.path / "dashboard.token")
-        listener = _listen(settings)
+        listener = listen(settings.host, settings.port, may_move=True)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise NotAllowed(f"cannot open the dashboard: {reason}", hint=_hint(settings)) from error
     with listener:
-        endpoint = Endpoint(settings, listener.getsockname()[1], tokens)
-        server = _server(create_web(agent, api, endpoint.access), settings)
+        endpoint = Endpoint(settings, listener.getsockname()[1], tokens, agent.team.browser)
+        app = create_web(agent, api, endpoint.access)
+        server = make_server(app, settings.certificate_file, settings.key_file)
         log.info("dashboard at %s", endpoint.url)
         agent.dashboard.opened(endpoint.link)
         async with asyncio.TaskGroup() as group:
@@ -78,31 +78,6 @@ async def _serve(agent: Agent, api: FastAPI, settings: Dashboard) -> None:
             server.should_exit = True
 
 
-def _server(app: ASGIApp, settings: Dashboard) -> Server:
-    return Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
-            ws="none",
-            log_config=None,
-            lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
-            server_header=False,
-            access_log=False,  # its lines would contain sign-in links
-            ssl_certfile=settings.certificate_file,
-            ssl_keyfile=settings.key_file,
-        )
-    )
-
-
-def _try_certificate(settings: Dashboard) -> None:
-    """Loads the certificate before the server does, so that a missing file is reported."""
-    if settings.certificate_file is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(settings.certificate_file, settings.key_file)
-
-
 def _hint(settings: Dashboard) -> str:
     files = f", certificate_file {settings.certificate_file}" if settings.certificate_file else ""
     return f"see dashboard in the cluster file: host {settings.host}, port {settings.port}{files}"
@@ -111,33 +86,13 @@ def _hint(settings: Dashboard) -> str:
 async def _until_changed(agent: Agent, settings: Dashboard) -> None:
     while agent.cluster.config.dashboard == settings and not agent.stopping.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(agent.stopping.wait(), _POLL_S)
-
-
-def _listen(settings: Dashboard) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            # Another agent, of this user or another, has the port. `ugro dashboard` prints the one in use.
-            listener.bind((address[0], 0))
-            log.info("port %s is in use; the dashboard uses another", settings.port)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+            await asyncio.wait_for(agent.stopping.wait(), POLL_S)
 
 
 class Endpoint:
     """The address of an open dashboard, and its sign-in links."""
 
-    def __init__(self, settings: Dashboard, port: int, tokens: Tokens) -> None:
+    def __init__(self, settings: Dashboard, port: int, tokens: Tokens, caller: WhoSigned) -> None:
         self._is_encrypted = settings.certificate_file is not None
         self._is_open = not is_loopback(settings.host)
         scheme = "https" if self._is_encrypted else "http"
@@ -147,10 +102,10 @@ class Endpoint:
         self.url = f"{scheme}://{host}:{port}"
         names = frozenset(name.lower() for name in (settings.host, *settings.names, *_own_names(self._is_open)))
         # Browsers keep cookies per host, not per port: two dashboards on one machine need different names.
-        self.access = AccessSettings(tokens, names, f"ugro_{port}", self._is_encrypted)
+        self.access = AccessSettings(tokens, names, f"ugro_{port}", caller, self._is_encrypted)
 
-    def link(self) -> DashboardLink:
-        word = self.access.tokens.link(boot_clock_s())
+    def link(self, user: str) -> DashboardLink:
+        word = self.access.tokens.link(boot_clock_s(), user)
         warning = None
         if self._is_open and not self._is_encrypted:
             warning = "other machines can reach the dashboard and it is not encrypted: eavesdroppers can use it"

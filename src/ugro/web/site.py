@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.support.caller import caller
 from ugro.config.yamltext import escaped
 from ugro.core.errors import Damaged, UgroError
 from ugro.policy.nodes import health
@@ -52,7 +52,7 @@ class Site:
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
-        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": own_user()}
+        self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": ""}
 
     async def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
         """``cli`` in the context is the equivalent command."""
@@ -67,6 +67,7 @@ class Site:
             "now": time.time(),
             "version": ugro.__version__,
             "cli": None,
+            "user": own_user(self.agent),
         }
         page = self._templates.get_template(template).render(base | context)
         return HTMLResponse(page, status)
@@ -89,8 +90,7 @@ class Site:
         return HTMLResponse(page, 200 if once else 401)
 
 
-def own_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+def own_user(agent: Agent) -> str:
+    """Who is signed in."""
+    asks = caller()
+    return agent.team.owner if asks is None else asks.user

@@ -22,20 +22,22 @@ _MOST_SESSIONS = 200
 class Tokens:
     def __init__(self, path: Path) -> None:
         self._token = _load_or_create(path)
-        self._links: dict[str, float] = {}  # by word, until when it may be used
+        self._links: dict[str, tuple[float, str]] = {}  # by word: until when it may be used, and whose it is
         self.sessions = Sessions(path.with_suffix(".sessions"), self._token)
 
-    def link(self, now: float) -> str:
-        """A word that lets one browser in, once, within ``LINK_LIFETIME_S``."""
-        self._links = {word: until for word, until in self._links.items() if until > now}
+    def link(self, now: float, user: str = "") -> str:
+        """A word that lets one browser in, once, within ``LINK_LIFETIME_S``, as this user; empty: the agent's owner."""
+        self._links = {word: one for word, one in self._links.items() if one[0] > now}
         while len(self._links) >= _MOST_LINKS:
             del self._links[next(iter(self._links))]
         word = secrets.token_urlsafe(24)
-        self._links[word] = now + LINK_LIFETIME_S
+        self._links[word] = (now + LINK_LIFETIME_S, user)
         return word
 
-    def take(self, word: str, now: float) -> bool:
-        return self._links.pop(word, 0.0) > now
+    def take(self, word: str, now: float) -> str | None:
+        """Whose it is; None if it lets nobody in."""
+        until, user = self._links.pop(word, (0.0, ""))
+        return user if until > now else None
 
     def is_bearer(self, value: str) -> bool:
         scheme, _, token = value.partition(" ")
@@ -53,13 +55,13 @@ class Sessions:
     def __init__(self, path: Path, token: str) -> None:
         self._path = path
         self._token = token
-        self._until = _read(path)  # by name, the oldest first
+        self._known = _read(path)  # by name: until when, and whose; the oldest first
 
-    def begin(self, now: float) -> str:
-        """The cookie of a new session."""
+    def begin(self, now: float, user: str = "") -> str:
+        """The cookie of a new session of this user; empty: of the agent's owner."""
         cookie = secrets.token_urlsafe(32)
-        kept = [(name, until) for name, until in self._until.items() if until > now]
-        self._until = dict(kept[-_MOST_SESSIONS + 1 :]) | {self._name(cookie): now + COOKIE_LIFETIME_S}
+        kept = [(name, one) for name, one in self._known.items() if one[0] > now]
+        self._known = dict(kept[-_MOST_SESSIONS + 1 :]) | {self._name(cookie): (now + COOKIE_LIFETIME_S, user)}
         try:
             self._write()
         except OSError as error:
@@ -70,11 +72,15 @@ class Sessions:
         """The name of the session, if it goes on."""
         name = self._name(cookie)
         # One that ends later than any can was begun by a clock that was wrong.
-        is_valid = now < self._until.get(name, 0.0) <= now + COOKIE_LIFETIME_S + _CLOCK_S
+        is_valid = now < self._known.get(name, (0.0, ""))[0] <= now + COOKIE_LIFETIME_S + _CLOCK_S
         return name if is_valid else None
 
+    def user_of(self, name: str) -> str:
+        """Whose the session is; empty: the agent's owner's."""
+        return self._known[name][1]
+
     def end(self, name: str) -> None:
-        self._until.pop(name, None)
+        self._known.pop(name, None)
         try:
             self._write()
         except OSError as error:
@@ -88,17 +94,23 @@ class Sessions:
 
     def _write(self) -> None:
         fresh = self._path.with_suffix(".new")
-        _write_private(fresh, json.dumps(self._until))
+        _write_private(fresh, json.dumps(self._known))
         fresh.rename(self._path)
 
 
-def _read(path: Path) -> dict[str, float]:
+def _read(path: Path) -> dict[str, tuple[float, str]]:
     try:
         found = json.loads(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return {}  # nobody has signed in yet, or the file is not ours
     known = found.items() if isinstance(found, dict) else ()
-    return {name: float(until) for name, until in known if isinstance(until, int | float)}
+    # A session without a user was begun before there were teams: by the owner.
+    entries = [(name, one if isinstance(one, list) else [one, ""]) for name, one in known]
+    return {name: (float(one[0]), str(one[1])) for name, one in entries if _is_entry(one)}
+
+
+def _is_entry(one: list[object]) -> bool:
+    return len(one) == 2 and isinstance(one[0], int | float) and isinstance(one[1], str)
 
 
 def _load_or_create(path: Path) -> str:

@@ -44,13 +44,13 @@ def test_commands_and_browsers_are_recorded_with_who_did_it(dashboard: Dashboard
     found = {(one["user"], one["action"], one["subject"], one["outcome"]) for one in entries}
     assert {
         (me, "submit", str(job), "done"),
-        ("browser", "sign in", "", "done"),
-        ("browser", "cancel", str(job), "done"),
+        (me, "sign in", "", "done"),
+        (me, "cancel", str(job), "done"),
         (me, "exec", "here true --api-key '***' 'https://u:***@h'", "done"),
-        ("browser", "sign in", "by token", "refused"),
+        ("", "sign in", "by token", "refused"),
     } <= found
     [cancelled] = [one for one in entries if one["action"] == "cancel" and one["subject"] == str(job)]
-    assert cancelled["via"].startswith("127.0.0.1, session ")
+    assert cancelled["via"].startswith("browser, 127.0.0.1, session ")
     [ran] = [one for one in entries if one["action"] == "exec"]
     assert ran["via"] == f"pid {os.getpid()}"
 

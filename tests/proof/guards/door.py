@@ -66,15 +66,15 @@ MUTANTS = (
         STREAMS,
     ),
     Mutant(
-        "signing out does not end the session", (Edit(_TOKENS, "        self._until.pop(name, None)\n", ""),), SIGN_OUT
+        "signing out does not end the session", (Edit(_TOKENS, "        self._known.pop(name, None)\n", ""),), SIGN_OUT
     ),
     Mutant(
         "signing out lasts until the agent stops",
         (
             Edit(
                 _TOKENS,
-                "        self._until.pop(name, None)\n        try:\n            self._write()",
-                "        self._until.pop(name, None)\n        try:\n            pass",
+                "        self._known.pop(name, None)\n        try:\n            self._write()",
+                "        self._known.pop(name, None)\n        try:\n            pass",
             ),
         ),
         SESSIONS,

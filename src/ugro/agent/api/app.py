@@ -14,12 +14,15 @@ from pydantic import Field
 
 import ugro
 from ugro.agent.agent import Agent
+from ugro.agent.api.access_rules import RULES
 from ugro.agent.api.audit import add_audit_routes
 from ugro.agent.api.code import add_code_routes
 from ugro.agent.api.discovery import add_discovery_routes
 from ugro.agent.api.environments import add_environment_routes
+from ugro.agent.api.gate import CALLER, Gate
 from ugro.agent.api.hardware import add_hardware_routes
 from ugro.agent.api.hooks import add_hook_routes
+from ugro.agent.api.identity import add_identity_routes
 from ugro.agent.api.jobs import add_job_routes, add_job_streams
 from ugro.agent.api.notes import add_note_routes
 from ugro.agent.api.planning import add_planning_routes
@@ -36,6 +39,7 @@ from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
+from ugro.agent.support.caller import may_read_files
 from ugro.core.agent import AgentStatus
 from ugro.core.cluster_file import ClusterFacts, ClusterWish, ServedFile
 from ugro.core.errors import UgroError, UsageError
@@ -113,7 +117,8 @@ def create_app(agent: Agent) -> FastAPI:
         version=ugro.__version__,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(look_at_the_file)],
+        openapi_url=None,  # a route of our own, which states its role as all others
+        dependencies=[Depends(look_at_the_file), Depends(Gate(agent, RULES).check)],
     )
     answer_errors(app)
     _add_agent_routes(app, agent)
@@ -136,6 +141,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_service_routes(app, agent.services)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
+    add_identity_routes(app, agent)
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels)
     add_power_routes(app, agent.power)
@@ -146,7 +152,7 @@ def create_app(agent: Agent) -> FastAPI:
 def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/agent", response_model=AgentStatus)
     async def agent_status(request: Request) -> Response:
-        if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None:
+        if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None and may_read_files():
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
         return json_response(agent.status(_settings(request.headers.get("ugro-settings"))))
 
@@ -165,8 +171,8 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
         return json_response(await decide(skips_unasked=body.skip_unreachable))
 
     @app.post("/v1/dashboard")
-    async def dashboard() -> Response:
-        return json_response(await agent.dashboard.link())
+    async def dashboard(request: Request) -> Response:
+        return json_response(await agent.dashboard.link(request.scope[CALLER].user))
 
 
 def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:

@@ -83,6 +83,8 @@ RULES = (
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
     Rule("POST", r"/services/([^/]+)/try", "try service"),
     Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
+    Rule("POST", r"/v1/tokens", "create token", ("name", "role")),
+    Rule("DELETE", r"/v1/tokens/([^/]+)", "revoke token"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),
 )

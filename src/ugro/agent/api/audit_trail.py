@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
-import pwd
 import socket
 import struct
 from asyncio import Transport
@@ -17,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, rule_for, subject
 from ugro.agent.ops.audit import AuditLog
+from ugro.agent.ops.team import user_name
 from ugro.core.audit import AuditEntry
 from ugro.core.support.clock import boot_clock_s
 
@@ -106,6 +104,7 @@ class _Exchange:
 class Peer(tuple[str, int]):
     """A user and process; ``lost`` is set when the connection is gone, also while nobody reads from it."""
 
+    uid: int
     lost: asyncio.Event
 
 
@@ -116,7 +115,8 @@ class LocalProtocol(H11Protocol):
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
         pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        self.client = peer_of = Peer((_user_name(uid), pid))
+        self.client = peer_of = Peer((user_name(uid), pid))
+        peer_of.uid = uid
         peer_of.lost = asyncio.Event()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,19 +127,6 @@ class LocalProtocol(H11Protocol):
 
 def _has_token(scope: Scope) -> bool:
     return any(name == b"authorization" for name, _ in scope["headers"])
-
-
-def local_user(scope: Scope) -> tuple[str, str]:
-    user, pid = scope["client"] or (_user_name(os.geteuid()), 0)
-    return user, f"pid {pid}"
-
-
-@functools.lru_cache(64)
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def now() -> str:

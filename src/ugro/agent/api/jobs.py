@@ -11,6 +11,7 @@ from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson, 
 from ugro.agent.artifacts.log_stream import Selection
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
+from ugro.agent.support.caller import OwnKey, SeenUser, shown
 from ugro.config.job.export import job_file
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobState
@@ -29,8 +30,8 @@ class BatchBody(Body):
 
 
 class RetryBody(Body):
-    key: str
-    user: str
+    key: OwnKey
+    user: SeenUser
     exact: bool = False
 
 
@@ -52,7 +53,7 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
 
     @app.get("/v1/jobs/{word}/file")
     async def file(word: str) -> Response:
-        return json_response({"file": job_file((await jobs.find(word)).spec)})
+        return json_response({"file": job_file(shown(await jobs.find(word)).spec)})
 
     @app.post("/v1/jobs/{word}/cancel", response_model=Job)
     async def cancel(word: str) -> Response:
@@ -82,7 +83,7 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
         return await while_connected(request, answer())
 
     @app.delete("/v1/submissions/{key}")
-    async def withdraw(key: str) -> Response:
+    async def withdraw(key: OwnKey) -> Response:
         """``{"job"}``: the job if it was recorded before this request; null if it is not submitted any more."""
         return json_response({"job": await jobs.withdraw(key)})
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from ugro.agent.agent import Agent
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.jobs.submission import Needs, Submit
+from ugro.agent.support.caller import SeenUser
 from ugro.config.names import is_job_name
 from ugro.core.errors import UsageError
 from ugro.core.ray_cluster import ClusterWish
@@ -21,7 +22,7 @@ _LONGEST_NAME = 48  # its jobs have longer ones
 
 class StartBody(Body):
     wish: ClusterWish
-    user: str
+    user: SeenUser
     fields: dict[str, Any] = Field(default_factory=dict)  # of its Python environment
     here: Path = Path("/")
     env: dict[str, str] | None = None  # None: the client has not been asked for variables yet

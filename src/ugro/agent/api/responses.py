@@ -12,8 +12,10 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
+from ugro.agent.support.caller import caller, shown
 from ugro.core.errors import UgroError
-from ugro.core.support.codec import dumps
+from ugro.core.job import Job
+from ugro.core.support.codec import dumps, dumps_shown
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ async def ndjson(batches: AsyncGenerator[list[Any]]) -> AsyncGenerator[bytes]:
     try:
         async with contextlib.aclosing(batches):
             async for batch in batches:
-                yield "".join(f"{dumps(value)}\n" for value in batch).encode()
+                yield "".join(f"{dumps_for_caller(value)}\n" for value in batch).encode()
     except UgroError as error:
         yield (dumps({"error": error.to_wire()}) + "\n").encode()
     except Exception as error:  # the client would see only that its answer ends early
@@ -96,4 +98,12 @@ def internal_error(error: Exception) -> UgroError:
 
 
 def json_response(value: Any) -> Response:
-    return Response(dumps(value), media_type="application/json")
+    return Response(dumps_for_caller(value), media_type="application/json")
+
+
+def dumps_for_caller(value: Any) -> str:
+    """Jobs of others come without the values of their environment, wherever they are in the answer."""
+    asks = caller()
+    if asks is None or asks.is_alone:
+        return dumps(value)
+    return dumps_shown(value, lambda one: shown(one) if isinstance(one, Job) else one)

@@ -10,6 +10,7 @@ from pydantic import Field
 from ugro.agent.api.responses import Body, json_response
 from ugro.agent.jobs.results import MOST_LISTED, ResultService
 from ugro.agent.jobs.service import JobService
+from ugro.agent.support.caller import shown
 
 _MOST_COMPARED = 20
 Attempt = Annotated[int | None, Query(ge=1)]
@@ -41,7 +42,7 @@ def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) ->
     @app.get("/v1/compare")
     async def compare(job: Annotated[list[str], Query(min_length=2, max_length=_MOST_COMPARED)]) -> Response:
         found = await jobs.find_different(job)
-        return json_response({"jobs": found, "rows": await results.compare(found)})
+        return json_response({"jobs": found, "rows": await results.compare([shown(job) for job in found])})
 
     @app.delete("/v1/jobs/{word}/results")
     async def remove(word: str) -> Response:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson, while_connected
 from ugro.agent.jobs.submission import Needs
+from ugro.agent.support.caller import OwnKey, SeenUser
 from ugro.agent.sweep.creation import SweepRequest
 from ugro.agent.sweep.service import Extension, SweepService
 
@@ -21,8 +22,8 @@ class ExtendBody(Body):
 
 
 class LaunchBody(Body):
-    user: str
-    key: str
+    user: SeenUser
+    key: OwnKey
 
 
 def add_sweep_routes(app: FastAPI, sweeps: SweepService) -> None:

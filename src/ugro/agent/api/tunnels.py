@@ -14,10 +14,11 @@ from fastapi import FastAPI, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from ugro.agent.api.audit_rules import TUNNEL_PATH, bounded
-from ugro.agent.api.audit_trail import DONE, Peer, local_user, now
+from ugro.agent.api.audit_trail import DONE, Peer, now
+from ugro.agent.api.gate import who
 from ugro.agent.ops.tunnels import ACTION, Tunnels, Wanted
 from ugro.core.audit import AuditEntry
-from ugro.core.errors import UgroError, UsageError
+from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.support.codec import dumps
 from ugro.nodes.calls import Duplex
 from ugro.remote import wire
@@ -33,6 +34,8 @@ def add_tunnel_routes(app: FastAPI, tunnels: Tunnels) -> None:
     async def connect(
         request: Request, node: str, port: Port = None, job: Name = None, socket: Name = None
     ) -> Response:
+        if not isinstance(request.scope["client"], Peer):
+            raise NotAllowed("a tunnel needs the agent's socket", hint="use the command line on the master, or by ssh")
         if (port is None) == (job is None or socket is None):
             raise UsageError("a tunnel needs a port, or a job and a socket")
         wanted = Wanted(node, port, job, socket)
@@ -43,8 +46,7 @@ def add_tunnel_routes(app: FastAPI, tunnels: Tunnels) -> None:
             outcome = bounded(f"refused: {error.message}")
             raise
         finally:
-            user, via = local_user(request.scope)
-            tunnels.note(AuditEntry(now(), user, via, ACTION, bounded(str(wanted)), outcome))
+            tunnels.note(AuditEntry(now(), *who(request.scope), ACTION, bounded(str(wanted)), outcome))
 
 
 class TunnelResponse(Response):

@@ -90,7 +90,7 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
 
     async def numbers(words: list[str]) -> tuple[int, ...]:
         found = [int(word) if word.isdigit() else (await agent.jobs.find(word)).id for word in words]
-        known = await agent.store.jobs.states_of(found)  # in one query, because there may be a thousand
+        known = await agent.jobs.known(found)
         if missing := [job for job in found if job not in known]:
             raise NotFound(f"there is no job {missing[0]}", hint="see: ugro status")
         return tuple(found)

@@ -18,6 +18,7 @@ from typing import Any
 from ugro.agent.code.folder_transfer import FolderTransfers
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import Reading, SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.agent.support.caller import expect_files
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Tidied
 from ugro.core.errors import UgroError, UsageError
@@ -59,6 +60,7 @@ class Folders:
     async def take(self, name: str, path: Path, reading: Reading | None = None) -> Folder:
         """Stores it as it is now. Files that were read before and look the same are not read again."""
         path = Path(os.path.abspath(path))
+        expect_files(path)
         request = await asyncio.to_thread(self._request, name, path, reading or Reading())
         taken = await asyncio.to_thread(self._take, request)
         if taken.skipped:

@@ -21,6 +21,7 @@ from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, Store
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
 from ugro.agent.support.aio import to_the_end
+from ugro.agent.support.caller import expect_files
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.core.errors import UgroError
@@ -58,6 +59,7 @@ class Code:
         self, folder: Path, *, force: bool = False, is_lasting: bool = True, without: Iterable[Path] = ()
     ) -> Snapshot:
         """Stores the folder as it is now; ``is_lasting``: so that it survives a power cut. ``without`` is left out."""
+        expect_files(folder)
         taken = await asyncio.to_thread(self._take, self._request(folder, force, without), is_lasting)
         self._count(taken)
         if taken.new_bytes:

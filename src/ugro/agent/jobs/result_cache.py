@@ -16,6 +16,7 @@ from pathlib import Path
 import ugro
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.support.caller import expect_files
 from ugro.core.environment import Environment
 from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
@@ -46,6 +47,8 @@ class ResultCache:
         return About(cache_key=key, cached_from=first.id)
 
     async def key(self, spec: JobSpec) -> str:
+        for name in spec.inputs:
+            expect_files(Path(name))
         hashes = {name: await asyncio.to_thread(_content_hash, name) for name in spec.inputs}
         return hashlib.sha256(json.dumps({**_work(spec), "inputs": hashes}, sort_keys=True).encode()).hexdigest()
 

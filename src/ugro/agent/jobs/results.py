@@ -17,6 +17,7 @@ from ugro.agent.artifacts.job_folder import CONFIG, attempt_folder, delete_resul
 from ugro.agent.artifacts.output_store import Arrived, shown, with_left
 from ugro.agent.artifacts.output_sync import Progress
 from ugro.agent.artifacts.result_files import LOG_TIMES
+from ugro.agent.support import caller
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.config.job.export import settings
@@ -228,8 +229,9 @@ class ResultService:
 
     def _parts(self, job: Job, folder: Path, attempt: int) -> Iterator[Part]:
         newest, checkpoints = attempt_folder(folder, attempt), job.spec.checkpoint.name
-        is_theirs = (newest / "output" / CONFIG).exists()
-        yield Part("job." + CONFIG if is_theirs else CONFIG, str(folder / CONFIG))
+        if caller.shown(job) is job:  # it has the values of the job's variables, which are its user's
+            is_theirs = (newest / "output" / CONFIG).exists()
+            yield Part("job." + CONFIG if is_theirs else CONFIG, str(folder / CONFIG))
         yield Part("logs", str(newest / "logs"))
         yield Part("", str(newest / "output"))
         yield Part("nodes", str(newest / "nodes"))

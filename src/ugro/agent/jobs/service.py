@@ -14,6 +14,7 @@ from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
+from ugro.agent.support.caller import caller, expect_visible, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -62,6 +63,7 @@ class JobService:
     ) -> None:
         self._jobs = jobs = store.jobs
         self._listing = store.listing
+        self._visibility = store.visibility
         self._small = small
         self._engine = engine
         self._scheduler_input = scheduler_input
@@ -155,6 +157,7 @@ class JobService:
             return known  # a repeated request; ``word`` may mean this new job by now
         self._engine.safe_mode.check("and takes no jobs")
         old = await self.find(word)
+        user = owner_of_copy(old.user, user)
         if not old.is_final:
             raise NotAllowed(f"job {old.id} is {old.state}: only an ended job can be run again", hint=_end_first(old))
         if exact:
@@ -179,6 +182,7 @@ class JobService:
     async def editable(self, number: int) -> Job:
         """To launch it again with changes, without jobs to wait for that are gone. NotAllowed if its code is gone."""
         job = await self._jobs.get(number)
+        _expect_own_values(job)
         self._submitting.expect_same_code(job)
         return replace(job, spec=replace(job.spec, after=await self._still_known(job.spec.after)))
 
@@ -188,6 +192,7 @@ class JobService:
             return known
         self._engine.safe_mode.check("and takes no jobs")
         old = await self._jobs.get(number)
+        _expect_own_values(old)
         spec = await self._submitting.derived(old, change.text, change.fields)
         await self._submitting.check_fit([spec])
         about = await self._submitting.about(spec, Submit(user, key, origin=old.origin))
@@ -245,21 +250,35 @@ class JobService:
 
     async def page(self, wanted: Listed) -> list[Job]:
         """The newest first."""
-        return await self.with_reasons(await self._listing.page(wanted))
+        return await self.with_reasons(await self._listing.page(replace(wanted, viewer=viewer())))
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs; those that wait or are made ready have that as their reason."""
         return [self._prepared(job) for job in await self._reasons.added_to(jobs)]
 
     async def find(self, word: str) -> Job:
+        """Of the jobs that the caller may see."""
         try:
-            return await self._jobs.find(word)
+            return await self._find(word)
         except NotFound as error:
             if word.isdigit() or word == "last":
                 raise
-            names = dict.fromkeys(job.spec.name for job in await self._jobs.newest(_NAMED_JOBS))
+            listed = Listed(limit=_NAMED_JOBS, viewer=viewer())
+            names = dict.fromkeys(job.spec.name for job in await self._listing.page(listed))
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
+
+    async def _find(self, word: str, without: Collection[int] = ()) -> Job:
+        if (who := viewer()) is None:
+            return await self._jobs.find(word, without)
+        if word.isdigit():
+            return expect_visible(await self._jobs.find(word), word)
+        return await self._visibility.find(word, who, without)
+
+    async def known(self, numbers: Sequence[int]) -> Collection[int]:
+        """Those of the jobs that exist and that the caller may see; in one query, because there may be a thousand."""
+        found = await self._jobs.states_of(numbers)
+        return found.keys() - await self._visibility.hidden_from(viewer())
 
     async def find_different(self, words: Sequence[str]) -> list[Job]:
         """A job for each word, to be compared: a name means the newest job of that name that no other word means."""
@@ -277,7 +296,7 @@ class JobService:
 
     async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
         try:
-            return await self._jobs.find(name, taken)
+            return await self._find(name, taken)
         except NotFound:
             job = await self.find(name)
         raise _same(job, f"it is the only job named {name}")
@@ -307,7 +326,7 @@ class JobService:
 
     async def import_note(self, number: int) -> str | None:
         """Who has what the job's script imports, if some nodes lack it."""
-        spec = (await self._jobs.get(number)).spec
+        spec = (await self.find(str(number))).spec
         return await self._scheduler_input.import_note(spec) if spec.node_imports.names else None
 
     async def _look(self, number: int) -> Job:
@@ -357,7 +376,8 @@ class JobService:
             found = await self._jobs.events(after=after, job=job)
             if found:
                 after = found[-1].seq
-                yield found
+                hidden = await self._visibility.hidden_from(viewer())
+                yield [event for event in found if event.job not in hidden]
             elif not follow:
                 return
             else:
@@ -390,6 +410,22 @@ class JobService:
             else:
                 high = middle
         return low
+
+
+def owner_of_copy(owner: str, user: str) -> str:
+    """Whose a job is that has another's variables: an operator who runs it again runs it for its user."""
+    asks = caller()
+    return user if asks is None or asks.knows_values_of(owner) else owner
+
+
+def _expect_own_values(old: Job) -> None:
+    """With other settings it could print them."""
+    asks = caller()
+    if asks is not None and not asks.knows_values_of(old.user) and (old.spec.env or old.spec.environment):
+        raise NotAllowed(
+            f"job {old.id} has variables of {old.user}, which are not yours to use",
+            hint=f"make your own from its file: ugro clone {old.id} > job.yaml",
+        )
 
 
 class _Reasons:

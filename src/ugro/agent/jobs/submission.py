@@ -20,6 +20,7 @@ from ugro.agent.jobs.forecasts import Forecasts
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, expect_visible
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
@@ -51,8 +52,8 @@ class Submit:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    user: str
-    key: str
+    user: SeenUser
+    key: OwnKey
     file: Path | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     here: Path = Path("/")  # the client's current directory
@@ -321,7 +322,7 @@ class SubmissionReader:
 
     async def _id(self, name: str) -> int | None:
         try:
-            return (await self._jobs.find(name)).id
+            return expect_visible(await self._jobs.find(name), name).id
         except NotFound:
             return None
 
@@ -393,6 +394,8 @@ def _similar(script: str, folder: Path) -> str:
 
 
 def _draft(submit: Submit) -> Draft:
+    if submit.file is not None:
+        expect_files(submit.file)
     return draft_job(submit.file, fields=submit.fields)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ugro.agent.monitoring.service import MonitoringService
+from ugro.agent.support.caller import viewer
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
 from ugro.core.support.moment import elapsed_s, unix_seconds
@@ -35,7 +36,8 @@ class Experiments:
             await self._take_changes()
             await self._take_figures()
             self._take_energy()
-            return [self._all[number] for number in sorted(self._all)]
+            hidden = await self._store.visibility.hidden_from(viewer())
+            return [self._all[number] for number in sorted(self._all.keys() - hidden)]
 
     def _forget(self, jobs: Sequence[int]) -> None:
         for job in jobs:

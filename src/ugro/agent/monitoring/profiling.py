@@ -12,6 +12,7 @@ from pathlib import Path
 from ugro.agent.artifacts.job_folder import attempt_folder
 from ugro.agent.monitoring.energy import EnergyService
 from ugro.agent.monitoring.metrics_tail import read_end
+from ugro.agent.support.caller import visible
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import Job, JobState
@@ -105,7 +106,7 @@ class Profiling:
 
     async def advice(self, launch: Launch) -> str | None:
         """What the newest earlier job of that name on the same nodes shows about using all of them."""
-        for job in await self._jobs.newest(_EARLIER_JOBS):
+        for job in visible(await self._jobs.newest(_EARLIER_JOBS)):
             is_earlier = launch.before is None or job.id < launch.before
             if not is_earlier or job.spec.name != launch.name or job.placement is None or not job.attempt:
                 continue

@@ -12,6 +12,7 @@ from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.service_figures import of_services
+from ugro.agent.support.caller import visible
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
@@ -65,7 +66,7 @@ class PrometheusMetrics:
     async def text(self) -> str:
         await self._count_ends()
         await self._live.read()
-        running = sorted(self._live.holding(), key=lambda job: job.id)
+        running = sorted(visible(self._live.holding()), key=lambda job: job.id)
         owners = tuple(job_owner(job.id) for job in running)
         curves = await self._metrics.keys(Wanted(owners, rank=0)) if owners else []
         return exposition(

@@ -20,6 +20,7 @@ from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services
 from ugro.agent.support.aio import keep_running
+from ugro.agent.support.caller import viewer
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import Ranks
@@ -182,12 +183,13 @@ class MonitoringService:
             lines: list[dict[str, Any]] = []
             if events := await self._store.jobs.events(after=after):
                 after = events[-1].seq
-                lines += [{"cursor": event.seq, "event": event} for event in events]
+                hidden = await self._store.visibility.hidden_from(viewer())
+                lines += [{"cursor": event.seq, "event": event} for event in events if event.job not in hidden]
             if news := _news_of_nodes(shown, monitor.reports):
                 lines.append({"cursor": after, **news})
             seen_grown, jobs = self.grown_since(seen_grown)
-            if jobs:
-                lines.append({"cursor": after, "metrics": sorted(jobs)})
+            if grown := set(jobs) - await self._store.visibility.hidden_from(viewer()):
+                lines.append({"cursor": after, "metrics": sorted(grown)})
             if lines:
                 yield lines
             else:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ugro.agent.ops.audit import AuditLog
+from ugro.agent.support.caller import caller
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, NotFound, Unreachable
@@ -91,6 +92,8 @@ class Tunnels:
         assert wanted.job is not None
         assert wanted.socket is not None
         job = await self._find_job(wanted.job)
+        if (asks := caller()) is not None and not asks.may_change(job.user):
+            raise NotAllowed(f"job {job.id} is {job.user}'s", hint="its user or an operator can do this")
         if job.held is None or wanted.node not in job.held.nodes:
             raise NotFound(f"job {job.id} does not run on {wanted.node}", hint=f"see: ugro status {job.id}")
         return SocketTarget(job.id, job.attempt, wanted.socket)

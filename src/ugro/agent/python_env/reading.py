@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ugro.agent.support.caller import may_read_files
 from ugro.config.job.file import Draft
 from ugro.config.kinds import BadValueError
 from ugro.config.load import MAX_FILE_BYTES, read_text
@@ -74,6 +75,8 @@ def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | Non
     def base(key: str) -> Path:
         return here if ("environment", key) in draft.given.values else folder
 
+    if not may_read_files():
+        refuse_files(draft, None)
     try:
         return read_request(own.located(base).over(common), [folder])
     except BadValueError as error:
@@ -84,7 +87,7 @@ def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | Non
 
 
 def refuse_files(draft: Draft, old: EnvRequest | None) -> None:
-    """Of a job file that was edited in a browser: it names no files of this machine that the old job did not."""
+    """Of a job file from elsewhere, such as a browser: it names no files of this machine that the old job did not."""
     section = draft.section.environment
     for key in FILES:
         value = getattr(section, key)

@@ -16,6 +16,7 @@ from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.recipes import model_files
 from ugro.agent.support.aio import together
+from ugro.agent.support.caller import expect_files, may_read_files
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.job.options import OPTIONS
@@ -96,6 +97,7 @@ class RecipeService:
             return catalog.find(wanted), None
         path = model_files.path_of(request.model, request.submit.here)
         if path is not None:
+            expect_files(path)
             model_files.check_model(path)
             config = await asyncio.to_thread(model_files.config_of, path)
             recipe = catalog.find(wanted) if wanted else choose(recipes, None, request.dataset, config)
@@ -112,6 +114,7 @@ class RecipeService:
             return None
         path = model_files.path_of(request.dataset, request.submit.here)
         if path is not None and request.dataset not in recipe.datasets:
+            expect_files(path)
             model_files.check_dataset(path)
             return _Found(path.name, str(path), None, f"dataset {path}: sent to nodes that lack it")
         about = await self._whereabouts("dataset", dataset_id(recipe, request.dataset), request)
@@ -119,7 +122,7 @@ class RecipeService:
         return _Found(request.dataset, folder, None, note)
 
     async def _whereabouts(self, kind: str, repo: str, request: RecipeRequest) -> Whereabouts:
-        here = await asyncio.to_thread(model_files.cached, kind, repo, request.cache)
+        here = await asyncio.to_thread(model_files.cached, kind, repo, request.cache) if may_read_files() else None
         await self.scheduler_input.first_answers()
         nodes = self._candidates(request.submit.fields)
         if here is None:  # one that is away may never be used: it must not keep the others from it

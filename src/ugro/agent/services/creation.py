@@ -21,6 +21,7 @@ from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.services.door_place import DoorPlaces
 from ugro.agent.services.model_folder import ModelFolder, described, expect_complete, in_results
 from ugro.agent.services.ray_place import RayPlaces, at_head, expect_unnamed
+from ugro.agent.support.caller import expect_files, vouch
 from ugro.config.service import ALL, FILE, ScaleSection, ServiceDraft, ServiceSection, name_problem, read_service
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable, UsageError
 from ugro.core.job import ANY_GPUS, Job, JobSpec, Launcher, Placement
@@ -224,6 +225,7 @@ class Creation:
             return None, "", ""
         if word.startswith((".", "/", "~")) or "/" in word:
             folder = here / Path(word).expanduser() / (path or "")
+            expect_files(folder)
             if not await asyncio.to_thread(folder.exists):
                 raise NotFound(f"{folder}: no such file or folder", hint=_EXAMPLE)
             return await asyncio.to_thread(described, folder.resolve()), str(folder), folder.resolve().stem
@@ -246,6 +248,7 @@ class Creation:
         expect_complete(
             made, os.path.relpath(os.path.realpath(found.path), os.path.realpath(output)), is_final=job.is_final
         )
+        vouch(Path(os.path.abspath(found.path)))
         return found
 
     async def _everywhere(self, job: JobSpec) -> Placement:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ugro.agent.artifacts.log_stream import agent_stops
-from ugro.agent.jobs.service import JobService
+from ugro.agent.jobs.service import JobService, owner_of_copy
 from ugro.agent.jobs.submission import Needs
+from ugro.agent.support.caller import may_see
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.support.crashpoint import point
 from ugro.agent.sweep.creation import SweepRequest, prepare, trial_job
@@ -91,7 +92,8 @@ class SweepService:
         return new if isinstance(new, Needs) else await preview(new, await self.sweeps.next_number(), self.jobs)
 
     async def newest(self, limit: int) -> list[SweepReport]:
-        return [await self._report(sweep) for sweep in await self.sweeps.newest(limit)]
+        found = await self.sweeps.newest(limit)
+        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=_is_private(sweep))]
 
     async def report(self, word: str, *, with_history: bool = False) -> SweepReport:
         return await self._report(await self.sweeps.find(word), with_history=with_history)
@@ -138,7 +140,7 @@ class SweepService:
             raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
         base, name = decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best"
         made = await trial_job(base, name, best.settings, spec.options, self.jobs)
-        return await self.jobs.submit_made(made, user, key)
+        return await self.jobs.submit_made(made, owner_of_copy(sweep.user, user), key)
 
     async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
         """The sweep now and after each change, until it is over."""
@@ -269,6 +271,10 @@ class SweepService:
             spec.notes,
             scales(spec),
         )
+
+
+def _is_private(sweep: Sweep) -> bool:
+    return bool(json.loads(sweep.spec).get("private", False))
 
 
 def _is_study(sweep: Sweep) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-
 import click
 
 from ugro.cli import candidates
@@ -45,4 +43,5 @@ def cancel(session: Session, jobs: tuple[str, ...], is_all: bool) -> None:
 
 def _mine(client: Client) -> list[Job]:
     states = [state for state in JobState if state not in FINAL_STATES]
-    return [job for job in client.jobs.newest(None, states=states) if job.user == getpass.getuser()]
+    me = client.identity.whoami().user
+    return [job for job in client.jobs.newest(None, states=states) if job.user == me]

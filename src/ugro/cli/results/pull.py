@@ -6,11 +6,12 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.cli.untrusted import file_name
+from ugro.core.errors import NotAllowed
 from ugro.core.results import JobResults, Part
 
 _PIECE_BYTES = 1 << 20
@@ -31,6 +32,7 @@ class Pulled:
 
 
 def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:
+    _expect_readable(results.parts)
     done = Pulled()
     pairs = [pair for part in results.parts for pair in _pairs(part, os.fsencode(target))]
     is_there = [_is_same(source, to) for source, to in pairs]
@@ -48,6 +50,17 @@ def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Cal
             done.files += 1
         on_progress(done)
     return done
+
+
+def _expect_readable(parts: Sequence[Part]) -> None:
+    """Raises NotAllowed for the files of an agent that another user runs."""
+    for part in parts:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(part.path)
+        except PermissionError as error:
+            hint = "download them from the dashboard: ugro dashboard"
+            raise NotAllowed(f"{part.path} cannot be read: it is the agent's", hint=hint) from error
 
 
 def _pairs(part: Part, target: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -366,6 +366,12 @@ class JobSection(Section):
         "Channels to notify when the job ends. The cluster file defines them; log is the agent's log.",
         example=["mail"],
     )
+    private: bool = key(
+        False,
+        Bool(),
+        "Hide the job, its logs and its results from other users. Operators and admins of the team still see it.",
+        example=True,
+    )
 
     def check(self) -> None:
         if self.command is not None and self.script is not None:

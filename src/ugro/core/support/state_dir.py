@@ -11,6 +11,25 @@ from ugro.core.errors import UgroError
 
 CLUSTER_FILE = "cluster.yaml"
 CLUSTER_VARIABLE = "UGRO_CLUSTER"
+SOCKET_VARIABLE = "UGRO_SOCKET"  # of members of a team: the socket of an agent that somebody else runs
+
+
+def team_socket(env: Mapping[str, str], *, owner: str, is_root: bool, configured: str | None = None) -> Path:
+    """Where an agent puts the socket for its team: in a folder of its own, as the state directory stays private.
+
+    ``configured``: ``team.socket`` of the cluster file. A systemd unit with a RuntimeDirectory names that folder.
+    """
+    if configured:
+        return Path(configured)
+    if folder := env.get("RUNTIME_DIRECTORY", "").partition(":")[0]:
+        return Path(folder, "agent.sock")
+    return Path("/run/ugro/agent.sock") if is_root else Path(f"/tmp/ugro-{owner}/agent.sock")
+
+
+def chosen_socket(env: Mapping[str, str]) -> Path | None:
+    """The socket that a client was told to use (``UGRO_SOCKET``); None: that of its own state directory."""
+    chosen = env.get(SOCKET_VARIABLE)
+    return Path(os.path.abspath(os.path.expanduser(chosen))) if chosen else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 
 from ugro.agent.agent import Agent
+from ugro.agent.support.caller import disguised, viewer, visible
 from ugro.core.env_report import SHORT
 from ugro.core.job import Job
 from ugro.web.site import Site
@@ -31,7 +32,8 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
         rows, limits = await overview.rows(), site.agent.cluster.config.alerts
         monitoring = site.agent.monitoring
         live = monitoring.parts.engine.live
-        waiting, running, alerts = live.waiting(), live.holding(), monitoring.monitor.alerts()
+        held = disguised(live.holding())
+        waiting, running, alerts = visible(live.waiting()), visible(held), monitoring.monitor.alerts()
         newest = sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING]
         return await site.render(
             request,
@@ -45,12 +47,12 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             waiting_count=len(waiting),
             running=newest,
             headlines=await monitoring.headlines.words(newest),
-            job_names={job.id: job.spec.name for job in running},
+            job_names={job.id: job.spec.name for job in held},
             running_count=len(running),
             alerts=alerts[:_MOST_ALERTS],
             alert_count=len(alerts),
-            activity=activity(await site.agent.store.listing.newest_happened(_MOST_HAPPENED)),
-            grid=gpu_grid(chosen(rows, wanted.q, wanted.status), running, limits),
+            activity=activity(await site.agent.store.listing.newest_happened(_MOST_HAPPENED, viewer())),
+            grid=gpu_grid(chosen(rows, wanted.q, wanted.status), held, limits),
             limits=limits,
         )
 
@@ -89,4 +91,4 @@ async def _measured(agent: Agent, name: str) -> dict[str, Any]:
 
 
 def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
-    return [job for job in agent.monitoring.parts.engine.live.holding() if job.id in row.jobs]
+    return [job for job in visible(agent.monitoring.parts.engine.live.holding()) if job.id in row.jobs]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from ugro.agent.code.diff import CodeDiff
 from ugro.agent.monitoring.experiments import Experiments
+from ugro.agent.support.caller import shown
 from ugro.core.errors import NotFound
 from ugro.core.experiment import Experiment
 from ugro.core.job import Job
@@ -40,7 +41,7 @@ def add_experiment_pages(app: FastAPI, site: Site) -> None:
     @app.get("/compare/code")
     async def code(request: Request, old: int, new: int) -> Response:
         """The differences between the code of two jobs, file by file."""
-        jobs = [await site.agent.store.jobs.get(number) for number in (old, new)]
+        jobs = [await site.agent.jobs.find(str(number)) for number in (old, new)]
         found = await _code(site, jobs)
         cli = f"ugro compare {old} {new}"
         return await site.render(request, "compare_code.html", cli=cli, old=jobs[0], new=jobs[1], diff=found)
@@ -74,7 +75,7 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
             numbers = await asyncio.to_thread(experiment_table.comparable, wanted.q, everything, time.time())
         runs = _found(numbers, everything)
         are_few = len(runs) <= comparison.MOST_SIDE_BY_SIDE
-        jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if are_few else []
+        jobs = [shown(await site.agent.store.jobs.get(one.id)) for one in runs] if are_few else []
         rows = await site.agent.results.compare(jobs) if len(jobs) > 1 else ()
         return await site.render(
             request,

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ugro.agent.api.responses import Body
+from ugro.agent.support import caller
 from ugro.config.job.export import job_file
 from ugro.core.errors import NotFound
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
@@ -60,7 +61,7 @@ def add_job_pages(app: FastAPI, site: Site) -> None:
     async def file(word: str) -> Response:
         found = await site.agent.jobs.find(word)
         name = {"content-disposition": 'attachment; filename="job.yaml"'}
-        return Response(job_file(found.spec), media_type="application/yaml", headers=name)
+        return Response(job_file(caller.shown(found).spec), media_type="application/yaml", headers=name)
 
 
 def _add_lists(app: FastAPI, site: Site) -> None:
@@ -76,11 +77,13 @@ async def _lists(site: Site, wanted: JobsQuery) -> dict[str, Any]:
     counts = await listing.counts()
     waiting = running = list[Job]()
     if wanted.is_plain and wanted.is_first:
-        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_MOST_ACTIVE)
+        oldest = Listed(states=tuple(WAITING_STATES), after=0, limit=_MOST_ACTIVE, viewer=caller.viewer())
         waiting = (await site.agent.jobs.with_reasons(await listing.page(oldest)))[::-1]
-        running = await listing.page(Listed(states=tuple(HOLDING_STATES), limit=_MOST_ACTIVE))
+        holding = Listed(states=tuple(HOLDING_STATES), limit=_MOST_ACTIVE, viewer=caller.viewer())
+        running = await listing.page(holding)
     states = tuple(FINAL_STATES) if wanted.is_plain else (wanted.state,) if wanted.state else ()
-    some = await listing.page(Listed(states, wanted.q, wanted.before, wanted.after, _PAGE + 1))
+    chosen = Listed(states, wanted.q, wanted.before, wanted.after, _PAGE + 1, caller.viewer())
+    some = await listing.page(chosen)
     is_more = len(some) > _PAGE
     some = some[1:] if is_more and wanted.after is not None else some[:_PAGE]
     return {

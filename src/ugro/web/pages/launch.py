@@ -57,7 +57,7 @@ def add_launch_pages(app: FastAPI, site: Site) -> None:
         try:
             _expect_allowed(site)
             change = Change(body.text, body.fields)
-            job = await agent.jobs.launch_again(number, change, own_user(), submit_key(number, body.key, change))
+            job = await agent.jobs.launch_again(number, change, own_user(agent), submit_key(number, body.key, change))
         except UgroError as error:
             return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
         return json_response({"id": job.id})

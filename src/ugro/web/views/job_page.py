@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import yaml
 
 from ugro.agent.agent import Agent
 from ugro.agent.artifacts.log_stream import rank_nodes
+from ugro.agent.support.caller import shown
 from ugro.config.job.export import job_file
 from ugro.core.event import Event
 from ugro.core.failure import Failure
@@ -18,11 +19,11 @@ from ugro.core.headline import Headline
 from ugro.core.job import HOLDING_STATES, WAITING_STATES, Attempt, Job, JobState
 from ugro.core.job import places as places  # for templates
 from ugro.core.metrics import is_internal
-from ugro.core.plan import NodePlan, Plan
+from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.planning import Forecast, compared
 from ugro.core.profile import JobProfile, RankProfile
 from ugro.core.support import clock
-from ugro.core.support.secret import masked
+from ugro.core.support.secret import HIDDEN, masked
 from ugro.policy.python_env.words import in_words
 from ugro.policy.scheduling.why import Why
 from ugro.telemetry.curves import KeySummary, Wanted
@@ -97,7 +98,7 @@ async def load(agent: Agent, word: str) -> JobPage:
     events = await agent.store.jobs.newest_events(MOST_EVENTS + 1, job=job.id)
     summaries = await agent.monitoring.metrics.keys(Wanted((job_owner(job.cached_from or job.id),)))
     return JobPage(
-        job=job,
+        job=shown(job),
         attempts=attempts,
         why=await agent.jobs.why(str(job.id)) if job.state in WAITING_STATES else None,
         failure=failure if job.state in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) else None,
@@ -106,9 +107,21 @@ async def load(agent: Agent, word: str) -> JobPage:
         ranks=rank_rows(job, rank_nodes(job, attempts, plan), _known(agent, job, failure, summaries)),
         events=events[:MOST_EVENTS],
         has_more_events=len(events) > MOST_EVENTS,
-        plan=plan,
+        plan=_shown_plan(plan, job),
         forecast=await agent.store.trials.forecast(job.id),
     )
+
+
+def _shown_plan(plan: Plan | None, job: Job) -> Plan | None:
+    """Without the values of the job's variables, unless they are the reader's own."""
+    if plan is None or shown(job) is job:
+        return plan
+    theirs = {name for name, _ in job.spec.env}
+
+    def hidden(rank: RankPlan) -> RankPlan:
+        return replace(rank, env=tuple((name, HIDDEN if name in theirs else value) for name, value in rank.env))
+
+    return replace(plan, nodes=tuple(replace(node, ranks=tuple(map(hidden, node.ranks))) for node in plan.nodes))
 
 
 def _known(agent: Agent, job: Job, failure: Failure | None, summaries: Iterable[KeySummary]) -> Known:

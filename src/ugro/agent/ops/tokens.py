@@ -1,0 +1,114 @@
+"""Tokens of programs: made, checked, listed and revoked. All of them are in memory: a check asks no database."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from ugro.config.names import is_label
+from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
+from ugro.core.identity import ApiToken, Caller, Role
+from ugro.store.tokens import TokenStore
+
+log = logging.getLogger(__name__)
+
+PREFIX = "ugro_"  # by which leaked ones are found
+LONGEST_S = 3650 * 86400.0
+_LISTED_S = 30 * 86400.0  # after its end
+_NOTED_S = 60.0  # uses within this time are one
+
+
+class Tokens:
+    """``now``: the wall clock; a token ends at a date."""
+
+    def __init__(self, store: TokenStore, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._store = store
+        self._now = now
+        self._known: dict[str, ApiToken] = {}
+
+    async def load(self) -> None:
+        oldest = _text(self._now() - timedelta(seconds=_LISTED_S))
+        found = await self._store.all()
+        over = [token.id for _, token in found if max(token.expires_at, token.revoked_at or "") < oldest]
+        await self._store.remove(over)
+        self._known = {digest: token for digest, token in found if token.id not in over}
+
+    @property
+    def has_valid(self) -> bool:
+        now = _text(self._now())
+        return any(token.is_valid(now) for token in self._known.values())
+
+    async def create(self, caller: Caller, role: Role, lifetime_s: float, name: str) -> tuple[ApiToken, str]:
+        """The token's record, and the token itself, this once."""
+        if not caller.role.covers(role):
+            raise NotAllowed(
+                f"you are {_article(caller.role)}: a token cannot be {_article(role)}",
+                hint=f"choose a role that you have: ugro token create --role {caller.role}",
+            )
+        if not 0 < lifetime_s <= LONGEST_S:
+            raise UsageError("a token lasts up to ten years", hint="for example: --expires 30d")
+        name = name or f"token-{secrets.token_hex(3)}"
+        if not is_label(name) or name.isdigit():
+            raise UsageError(f"not a token's name: {name!r:.80}", hint="a word such as ci, without spaces")
+        now = self._now()
+        new = ApiToken(0, name, caller.user, role, _text(now), _text(now + timedelta(seconds=lifetime_s)))
+        secret = PREFIX + secrets.token_urlsafe(32)
+        made = await self._store.add(new, _digest(secret))
+        self._known[_digest(secret)] = made
+        return made, secret
+
+    def listed(self, caller: Caller) -> list[ApiToken]:
+        """An admin's list has everybody's."""
+        tokens = self._known.values()
+        return [one for one in tokens if one.user == caller.user or caller.role.covers(Role.ADMIN)]
+
+    async def revoke(self, caller: Caller, word: str) -> ApiToken:
+        """By number, or by name: one's own before another's, a valid one before others."""
+        now = _text(self._now())
+        found = [one for one in self.listed(caller) if word in (str(one.id), one.name)]
+        if not found:
+            raise NotFound(f"there is no token {word!r:.80}", hint="see: ugro token ls")
+        token = max(found, key=lambda one: (str(one.id) == word, one.is_valid(now), one.user == caller.user, one.id))
+        await self._store.revoke(token.id, now)
+        return self._replaced(replace(token, revoked_at=token.revoked_at or now))
+
+    async def check(self, secret: str, address: str) -> ApiToken | None:
+        """The token, if it is one and still valid; its use is noted."""
+        token = self._known.get(_digest(secret)) if secret.startswith(PREFIX) else None
+        now = self._now()
+        if token is None or not token.is_valid(_text(now)):
+            return None
+        if token.last_used_by != address or (token.last_used_at or "") < _text(now - timedelta(seconds=_NOTED_S)):
+            token = self._replaced(replace(token, last_used_at=_text(now), last_used_by=address))
+            try:
+                await self._store.used(token.id, _text(now), address)
+            except UgroError as error:  # a full disk must not lock programs out
+                log.warning("the use of token %s cannot be noted: %s", token.name, error)
+        return token
+
+    def is_valid(self, number: int) -> bool:
+        now = _text(self._now())
+        return any(token.id == number and token.is_valid(now) for token in self._known.values())
+
+    def _replaced(self, token: ApiToken) -> ApiToken:
+        digest = next(key for key, known in self._known.items() if known.id == token.id)
+        self._known[digest] = token
+        return token
+
+
+def _digest(secret: str) -> str:
+    """Tokens are long and random: a slow hash would protect nothing."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _text(moment: datetime) -> str:
+    """All in UTC and of one length: they can be compared as texts."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def _article(role: Role) -> str:
+    return f"an {role}" if role[0] in "ao" else f"a {role}"

@@ -1,0 +1,118 @@
+"""Who has asked for what is being done. Set once for each request, by the gate; tasks that a request starts inherit it.
+
+Without a caller it is the agent itself, which sees and does everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.identity import Caller
+from ugro.core.job import Job
+from ugro.core.support.secret import HIDDEN
+
+PRIVATE = "private"  # the name of a job that the caller must not know
+_CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+_VOUCHED: ContextVar[frozenset[Path]] = ContextVar("vouched", default=frozenset())
+
+
+def enter(caller: Caller) -> None:
+    """For the rest of this request's task."""
+    _CALLER.set(caller)
+
+
+def caller() -> Caller | None:
+    return _CALLER.get()
+
+
+def viewer() -> str | None:
+    """From whom the private jobs of others are hidden; None: from nobody."""
+    asks = caller()
+    return None if asks is None or asks.sees_all else asks.user
+
+
+def sees(job: Job) -> bool:
+    return may_see(job.user, is_private=job.spec.private)
+
+
+def may_see(user: str, *, is_private: bool) -> bool:
+    asks = caller()
+    return asks is None or asks.may_see(user, is_private=is_private)
+
+
+def visible(jobs: Iterable[Job]) -> list[Job]:
+    return [job for job in jobs if sees(job)]
+
+
+def disguised(jobs: Iterable[Job]) -> list[Job]:
+    """All of them; of those that are hidden, only that they hold something."""
+    return [job if sees(job) else _anonymous(job) for job in jobs]
+
+
+def expect_visible(job: Job, word: str) -> Job:
+    """Raises NotFound, as for a job that does not exist."""
+    if not sees(job):
+        raise NotFound(f"there is no job {word!r}" if not word.isdigit() else f"there is no job {word}", hint=_STATUS)
+    return job
+
+
+def may_read_files() -> bool:
+    """Whether the agent may read any files of this machine for the caller, which it does with its own account."""
+    asks = caller()
+    return asks is None or asks.shares_account
+
+
+def vouch(path: Path) -> None:
+    """This folder is the agent's own, and the caller may have what is in it: for the rest of this request."""
+    _VOUCHED.set(_VOUCHED.get() | {path})
+
+
+def expect_files(what: Path) -> None:
+    """Raises NotAllowed if the agent must not read this file or folder for the caller."""
+    if not may_read_files() and what not in _VOUCHED.get():
+        raise NotAllowed(
+            f"the agent does not read files for you: {what}",
+            hint="it runs as another user; --no-sync sends no code, and --cwd DIR runs in a folder that the nodes have",
+        )
+
+
+def shown(job: Job) -> Job:
+    """Without the values of its environment, unless they are the caller's own."""
+    asks = caller()
+    if asks is None or asks.knows_values_of(job.user) or not (job.spec.env or job.spec.environment):
+        return job
+    return without_values(job)
+
+
+def without_values(job: Job) -> Job:
+    environment = job.spec.environment.masked if job.spec.environment else None
+    hidden = tuple((name, HIDDEN) for name, _ in job.spec.env)
+    return replace(job, spec=replace(job.spec, env=hidden, environment=environment))
+
+
+def _anonymous(job: Job) -> Job:
+    return replace(job, spec=replace(job.spec, name=PRIVATE, argv=(PRIVATE,), env=(), environment=None))
+
+
+def _as_seen(claimed: str) -> str:
+    asks = caller()
+    return claimed if asks is None else asks.user
+
+
+def _own_key(key: str) -> str:
+    """So that nobody names a submission of somebody else, or one that the agent makes itself."""
+    asks = caller()
+    return key if asks is None or asks.shares_account or not key else f"{asks.user}/{key}"
+
+
+_STATUS = "see: ugro status"
+# In the body of a request: who the agent saw, whatever name the client claims.
+SeenUser = Annotated[str, AfterValidator(_as_seen)]
+OwnKey = Annotated[str, AfterValidator(_own_key)]

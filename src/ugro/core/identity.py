@@ -1,0 +1,71 @@
+"""Who asks the agent for something: a user of this machine with a role, and how the agent knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """From the least to the most. Each may do what those before it may."""
+
+    VIEWER = "viewer"  # sees
+    USER = "user"  # submits jobs, and changes its own
+    OPERATOR = "operator"  # all jobs, and the nodes
+    ADMIN = "admin"  # users, and the configuration
+
+    def covers(self, needed: Role) -> bool:
+        return _RANKS[self] >= _RANKS[needed]
+
+
+_RANKS: Mapping[Role, int] = {role: rank for rank, role in enumerate(Role)}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    user: str
+    role: Role
+    via: str  # for the audit log: the process, or the token and the address
+    # The agent may read files of this machine for them: they have its account anyway.
+    shares_account: bool = False
+    is_alone: bool = False  # there is no team: all that the agent has is theirs
+    by_token: bool = False
+
+    @property
+    def sees_all(self) -> bool:
+        """Also the private jobs of others."""
+        return self.role.covers(Role.OPERATOR)
+
+    def may_see(self, user: str, *, is_private: bool) -> bool:
+        return not is_private or user == self.user or self.sees_all
+
+    def may_change(self, user: str) -> bool:
+        """What this user has made."""
+        return user == self.user or self.role.covers(Role.OPERATOR)
+
+    def knows_values_of(self, user: str) -> bool:
+        """Whether the environment variables of this user's jobs are shown with their values."""
+        return user == self.user or self.is_alone
+
+
+def least(one: Role, other: Role) -> Role:
+    return one if other.covers(one) else other
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A program's way in: it acts for a user. The token itself is shown once and kept nowhere."""
+
+    id: int
+    name: str
+    user: str
+    role: Role
+    created_at: str  # RFC 3339, as the others
+    expires_at: str
+    revoked_at: str | None = None
+    last_used_at: str | None = None
+    last_used_by: str = ""  # an address
+
+    def is_valid(self, now: str) -> bool:
+        return self.revoked_at is None and now < self.expires_at

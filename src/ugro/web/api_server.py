@@ -1,0 +1,232 @@
+"""The HTTPS API for programs elsewhere: the routes of the agent's socket below ``/api``, for those who have a token.
+
+Off by default. Beyond loopback it opens only with TLS, and while there is a valid token: an open port that nobody can
+use is only a risk. A program that is refused learns nothing but that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ugro.agent.agent import Agent
+from ugro.agent.api.audit_trail import REFUSED, AuditTrail, now
+from ugro.agent.api.body_limit import BodyLimit
+from ugro.agent.api.gate import CALLER, who
+from ugro.agent.api.openapi import PREFIX, described
+from ugro.agent.ops.tokens import Tokens
+from ugro.config.team import Api
+from ugro.core.audit import AuditEntry
+from ugro.core.errors import NotAllowed, NotFound, UgroError
+from ugro.core.identity import ApiToken, Caller
+from ugro.core.support.clock import boot_clock_s
+from ugro.core.support.codec import dumps
+from ugro.core.support.loopback import is_loopback
+from ugro.web.access import LARGEST_BODY
+from ugro.web.api_docs import CONTENT_POLICY, docs_page
+from ugro.web.door import CONNECTION, Door
+from ugro.web.listening import POLL_S, listen, make_server, try_certificate
+
+log = logging.getLogger(__name__)
+
+DOCS = f"{PREFIX}/v1/docs"
+DESCRIPTION = f"{PREFIX}/v1/openapi.json"
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+async def serve_api(agent: Agent, api: FastAPI) -> None:
+    """Serves until the agent stops, opens again after a change of settings, and says why it does not."""
+    while not agent.stopping.is_set():
+        settings = agent.cluster.config.api
+        problem = None
+        if settings.bind is not None:
+            serving = asyncio.create_task(_serve(agent, api, settings), name="HTTPS API")
+            try:
+                await asyncio.wait([serving])
+            finally:
+                serving.cancel()
+            problem = serving.exception()
+        agent.api_address.closed(_as_error(problem) if problem is not None else None)
+        if problem is not None or settings.bind is None:
+            await _until_changed(agent, settings, may_open=why_closed(agent, settings) is None)
+
+
+def why_closed(agent: Agent, settings: Api) -> NotAllowed | None:
+    """Why these settings open nothing."""
+    if settings.bind is None or is_loopback(settings.bind[0]):
+        return None
+    if settings.tls is None:
+        hint = "set api.tls.cert and api.tls.key in the cluster file, or bind to 127.0.0.1"
+        return NotAllowed("the HTTPS API does not open beyond loopback without TLS", hint=hint)
+    if not agent.tokens.has_valid:
+        hint = "create one first: ugro token create --role viewer --expires 30d"
+        return NotAllowed("the HTTPS API does not open beyond loopback while there is no valid token", hint=hint)
+    return None
+
+
+def _as_error(problem: BaseException) -> UgroError:
+    if isinstance(problem, UgroError):
+        log.warning("HTTPS API not available: %s", problem)
+        return problem
+    log.error("the HTTPS API failed", exc_info=problem)
+    return UgroError("the HTTPS API failed", hint="see: ugro agent logs")
+
+
+async def _serve(agent: Agent, api: FastAPI, settings: Api) -> None:
+    assert settings.bind is not None
+    if (problem := why_closed(agent, settings)) is not None:
+        raise problem
+    host, port = settings.bind
+    files = (settings.tls.cert, settings.tls.key_) if settings.tls is not None else (None, None)
+    try:
+        try_certificate(*files)
+        listener = listen(host, port, may_move=False)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise NotAllowed(f"cannot open the HTTPS API: {reason}", hint="see api in the cluster file") from error
+    with listener:
+        server = make_server(create_api(agent, api), *files)
+        scheme = "https" if settings.tls else "http"
+        shown = f"[{host}]" if ":" in host else host
+        agent.api_address.opened(f"{scheme}://{shown}:{listener.getsockname()[1]}{PREFIX}/v1")
+        log.info("HTTPS API at %s", agent.api_address.url)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve([]), name="serve the HTTPS API")
+            accepting = group.create_task(Door(server, what="the HTTPS API").serve(listener), name="the API's door")
+            await _until_changed(agent, settings, may_open=True)
+            accepting.cancel()
+            server.should_exit = True
+
+
+async def _until_changed(agent: Agent, settings: Api, *, may_open: bool) -> None:
+    def is_same() -> bool:
+        return agent.cluster.config.api == settings and (why_closed(agent, settings) is None) == may_open
+
+    while is_same() and not agent.stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(agent.stopping.wait(), POLL_S)
+
+
+def create_api(agent: Agent, api: ASGIApp) -> ASGIApp:
+    hint = "submit fewer jobs at once, and put data into files"
+    bounded = BodyLimit(api, most_bytes=LARGEST_BODY, hint=hint)
+    return TokenGate(AuditTrail(bounded, agent.audit, who), agent, api)
+
+
+class TokenGate:
+    """Only requests with a valid token reach the application, which then checks the role."""
+
+    def __init__(self, app: ASGIApp, agent: Agent, api: ASGIApp) -> None:
+        self._app = app
+        self._agent = agent
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        guarded = _with_headers(send)
+        token, caller = await self._caller(scope)
+        if (connection := scope.get(CONNECTION)) is not None:
+            connection.identify(is_known=caller is not None)
+        if token is None or caller is None:
+            await self._refuse(scope)(scope, receive, guarded)
+            return
+        scope[CALLER] = caller
+        path: str = scope["path"]
+        if path == DOCS and scope["method"] in ("GET", "HEAD"):
+            await self._docs()(scope, receive, guarded)
+        elif not path.startswith(f"{PREFIX}/v1/"):
+            error = NotFound("no such address", hint=f"the API is below {PREFIX}/v1/, and described at {DOCS}")
+            await _error(error, 404)(scope, receive, guarded)
+        else:
+            await self._app(_inner(scope), receive, _while_valid(guarded, self._agent.tokens, token.id))
+
+    async def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
+        given, address = _given_token(scope), _address(scope)
+        token = await self._agent.tokens.check(given, address) if given is not None else None
+        return token, self._agent.team.token(token, address) if token is not None else None
+
+    def _refuse(self, scope: Scope) -> Response:
+        if "authorization" in Headers(scope=scope):
+            entry = AuditEntry(now(), "", _address(scope), "sign in", "by token", REFUSED)
+            self._agent.audit.note_stranger(entry, boot_clock_s())
+        error = NotAllowed("a valid token is needed", hint="send it as Authorization: Bearer ugro_…")
+        # So that a browser asks for the token, which it may send only for the description.
+        way = 'Basic realm="UGRO: the token is the password"' if _is_description(scope) else 'Bearer realm="UGRO"'
+        return _error(error, 401, {"www-authenticate": way})
+
+    def _docs(self) -> Response:
+        assert isinstance(self._api, FastAPI)
+        page = docs_page(described(self._api))
+        return Response(page, media_type="text/html", headers={"content-security-policy": CONTENT_POLICY})
+
+
+def _given_token(scope: Scope) -> str | None:
+    """As ``Bearer``; or as a password (Basic) for the description alone: browsers send that unasked, from any site."""
+    scheme, _, value = Headers(scope=scope).get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic" or not _is_description(scope):
+        return None
+    try:
+        return base64.b64decode(value.strip(), validate=True).decode("utf-8").partition(":")[2]
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _is_description(scope: Scope) -> bool:
+    return scope["path"] in (DOCS, DESCRIPTION) and scope["method"] in ("GET", "HEAD")
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown address"
+
+
+def _inner(scope: Scope) -> Scope:
+    """As on the socket; what commands say about themselves (their environment) is not for others to say."""
+    path = scope["path"].removeprefix(PREFIX)
+    headers = [(name, value) for name, value in scope["headers"] if not name.startswith(b"ugro-")]
+    return {**scope, "path": path, "raw_path": path.encode("utf-8", "replace"), "root_path": "", "headers": headers}
+
+
+def _error(error: UgroError, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(dumps({"error": error.to_wire()}), status, headers, media_type="application/json")
+
+
+def _while_valid(send: Send, tokens: Tokens, number: int) -> Send:
+    """A stream ends when its token does."""
+    is_over = False
+
+    async def sending(message: Message) -> None:
+        nonlocal is_over
+        if is_over:
+            return
+        is_over = message.get("more_body", False) and not tokens.is_valid(number)
+        await send({"type": "http.response.body", "body": b"", "more_body": False} if is_over else message)
+
+    return sending
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending

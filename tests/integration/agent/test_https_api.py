@@ -1,0 +1,103 @@
+"""The HTTPS API on a real port, with a real certificate."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rig.agent import AgentProcess, log_tail
+from tests.rig.waiting import wait_until
+from ugro import Client
+from ugro.core.agent import AgentStatus
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    making += ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem"), "-days", "2"]
+    making += ["-subj", "/CN=ugro test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(making, check=True, capture_output=True, timeout=60)
+    return tmp_path / "cert.pem"
+
+
+@pytest.fixture
+def client(tmp_path: Path, certificate: Path) -> Iterator[Client]:
+    home, file = tmp_path / "home", tmp_path / "cluster.yaml"
+    home.mkdir(mode=0o700)
+    file.write_text(
+        "nodes: {here: {transport: local}}\ndashboard: {enabled: false}\n"
+        f"api: {{bind: '0.0.0.0:0', tls: {{cert: {certificate}, key: {tmp_path / 'key.pem'}}}}}\n"
+    )
+    with ExitStack() as ending:
+        agent = AgentProcess(home, file)
+        ending.callback(agent.stop)
+        assert agent.wait_ready(), log_tail(home)
+        yield ending.enter_context(Client(home=home, cluster=file))
+
+
+def status(client: Client) -> AgentStatus:
+    found = client.running_agent()
+    assert found is not None
+    return found
+
+
+class Program:
+    """That uses the API with a token, and trusts its certificate."""
+
+    def __init__(self, url: str, certificate: Path) -> None:
+        self.url = url.replace("0.0.0.0", "127.0.0.1")
+        self._trusting = ssl.create_default_context(cafile=str(certificate))
+
+    def ask(self, path: str, secret: str | None, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
+        content = json.dumps(body).encode() if body is not None else None
+        asked = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
+        try:
+            with urllib.request.urlopen(asked, timeout=30, context=self._trusting) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+
+def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client: Client, certificate: Path) -> None:
+    problem = wait_until(lambda: status(client).api_problem, 30, "why it is closed")
+    assert "while there is no valid token" in str(problem)
+    assert status(client).api_url is None
+    token, secret = client.identity.create_token("user", 3600, "ci")
+    url = str(wait_until(lambda: status(client).api_url, 30, "the API"))
+    assert url.startswith("https://0.0.0.0:")
+    assert secret not in client.home.database.read_bytes().decode("latin-1"), "only its hash is kept"
+    program = Program(url, certificate)
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(f"{program.url.replace('https', 'http')}/jobs", timeout=30)
+
+    run = {"command": ["true"], "sync": False, "cwd": "/"}
+    code, made = program.ask("/jobs", secret, "POST", {"user": "somebody", "key": "k", "fields": run})
+    assert code == 200, made
+    assert made["job"]["user"] == client.identity.whoami().user
+    assert program.ask("/jobs", None)[0] == 401
+    assert program.ask("/jobs", "ugro_wrong")[0] == 401
+    assert program.ask("/exec", secret, "POST", {"key": "k", "nodes": [], "argv": ["id"]})[0] == 403
+    assert program.ask("/tunnel?node=here&port=1", secret, "POST")[0] == 403
+    assert program.ask("/jobs", secret, "POST", {"user": "", "key": "x" * (3 << 20), "fields": {}})[0] == 413
+    used = client.identity.tokens()[0]
+    assert (used.id, used.last_used_by) == (token.id, "127.0.0.1")
+    done = [one.via for one in client.audit() if (one.action, one.outcome) == ("submit", "done")]
+    assert done == ["token ci, 127.0.0.1"]
+    client.jobs.wait(made["job"]["id"])
+
+    client.identity.revoke_token("ci")
+    wait_until(lambda: status(client).api_url is None, 30, "the API to close")

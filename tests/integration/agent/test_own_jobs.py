@@ -1,0 +1,186 @@
+"""Users of one agent are not in each other's way: their jobs are theirs, private ones are hidden, values are secret."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
+from ugro.core.identity import Caller, Role
+from ugro.web.access import AccessSettings
+from ugro.web.app import create_web
+from ugro.web.tokens import Tokens as DashboardTokens
+
+ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
+VIEWER, OPERATOR, OWNER = (
+    person("eve", Role.VIEWER),
+    person("olga", Role.OPERATOR),
+    person("root", Role.ADMIN, shares_account=True),
+)
+
+
+def job(name: str, **fields: Any) -> dict[str, Any]:
+    run = {"name": name, "command": ["true"], "sync": False, "cwd": "/", **fields}
+    return {"user": "root", "key": f"key-{name}", "fields": run, "env": {}}
+
+
+async def submitted(api: FastAPI, caller: Caller, name: str, **fields: Any) -> dict[str, Any]:
+    found = await ask(api, "POST", "/v1/jobs", caller=caller, body=job(name, **fields))
+    assert found.status == 200, found.body
+    made: dict[str, Any] = found.document["job"]
+    return made
+
+
+def refused(answer: Answer, kind: str = "not_allowed") -> bool:
+    return answer.kind == kind
+
+
+def test_a_job_is_of_the_user_that_the_agent_saw(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            assert (await submitted(api, ANN, "mine"))["user"] == "ann", "the client claimed to be root"
+            again = await submitted(api, ANN, "mine")
+            assert again["id"] == 1, "one job for one key"
+            other = await submitted(api, BOB, "mine")
+            assert (other["id"], other["user"]) == (2, "bob"), "a key is its user's own"
+            withdrawn = await ask(api, "DELETE", "/v1/submissions/key-mine", caller=VIEWER)
+            assert refused(withdrawn)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_changes_the_job_of_another_without_being_an_operator(tmp_path: Path) -> None:
+    changes: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/v1/jobs/1/retry", {"key": "k", "user": "ann"}),
+        ("PUT", "/v1/jobs/1/notes", {"text": "was here"}),
+        ("DELETE", "/v1/jobs/1/results", None),
+        ("POST", "/v1/jobs/1/results/fetch", {}),
+        ("POST", "/v1/jobs/1/trace", {"key": "k", "steps": 1}),
+        ("POST", "/v1/jobs/1/cancel", None),
+        ("POST", "/v1/jobs/theirs/cancel", None),
+    )
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            await submitted(api, ANN, "theirs")
+            for method, path, body in changes:
+                for caller in (BOB, VIEWER):
+                    assert refused(await ask(api, method, path, caller=caller, body=body)), (method, path, caller)
+            assert (await ask(api, "GET", "/v1/jobs/1", caller=ANN)).document["job"]["ending"] is None
+            assert (await ask(api, "PUT", "/v1/jobs/1/notes", caller=ANN, body={"text": "own"})).status == 200
+            assert (await ask(api, "POST", "/v1/jobs/1/cancel", caller=OPERATOR)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_private_job_is_hidden_everywhere(tmp_path: Path) -> None:
+    looks = ("", "/file", "/why", "/logs", "/wait", "/results", "/results/brief", "/notes", "/headline", "/energy")
+    others = ("/v1/compare?job=secret&job=1", "/v1/metrics?job=2", "/v1/metrics/keys?job=secret", "/v1/events?job=2")
+
+    async def names(api: FastAPI, caller: Caller) -> list[str]:
+        listed = (await ask(api, "GET", "/v1/jobs", caller=caller)).document["jobs"]
+        return [one["spec"]["name"] for one in listed]
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            await submitted(api, BOB, "open")
+            assert (await submitted(api, ANN, "secret", private=True))["id"] == 2
+            for caller in (BOB, VIEWER):
+                for word in ("2", "secret"):
+                    for look in looks:
+                        found = await ask(api, "GET", f"/v1/jobs/{word}{look}", caller=caller)
+                        assert refused(found, "not_found"), (word, look, found.body)
+                for path in others:
+                    assert refused(await ask(api, "GET", path, caller=caller), "not_found"), path
+                assert await names(api, caller) == ["open"]
+                assert b'"job":2' not in (await ask(api, "GET", "/v1/events", caller=caller)).body
+                assert (await ask(api, "GET", "/v1/jobs/last", caller=caller)).document["job"]["id"] == 1
+                assert b"did you mean" not in (await ask(api, "GET", "/v1/jobs/secre", caller=caller)).body
+            for caller in (ANN, OPERATOR, OWNER):
+                assert await names(api, caller) == ["secret", "open"]
+                assert (await ask(api, "GET", "/v1/jobs/secret", caller=caller)).status == 200
+            assert agent.store.damage is None
+
+    asyncio.run(scenario())
+
+
+def test_values_of_an_environment_are_for_their_owner_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            await submitted(api, ANN, "with", env={"DATA": "hush"})
+            paths = ("/v1/jobs", "/v1/jobs/1", "/v1/jobs/1/file", "/v1/jobs/1/results", "/v1/compare?job=1&job=2")
+            await submitted(api, ANN, "two", env={"DATA": "hush too"})
+            for caller in (BOB, VIEWER, OPERATOR, OWNER):
+                for path in paths:
+                    assert b"hush" not in (await ask(api, "GET", path, caller=caller)).body, (path, caller)
+            assert b"hush" in (await ask(api, "GET", "/v1/jobs", caller=ANN)).body
+            await ask(api, "POST", "/v1/jobs/1/cancel", caller=ANN)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_sees_their_own_view_of_the_dashboard(tmp_path: Path) -> None:
+    pages = ("/", "/jobs", "/jobs/1", "/experiments", "/nodes/here", "/compare", "/sweeps", "/services", "/settings")
+    hidden = ("/jobs/2", "/jobs/2/log", "/jobs/2/outputs", "/jobs/2/job.yaml", "/jobs/2/balance", "/compare?jobs=1,2")
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path, CLUSTER.replace("admin", "user")) as (agent, api):
+            tokens = DashboardTokens(tmp_path / "token")
+            app = create_web(agent, api, AccessSettings(tokens, frozenset(), "c", agent.team.browser))
+            await submitted(api, ANN, "open", env={"DATA": "hush"})
+            await submitted(api, ANN, "veiled", private=True)
+            member, owner = (f"c={tokens.sessions.begin(time.time(), user)}" for user in (MEMBER, ""))
+            for page in pages:
+                found = await ask(app, "GET", page, headers=signed_in(member))
+                assert found.status == 200, (page, found)
+                assert b"veiled" not in found.body, page
+                assert b"hush" not in found.body, page
+            for page in hidden:
+                assert (await ask(app, "GET", page, headers=signed_in(member))).status == 404, page
+            assert b"veiled" in (await ask(app, "GET", "/jobs", headers=signed_in(owner))).body
+            assert (await ask(app, "GET", "/jobs/1/again", headers=signed_in(member))).status == 403
+            assert refused(await ask(app, "POST", "/v1/jobs/1/cancel", headers=signed_in(member)))
+            assert refused(await ask(app, "POST", "/v1/nodes/here/drain", headers=signed_in(member), body={}))
+            gone = f"c={tokens.sessions.begin(time.time(), 'bin')}"
+            assert (await ask(app, "GET", "/jobs", headers=signed_in(gone))).status == 401, "not a member any more"
+
+    asyncio.run(scenario())
+
+
+def test_the_agent_reads_no_files_for_other_accounts(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "job.yaml").write_text("command: [hush]\n")
+    (secret / "requirements.txt").write_text("hush-package\n")
+    body = job("reads")
+    plain: dict[str, Any] = body["fields"]
+    sends = {"name": "reads", "command": ["true"], "workdir": str(secret)}
+
+    def with_fields(**fields: Any) -> dict[str, Any]:
+        return {**body, "fields": {**plain, **fields}}
+
+    requests: tuple[tuple[str, Any], ...] = (
+        ("/v1/jobs", {**body, "file": str(secret / "job.yaml"), "fields": {}}),
+        ("/v1/jobs", {**body, "fields": sends}),
+        ("/v1/jobs/plan", {**body, "fields": sends}),
+        ("/v1/jobs", with_fields(folder={"data": str(secret)})),
+        ("/v1/jobs", with_fields(requirements=str(secret / "requirements.txt"))),
+        ("/v1/sync", {"folder": str(secret)}),
+        ("/v1/services", {"submit": {**body, "fields": {}}, "model": str(secret)}),
+        ("/v1/recipes/launch", {"submit": {**body, "fields": {}}, "model": str(secret), "dataset": "wikitext"}),
+    )
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            for path, request in requests:
+                found = await ask(api, "POST", path, caller=ANN, body=request)
+                assert found.status >= 400, (path, request, found.body)
+                assert b"hush" not in found.body
+                assert b"does not read" in found.body or b"machine cannot be named" in found.body, found.body
+            assert (await ask(api, "GET", "/v1/jobs", caller=OWNER)).document["jobs"] == []
+
+    asyncio.run(scenario())

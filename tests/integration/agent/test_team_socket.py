@@ -1,0 +1,139 @@
+"""The team's socket, with real users of this machine: the kernel says who is on the other end, and who gets there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rig.agent import AgentProcess, log_tail
+from tests.rig.identity import MEMBER
+from tests.rig.waiting import wait_until
+from ugro import Client
+from ugro.agent.team_server import open_socket
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import NotAllowed
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+_CURL = shutil.which("curl")
+_CLUSTER = f"""\
+nodes: {{here: {{transport: local}}}}
+dashboard: {{enabled: false}}
+team: {{group: {MEMBER}, roles: {{}}, socket: SOCKET}}
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """That others can get to, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp(prefix="team-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def client(place: Path) -> Iterator[Client]:
+    home, file = place / "home", place / "cluster.yaml"
+    home.mkdir(mode=0o700)
+    file.write_text(_CLUSTER.replace("SOCKET", str(place / "team" / "agent.sock")))
+    with ExitStack() as ending:
+        agent = AgentProcess(home, file)
+        ending.callback(agent.stop)
+        assert agent.wait_ready(), log_tail(home)
+        found = ending.enter_context(Client(home=home, cluster=file))
+        yield found
+
+
+def opened(client: Client) -> str:
+    def look() -> str | None:
+        status = client.running_agent()
+        assert isinstance(status, AgentStatus)
+        assert status.team_problem is None
+        return status.team_socket
+
+    return str(wait_until(look, 30, "the team's socket"))
+
+
+def ask(socket: str, user: str, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+    """As another user; None if there is no way in."""
+    assert _CURL is not None
+    command = [_CURL, "-s", "--unix-socket", socket, "-X", method, f"http://agent{path}"]
+    if body is not None:
+        command += ["-H", "content-type: application/json", "-d", json.dumps(body)]
+    done = subprocess.run(command, capture_output=True, user=user, group=user, extra_groups=[], timeout=60, cwd="/")
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+@pytest.mark.skipif(_CURL is None, reason="curl asks as another user, and is not installed")
+def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client) -> None:
+    socket = opened(client)
+    folder, file = os.stat(Path(socket).parent), os.stat(socket)
+    assert (stat.S_IMODE(folder.st_mode), stat.S_IMODE(file.st_mode)) == (0o750, 0o660)
+    assert stat.S_IMODE(os.stat(client.home.path).st_mode) == 0o700, "the state stays private"
+
+    assert ask(socket, MEMBER, "GET", "/v1/whoami") == {"user": MEMBER, "role": "user", "owner": "root"}
+    run = {"command": ["true"], "sync": False, "cwd": "/", "name": "theirs"}
+    made = ask(socket, MEMBER, "POST", "/v1/jobs", {"user": "root", "key": "k", "fields": run})
+    assert made is not None
+    assert made["job"]["user"] == MEMBER, "whatever name it claims"
+    assert (ask(socket, MEMBER, "POST", "/v1/exec", {"key": "k", "nodes": [], "argv": ["id"]}) or {})["error"][
+        "kind"
+    ] == "not_allowed"
+    assert ask(socket, "bin", "GET", "/v1/whoami") is None, "not in the group"
+    assert ask(str(client.home.socket), MEMBER, "GET", "/v1/whoami") is None, "the owner's socket is the owner's"
+
+    own = client.jobs.submit(fields={**run, "name": "own", "env": {"DATA": "hush"}})
+    refused = ask(socket, MEMBER, "POST", f"/v1/jobs/{own.id}/cancel")
+    assert refused is not None
+    assert refused["error"]["message"] == f"job {own.id} is root's"
+    client.jobs.wait(made["job"]["id"])
+    client.jobs.wait(own.id)
+    theirs = json.dumps(ask(socket, MEMBER, "GET", f"/v1/jobs/{own.id}/results"))
+    assert "rank_0.log" in theirs
+    assert "hush" not in theirs
+    assert "config.json" not in theirs, "it has the values of variables"
+    assert "config.json" in [part.name for part in client.jobs.results(own.id)[1].parts]
+    entries = [one for one in client.audit() if one.user == MEMBER]
+    did = {(one.action, one.outcome) for one in entries}
+    assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
+    assert all(", uid 1" in one.via for one in entries)
+
+
+def test_a_team_is_opened_and_closed_by_an_edit_of_the_file(client: Client, place: Path) -> None:
+    socket, file = Path(opened(client)), place / "cluster.yaml"
+    text = file.read_text()
+    file.write_text("nodes: {here: {transport: local}}\ndashboard: {enabled: false}\n")
+    wait_until(lambda: not socket.exists(), 30, "the socket to go")
+    file.write_text(text.replace(MEMBER, "no-such-group"))
+    problem = wait_until(lambda: (client.running_agent() or AgentStatus(0, "")).team_problem, 30, "a problem")
+    assert problem == "there is no group no-such-group; create it: sudo groupadd no-such-group"
+    file.write_text(text)
+    wait_until(socket.exists, 30, "the socket to come back")
+
+
+def test_the_socket_needs_a_folder_of_its_own(place: Path) -> None:
+    (place / "taken").mkdir(mode=0o700)
+    (place / "taken" / "diary").write_text("dear diary")
+    with pytest.raises(NotAllowed, match="needs a folder of its own"):
+        open_socket(place / "taken" / "agent.sock", MEMBER)
+    assert stat.S_IMODE((place / "taken").stat().st_mode) == 0o700
+    (place / "link").symlink_to(place / "taken")
+    with pytest.raises(NotAllowed, match="not a folder of this user"):
+        open_socket(place / "link" / "agent.sock", MEMBER)
+    (place / "foreign").mkdir()
+    os.chown(place / "foreign", 1, 1)
+    with pytest.raises(NotAllowed, match="not a folder of this user"):
+        open_socket(place / "foreign" / "agent.sock", MEMBER)
+    deep = place / ("long" * 30)
+    open_socket(deep / "agent.sock", MEMBER).close()
+    open_socket(deep / "agent.sock", MEMBER).close()  # that of a dead agent is replaced
