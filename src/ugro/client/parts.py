@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ugro.client.safe_mode import SafeModeCalls
     from ugro.client.services import ServiceCalls
     from ugro.client.sweeps import Sweeps
+    from ugro.client.usage import UsageCalls
 
 
 class Parts:
@@ -121,6 +122,12 @@ class Parts:
         from ugro.client.hooks import HookCalls
 
         return HookCalls(self._ask)
+
+    @property
+    def usage(self) -> UsageCalls:
+        from ugro.client.usage import UsageCalls
+
+        return UsageCalls(self._ask)
 
     @property
     def discovery(self) -> DiscoveryCalls:

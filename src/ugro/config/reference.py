@@ -20,6 +20,7 @@ from ugro.config.job.resources import AlternativeSection
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import OrNull
 from ugro.config.problems import KeyPath
+from ugro.config.quotas import GroupKeys, LimitKeys
 from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
 from ugro.config.service import ProbeSection, ProbesSection, ScaleSection, ServiceSection
@@ -83,6 +84,8 @@ def parts() -> dict[str, str]:
         "zookeeper": _table(ZooKeeper.known_keys().values()),
         "consul": _table(Consul.known_keys().values()),
         "hooks": "\n".join(_hooks()),
+        "limits": _table(LimitKeys.known_keys().values()),
+        "groups": _table(one for name, one in GroupKeys.known_keys().items() if name not in LimitKeys.known_keys()),
         "cluster file": _yaml(cluster_example()),
         "job": _job_table((), JobSection),
         "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),

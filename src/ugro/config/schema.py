@@ -28,6 +28,7 @@ from ugro.config.names import HOST, LABEL, LINE, LOCAL_PATH, NODE_DIRECTORY, USE
 from ugro.config.owner import Owner
 from ugro.config.power import Power, PowerKeys, rule_of
 from ugro.config.python_env import EnvironmentSection
+from ugro.config.quotas import FairShareSection, QuotaSection
 from ugro.config.section import Section, key, nested, section
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
@@ -355,6 +356,8 @@ class Settings(Section):
     owner: Owner = nested(Owner)
     power: Power = nested(Power)
     hooks: Hooks = nested(Hooks)
+    quotas: QuotaSection = nested(QuotaSection)
+    fair_share: FairShareSection = nested(FairShareSection)
     discovery: Discovery = nested(Discovery)
     channels: dict[str, Channel] = key(
         {},

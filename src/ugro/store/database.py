@@ -56,6 +56,7 @@ class Store:
         self.services = ServiceStore(self._database)
         self.power = PowerStore(self._database)
         self.hooks = HookStore(self._database)
+        self.usage = self.jobs.usage
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)

@@ -160,6 +160,8 @@ def test_every_default_is_the_promised_one() -> None:
             "upgrade": False,
             "enabled": True,
         },
+        "quotas": {"default": None, "users": {}, "groups": {}},
+        "fair_share": {"half_life": 604800.0, "weights": {}},
         "channels": {},
     }
 

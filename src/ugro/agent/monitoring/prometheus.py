@@ -12,6 +12,7 @@ from ugro.agent.engine.live_jobs import LiveJobs
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.service_figures import of_services
+from ugro.agent.monitoring.usage_figures import of_usage
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
@@ -21,6 +22,7 @@ from ugro.core.service import ServiceReport
 from ugro.core.support import clock
 from ugro.core.support.moment import elapsed_s
 from ugro.policy.lifecycle.breaker import BreakerState
+from ugro.policy.quotas.report import Tally
 from ugro.store.database import Store
 from ugro.telemetry.curves import KeySummary, Wanted
 from ugro.telemetry.metricstore import MetricStore, job_owner
@@ -30,6 +32,7 @@ from ugro.telemetry.prometheus import SECONDS, SHORT_SECONDS, Family, Histogram,
 _FINAL = frozenset(str(state) for state in FINAL_STATES)
 _MOST_METRICS_OF_A_JOB = 50
 Services = Callable[[], Awaitable[Sequence[ServiceReport]]]  # those that are not over
+Usage = Callable[[], Awaitable[Mapping[str, Tally]]]  # by user
 
 
 class PrometheusMetrics:
@@ -55,6 +58,7 @@ class PrometheusMetrics:
         self._place = 0  # the last event that was counted
         self.measured: MeasuredHardware | None = None
         self.services: Services | None = None
+        self.usage: Usage | None = None
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
         self._energy = energy
 
@@ -76,6 +80,7 @@ class PrometheusMetrics:
                 *_of_running(running, curves),
                 _energy_of(running, self._energy()),
                 *(of_services(await self.services()) if self.services else ()),
+                *(of_usage(await self.usage()) if self.usage else ()),
                 *(of_hardware(self.measured.latest, await self._store.hardware.links()) if self.measured else ()),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]

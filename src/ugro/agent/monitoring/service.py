@@ -18,7 +18,7 @@ from ugro.agent.monitoring.headlines import Headlines
 from ugro.agent.monitoring.job_notifications import JobNotifications
 from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
-from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services
+from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services, Usage
 from ugro.agent.support.aio import keep_running
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
@@ -96,6 +96,10 @@ class MonitoringService:
     def use_services(self, services: Services) -> None:
         """What services do, for Prometheus."""
         self.parts.prometheus.services = services
+
+    def use_usage(self, usage: Usage) -> None:
+        """What users use, for Prometheus."""
+        self.parts.prometheus.usage = usage
 
     async def run(self) -> None:
         parts = self.parts
