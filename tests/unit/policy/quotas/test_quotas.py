@@ -54,7 +54,10 @@ def test_a_job_above_the_quota_waits_and_holds_nobody_up() -> None:
     assert set(started(schedule(seen))) == {1, 2, 9}
     wait = wait_of(schedule(seen), 3)
     assert wait.quota == "quota gpus of ann"
-    assert wait.reason.startswith("quota gpus of ann: 2 of 2 GPUs are in use, and the job needs 1; unknown for how long")
+    assert wait.reason == (
+        "quota gpus of ann: 2 of 2 GPUs are in use, and the job needs 1; unknown for how long, because jobs 1 and 2 have "
+        "no time limit"
+    )
     assert wait.may_start_at is None
 
 
