@@ -7,8 +7,8 @@ from typing import Any
 
 from ugro.config.discovery import OneMap
 from ugro.config.job.schema import PRIORITIES
-from ugro.config.kinds import DAY_S, BadValueError, Duration, Kind, ListOf, MapOf, Number, Whole
-from ugro.config.names import LABEL, USER
+from ugro.config.kinds import DAY_S, BadValueError, Duration, Kind, ListOf, MapOf, Number, Text, Whole
+from ugro.config.names import LABEL, USER, is_user
 from ugro.config.section import Nested, Section, key, section
 from ugro.core.quota import NO_LIMITS, Limits, Pool, Quotas
 from ugro.policy.quotas.fair_share import FairShare
@@ -16,6 +16,7 @@ from ugro.policy.quotas.fair_share import FairShare
 _MOST_NAMES = 10_000
 _LONGEST_S = 365 * DAY_S
 _HOURS = Number()
+_UNIX_GROUP = Text("the name of a Unix group", is_user)
 
 
 class _Weight(Kind):
@@ -78,7 +79,7 @@ class GroupKeys(LimitKeys):
         (), ListOf("a list of users such as [ann, bob]", USER), "Who belongs to it.", example=["ann", "bob"]
     )
     unix_group: str | None = key(
-        None, USER, "A Unix group of this machine; its members belong to it, too.", example="students"
+        None, _UNIX_GROUP, "A Unix group of this machine; its members belong to it, too.", example="students"
     )
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,25 +56,34 @@ def test_a_job_above_a_quota_waits_is_explained_and_starts_when_there_is_room(ug
 
     refused = ugro("run", *SHORT, "--", "true")
     assert (refused.returncode, "2 jobs of at most 2 already in the queue" in refused.stderr) == (6, True)
-    usage = json.loads(ugro("usage", "--json").stdout)["usage"]
-    [user] = usage["users"]
-    quota = {one["limit"]: (one["used"], one["most"]) for one in user["quota"]}
-    assert quota == {"cpus": (1.0, 1), "queued_jobs": (2.0, 2), "max_priority": (None, 50), "max_time_limit": (None, 3600)}
-    assert (user["jobs"], user["queued"], user["cpus"]) == (1, 2, 1)
-    assert "cpus 1/1" in ugro("usage").stdout
-
+    check_usage(ugro)
     allow_cores(ugro, 2)  # the agent applies the edit
     until_state(ugro, second, "running")
     gate.touch()
     for job in (first, second, third):
         assert ugro("wait", str(job)).returncode == 0
-    ended = json.loads(ugro("usage", "--json").stdout)["usage"]["users"]
-    assert ended[0]["jobs"] == 3
-    assert ended[0]["cpu_hours"] > 0
+    ended = only_user(ugro)
+    assert ended["jobs"] == 3
+    assert ended["cpu_hours"] > 0
     assert ugro("agent", "restart").returncode == 0
-    again = json.loads(ugro("usage", "--json").stdout)["usage"]["users"]
-    assert (again[0]["jobs"], again[0]["cpu_hours"]) == (3, ended[0]["cpu_hours"])
-    assert f'ugro_usage_jobs_total{{user="{again[0]["name"]}"}} 3' in ugro("metrics").stdout
+    again = only_user(ugro)
+    assert (again["jobs"], again["cpu_hours"]) == (3, ended["cpu_hours"])
+    assert f'ugro_usage_jobs_total{{user="{again["name"]}"}} 3' in ugro("metrics").stdout
+
+
+def only_user(ugro: Ugro) -> dict[str, Any]:
+    [user] = json.loads(ugro("usage", "--json").stdout)["usage"]["users"]
+    return dict(user)
+
+
+def check_usage(ugro: Ugro) -> None:
+    """While one job runs and two wait."""
+    user = only_user(ugro)
+    quota = {one["limit"]: (one["used"], one["most"]) for one in user["quota"]}
+    of_each_job = {"max_priority": (None, 50), "max_time_limit": (None, 3600)}
+    assert quota == {"cpus": (1.0, 1), "queued_jobs": (2.0, 2), **of_each_job}
+    assert (user["jobs"], user["queued"], user["cpus"]) == (1, 2, 1)
+    assert "cpus 1/1" in ugro("usage").stdout
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -35,7 +35,7 @@ def limited(
     holding: Iterable[Holding] = (),
     *,
     now: float = 100.0,
-    hours: dict[str, tuple[HourUse, ...]] | None = None,
+    hours: Mapping[str, tuple[HourUse, ...]] | None = None,
 ) -> ClusterView:
     return replace(snapshot(where, waiting, holding, now), accounts=Accounts(quotas, hours=hours or {}))
 
@@ -55,8 +55,8 @@ def test_a_job_above_the_quota_waits_and_holds_nobody_up() -> None:
     wait = wait_of(schedule(seen), 3)
     assert wait.quota == "quota gpus of ann"
     assert wait.reason == (
-        "quota gpus of ann: 2 of 2 GPUs are in use, and the job needs 1; unknown for how long, because jobs 1 and 2 have "
-        "no time limit"
+        "quota gpus of ann: 2 of 2 GPUs are in use, and the job needs 1; "
+        "unknown for how long, because job 1 has no time limit"
     )
     assert wait.may_start_at is None
 
