@@ -62,8 +62,8 @@ def _row(row: UsageRow, report: UsageReport) -> list[Cell]:
     return [
         Cell(f"group {row.name}" if is_group else row.name, "id"),
         Cell(str(row.jobs)),
-        Cell(f"{row.gpu_hours:.1f}"),
-        Cell(f"{row.cpu_hours:.1f}"),
+        Cell(_hours(row.gpu_hours)),
+        Cell(_hours(row.cpu_hours)),
         Cell(format_energy(row.energy_wh * _J_PER_WH) if row.energy_wh else "–"),
         Cell(cost or "–"),
         Cell(f"{row.gpus:g}"),
@@ -73,12 +73,16 @@ def _row(row: UsageRow, report: UsageReport) -> list[Cell]:
     ]
 
 
+def _hours(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:,.1f}"
+
+
 def _quota(one: QuotaUse) -> str:
     if one.limit == Limit.MAX_TIME_LIMIT:
         return f"{one.limit} {format_duration(one.most)}"
     if one.used is None:
         return f"{one.limit} {one.most:g}"
-    used = f"{one.used:.1f}" if one.limit in WINDOWS_S else f"{one.used:g}"
+    used = _hours(one.used) if one.limit in WINDOWS_S else f"{one.used:g}"
     return f"{one.limit} {used}/{one.most:g}"
 
 

@@ -29,7 +29,7 @@ def refusal(spec: JobSpec, user: str, asks: Sequence[Ask], quotas: Quotas) -> Re
     overs = [next(_never(ask, user, quotas), None) for ask in asks]
     if not overs or any(over is None for over in overs):
         return None
-    return _too_much(next(over for over in overs if over is not None))
+    return _too_much(next(over for over in overs if over is not None), spec.time_limit_s is not None)
 
 
 def queue_full(pools: Sequence[tuple[Pool, int]], new: int) -> Refusal | None:
@@ -65,13 +65,15 @@ def _never(ask: Ask, user: str, quotas: Quotas) -> Iterator[Over]:
         yield from (over for over in PoolAccount(pool, (), 0.0).over(ask) if over.is_never)
 
 
-def _too_much(over: Over) -> Refusal:
-    needs = f"the job needs {amount(over.limit, over.asked)}, and the most is {amount(over.limit, over.most)}"
-    text = f"{quota_of(over)}: {needs}"
+def _too_much(over: Over, has_time_limit: bool) -> Refusal:
+    asked, most = amount(over.limit, over.asked), amount(over.limit, over.most)
     if over.limit in (Limit.GPUS, Limit.CPUS):
         option = "--gpus-per-node or --nodes" if over.limit is Limit.GPUS else "--cpus or --nodes"
+        text = f"{quota_of(over)}: the job needs {asked}, and the most is {most}"
         return Refusal(text, f"ask for less with {option}; {_SEE}")
-    return Refusal(f"{text} in any {_window(over.limit)}", f"give it a shorter --time-limit, or fewer GPUs; {_SEE}")
+    may_use = f"the job may use {asked}" if has_time_limit else f"without a time limit the job may use {asked}"
+    text = f"{quota_of(over)}: {may_use}, and the most in any {_window(over.limit)} is {most}"
+    return Refusal(text, f"give it a {'shorter ' * has_time_limit}--time-limit, or fewer GPUs; {_SEE}")
 
 
 def _window(limit: Limit) -> str:
