@@ -14,6 +14,7 @@ from pathlib import Path
 from ugro.config.channels import Channel
 from ugro.config.discovery import Consul, ZooKeeper
 from ugro.config.environment import variables
+from ugro.config.export import InfluxKeys, OtlpKeys
 from ugro.config.hooks import IdleHook, JobEndedHook, NodeLostHook, QueueHook
 from ugro.config.job.options import OPTIONS
 from ugro.config.job.resources import AlternativeSection
@@ -84,6 +85,8 @@ def parts() -> dict[str, str]:
         "zookeeper": _table(ZooKeeper.known_keys().values()),
         "consul": _table(Consul.known_keys().values()),
         "hooks": "\n".join(_hooks()),
+        "influxdb": _table(InfluxKeys.known_keys().values()),
+        "otlp": _table(OtlpKeys.known_keys().values()),
         "limits": _table(LimitKeys.known_keys().values()),
         "groups": _table(one for name, one in GroupKeys.known_keys().items() if name not in LimitKeys.known_keys()),
         "cluster file": _yaml(cluster_example()),

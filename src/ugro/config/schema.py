@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ugro.config.channels import CHANNELS, LOG, Channel
 from ugro.config.discovery import Discovery
+from ugro.config.export import ExportSection
 from ugro.config.hooks import Hooks
 from ugro.config.kinds import (
     DAY_S,
@@ -358,6 +359,7 @@ class Settings(Section):
     hooks: Hooks = nested(Hooks)
     quotas: QuotaSection = nested(QuotaSection)
     fair_share: FairShareSection = nested(FairShareSection)
+    export: ExportSection = nested(ExportSection)
     discovery: Discovery = nested(Discovery)
     channels: dict[str, Channel] = key(
         {},

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import ugro
 from ugro.agent.engine.live_jobs import LiveJobs
+from ugro.agent.monitoring.export import Figures
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.service_figures import of_services
@@ -59,6 +60,7 @@ class PrometheusMetrics:
         self.measured: MeasuredHardware | None = None
         self.services: Services | None = None
         self.usage: Usage | None = None
+        self.exports: Callable[[], Mapping[str, Figures]] = dict
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
         self._energy = energy
 
@@ -128,6 +130,19 @@ class PrometheusMetrics:
         for (channel, outcome), count in sorted(self._notifier.outcomes.items()):
             sent.add(count, channel=channel, outcome=outcome)
         yield sent
+        yield from _of_exports(self.exports())
+
+
+def _of_exports(exports: Mapping[str, Figures]) -> Iterator[Family]:
+    points = Family("ugro_export_points_total", "counter", "Points of metrics for another system, by outcome.")
+    waiting = Family("ugro_export_spool_points", "gauge", "Points that wait on disk for another system.")
+    size = Family("ugro_export_spool_bytes", "gauge", "Size of what waits on disk for another system.")
+    for name, figures in exports.items():
+        points.add(figures.sent, to=name, outcome="sent")
+        points.add(figures.dropped, to=name, outcome="dropped")
+        waiting.add(figures.waiting, to=name)
+        size.add(figures.spool_bytes, to=name)
+    yield from (points, waiting, size)
 
 
 def _of_nodes(monitor: Monitor) -> Iterator[Family]:
