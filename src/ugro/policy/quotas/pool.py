@@ -8,6 +8,7 @@ whole window.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -81,14 +82,16 @@ class PoolAccount:
         self.pool = pool
         self._now = now
         self._past = tuple(past)
-        self._taken: list[Taken] = []
+        self._taken: list[Taken] = []  # the first to end first
+        self._leaves: dict[Limit, list[tuple[float, float, int]]] = {}
         self._earmarks: list[Earmark] = []
         self._gpus = 0.0
         self._cpus = 0
         self._gpu_s = {limit: self._past_s(limit) for limit in WINDOWS_S if pool.limits.of(limit) is not None}
 
     def take(self, taken: Taken) -> None:
-        self._taken.append(taken)
+        insort(self._taken, taken, key=_by_end)
+        self._leaves.clear()
         self._gpus += taken.gpus
         self._cpus += taken.cpus
         for limit in self._gpu_s:
@@ -133,20 +136,18 @@ class PoolAccount:
         if lack - marked <= _ROUNDING:  # without the others that wait there would be room
             yield Over(self.pool, limit, most, used, asked, first=marks[0].job)
             return
-        by: list[int] = []
-        until: float | None = None
-        for taken in sorted(self._taken, key=_by_end):
+        ending: list[Taken] = []
+        for taken in self._taken:
             amount = taken.gpus if is_gpus else taken.cpus
             if lack <= _ROUNDING:
                 break
             if amount:
-                by.append(taken.job)
-                until = taken.end
+                ending.append(taken)
                 lack -= amount
-        endless = tuple(one.job for one in self._taken if one.end is None and one.job in by)
+        by, endless = tuple(one.job for one in ending), tuple(one.job for one in ending if one.end is None)
         first = marks[0].job if marks else None
-        is_known = not endless and lack <= _ROUNDING
-        yield Over(self.pool, limit, most, used, asked, until if is_known else None, tuple(by), endless, first)
+        until = ending[-1].end if ending and not endless and lack <= _ROUNDING else None
+        yield Over(self.pool, limit, most, used, asked, until, by, endless, first)
 
     def _over_window(self, limit: Limit, ask: Ask) -> Iterator[Over]:
         most = _whole(self.pool.limits.of(limit)) * HOUR_S
@@ -163,21 +164,27 @@ class PoolAccount:
 
     def _room_again(self, limit: Limit, most_s: float) -> tuple[float | None, tuple[int, ...]]:
         """When no more than ``most_s`` is charged at the latest, and whose running jobs that waits for."""
-        window_s = WINDOWS_S[limit]
-        gone = [(hour.end + window_s, hour.gpu_s, 0) for hour in self._past if hour.end + window_s > self._now]
-        gone += [
-            # It is on the books with whole hours.
-            (one.end + window_s + HOUR_S, self._charge(one, limit), one.job)
-            for one in self._taken
-            if one.end is not None and one.gpus
-        ]
         charged, by = self._gpu_s[limit], list[int]()
-        for at, amount, job in sorted(gone, key=lambda one: (one[0], one[2])):
+        for at, amount, job in self._leaving(limit):
             charged -= amount
             by += [job] if job else []
             if charged <= most_s + _ROUNDING:
                 return at, tuple(by)
         return None, tuple(by)
+
+    def _leaving(self, limit: Limit) -> list[tuple[float, float, int]]:
+        """When what is charged leaves the window at the latest, how much, and of which running job, in order."""
+        if limit not in self._leaves:
+            window_s = WINDOWS_S[limit]
+            found = [(hour.end + window_s, hour.gpu_s, 0) for hour in self._past if hour.end + window_s > self._now]
+            found += [
+                # It is on the books with whole hours.
+                (one.end + window_s + HOUR_S, self._charge(one, limit), one.job)
+                for one in self._taken
+                if one.end is not None and one.gpus
+            ]
+            self._leaves[limit] = sorted(found, key=lambda one: (one[0], one[2]))
+        return self._leaves[limit]
 
     def _free_s(self, limit: Limit) -> float:
         marked = sum(mark.ask.gpus * _lasts(mark.ask.seconds, limit) for mark in self._earmarks)

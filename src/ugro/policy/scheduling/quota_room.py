@@ -50,14 +50,11 @@ class QuotaRoom:
         """Devices are kept for it: those behind it leave it its quota, too."""
         self._book.earmark(job.user, Earmark(job.id, ask(demand.needs[0], _seconds(kind)), start))
 
-    def held_back(self, job: Waiting, kind: Kind, demand: Demand) -> None:
+    def held_back(self, job: Waiting, kind: Kind, demand: Demand, over: Over) -> None:
         """It waits for a quota, and could run otherwise."""
-        if self._now - job.submitted_at < PATIENCE_S:
-            return
-        found = self.limited(job.user, kind, demand)
-        if isinstance(found, Over) and not found.is_never:
+        if not over.is_never and self._now - job.submitted_at >= PATIENCE_S:
             mark = Earmark(job.id, ask(demand.needs[0], _seconds(kind)), None)
-            self._book.earmark(job.user, mark, found.pool)
+            self._book.earmark(job.user, mark, over.pool)
 
     def wait(self, job: int, over: Over) -> Wait:
         by = over.by or ((over.first,) if over.first is not None else ())

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.support.quantity import format_duration
+from ugro.policy.quotas.pool import Over
 from ugro.policy.scheduling import reasons
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of, with_named
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
@@ -148,7 +149,7 @@ class _Pass:
             return one if isinstance(one, Wait) else None
         kind = self._waiting.kind_of(job_id)
         found = self._within_quota(job, kind)
-        return found if isinstance(found, Wait) else _Behind(job_id, found)
+        return self._over_quota(job, found) if isinstance(found, Over) else _Behind(job_id, found)
 
     def worded(self, one: _Behind) -> Wait:
         blocked = self._blocked.get(one.demand)
@@ -168,9 +169,9 @@ class _Pass:
 
     def _decide(self, job: Waiting, kind: Kind) -> list[Decision | _Behind]:
         demand = self._within_quota(job, kind)
-        if isinstance(demand, Wait):
-            self._hold_back(job, kind)
-            return [demand]  # it neither reserves anything nor stops others
+        if isinstance(demand, Over):
+            self._hold_back(job, kind, demand)
+            return [self._over_quota(job, demand)]  # it neither reserves anything nor stops others
         if self._queue.is_closed(kind):
             return [_Behind(job.id, demand)]
         return self._place_or_keep(job, kind, demand)
@@ -199,22 +200,23 @@ class _Pass:
         if self._quotas is not None:
             self._quotas.started(job, kind, start)
 
-    def _within_quota(self, job: Waiting, kind: Kind) -> Demand | Wait:
-        """Its demand, with no more than its user may have; or that it waits for a quota."""
+    def _within_quota(self, job: Waiting, kind: Kind) -> Demand | Over:
+        """Its demand, with no more than its user may have; or the quota that it waits for."""
         demand = self._demands.of(kind)
-        if self._quotas is None:
-            return demand
-        found = self._quotas.limited(job.user, kind, demand)
-        return found if isinstance(found, Demand) else self._quotas.wait(job.id, found)
+        return demand if self._quotas is None else self._quotas.limited(job.user, kind, demand)
 
-    def _hold_back(self, job: Waiting, kind: Kind) -> None:
+    def _over_quota(self, job: Waiting, over: Over) -> Wait:
+        assert self._quotas is not None
+        return self._quotas.wait(job.id, over)
+
+    def _hold_back(self, job: Waiting, kind: Kind, over: Over) -> None:
         """Once for each user and kind: a pass that looks at every job decides as one that does not."""
         if self._quotas is None or self._queue.is_closed(kind) or self._queue.is_held_back(job.user, kind):
             return
         self._queue.hold_back(job.user, kind)
         demand = self._demands.of(kind)
         if any(self._ledger.count_capable(need) >= need.min_nodes for need in demand.needs):
-            self._quotas.held_back(job, kind, demand)
+            self._quotas.held_back(job, kind, demand, over)
 
     def _starts_soon(self, job: Waiting, awake: Demand) -> bool:
         """Whether nodes that are awake are free before one that sleeps could be woken."""
