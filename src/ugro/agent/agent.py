@@ -20,6 +20,7 @@ from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.service import JobService
 from ugro.agent.monitoring.profiling import Profiling
 from ugro.agent.monitoring.service import MonitoringService
+from ugro.agent.monitoring.usage import UsageService
 from ugro.agent.ops.audit import AuditLog
 from ugro.agent.ops.backups import Backups
 from ugro.agent.ops.doctor import Doctor
@@ -111,6 +112,7 @@ class Agent:
         await self.monitoring.open(engine, parts.scheduler_input)
         self.monitoring.use_figures(self.measured)
         self.monitoring.use_services(lambda: self.services.listed(everything=False))
+        self.monitoring.use_usage(parts.usage.all_time)
         self.code.listen(self.monitoring.parts.prometheus.observe_sync)
         await self.planning.end_left()
         await self.power.load()
@@ -208,6 +210,10 @@ class Agent:
     @property
     def power(self) -> PowerService:
         return self.parts.power
+
+    @property
+    def usage(self) -> UsageService:
+        return self.parts.usage
 
     @property
     def hooks(self) -> HookService:

@@ -25,6 +25,7 @@ from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import SubmissionReader
 from ugro.agent.monitoring.profiling import Profiling
 from ugro.agent.monitoring.service import MonitoringService, ranks_by
+from ugro.agent.monitoring.usage import UsageService
 from ugro.agent.ops.backups import Backups
 from ugro.agent.ops.kept_environments import KeptEnvironments
 from ugro.agent.planning.service import PlanService
@@ -93,6 +94,7 @@ class Parts:
     recipes: RecipeService
     power: PowerService
     hooks: HookService
+    usage: UsageService
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
         recipes=RecipeService(base.cluster, jobs, scheduler_input, footing.python_envs, identity),
         power=_power(base, footing, engine),
         hooks=HookService(base.store, base.cluster, engine, scheduler_input),
+        usage=UsageService(base.store.usage, engine.live, scheduler_input, base.monitoring.energy.price),
     )
 
 

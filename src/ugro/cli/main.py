@@ -64,6 +64,7 @@ _GROUPS = {
         "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs, services and alerts, live."),
         "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
         "events": ("ugro.cli.jobs.events:events", "Print the history of events."),
+        "usage": ("ugro.cli.usage:usage", "Show what users and groups have used, against their quotas."),
         "audit": ("ugro.cli.audit:audit", "Show who did what, through commands and the dashboard."),
         "alerts": ("ugro.cli.alerts:alerts", "Show alerts about nodes, and test notification channels."),
         "hooks": ("ugro.cli.hooks:hooks", "Show and test what is called when something happens."),

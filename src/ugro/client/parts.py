@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ugro.client.safe_mode import SafeModeCalls
     from ugro.client.services import ServiceCalls
     from ugro.client.sweeps import Sweeps
+    from ugro.client.usage import UsageCalls
 
 
 class Parts:
@@ -128,6 +129,12 @@ class Parts:
         from ugro.client.identity import IdentityCalls
 
         return IdentityCalls(self._ask)
+
+    @property
+    def usage(self) -> UsageCalls:
+        from ugro.client.usage import UsageCalls
+
+        return UsageCalls(self._ask)
 
     @property
     def discovery(self) -> DiscoveryCalls:

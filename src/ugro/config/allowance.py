@@ -30,7 +30,9 @@ from ugro.core.support.state_dir import StateDir
 
 # Every other key counts; so does a new one, until it is listed here. ``remote_root`` is part of each node.
 HARMLESS: Mapping[str, frozenset[str]] = {
-    "": frozenset({"remote_root", "health_check", "ray", "training", "monitor", "alerts", "owner"}),
+    "": frozenset(
+        {"remote_root", "health_check", "ray", "training", "monitor", "alerts", "owner", "quotas", "fair_share"}
+    ),
     "ssh": frozenset({"timeout", "connect_timeout", "max_retries", "pool_size"}),
     "sync": frozenset({"use_checksums", "max_parallel_transfers", "max_size", "store_limit", "folder_limit"}),
     "cluster": frozenset({"name"}),

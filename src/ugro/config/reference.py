@@ -14,12 +14,14 @@ from pathlib import Path
 from ugro.config.channels import Channel
 from ugro.config.discovery import Consul, ZooKeeper
 from ugro.config.environment import variables
+from ugro.config.export import InfluxKeys, OtlpKeys
 from ugro.config.hooks import IdleHook, JobEndedHook, NodeLostHook, QueueHook
 from ugro.config.job.options import OPTIONS
 from ugro.config.job.resources import AlternativeSection
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import OrNull
 from ugro.config.problems import KeyPath
+from ugro.config.quotas import GroupKeys, LimitKeys
 from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Key, Section
 from ugro.config.service import ProbeSection, ProbesSection, ScaleSection, ServiceSection
@@ -85,6 +87,10 @@ def parts() -> dict[str, str]:
         "consul": _table(Consul.known_keys().values()),
         "hooks": "\n".join(_hooks()),
         "tls": _table(Tls.known_keys().values()),
+        "influxdb": _table(InfluxKeys.known_keys().values()),
+        "otlp": _table(OtlpKeys.known_keys().values()),
+        "limits": _table(LimitKeys.known_keys().values()),
+        "groups": _table(one for name, one in GroupKeys.known_keys().items() if name not in LimitKeys.known_keys()),
         "cluster file": _yaml(cluster_example()),
         "job": _job_table((), JobSection),
         "job sections": "\n".join(_job_section(path, section) for path, section in job_sections() if path),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ugro.config.channels import CHANNELS, LOG, Channel
 from ugro.config.discovery import Discovery
+from ugro.config.export import ExportSection
 from ugro.config.hooks import Hooks
 from ugro.config.kinds import (
     DAY_S,
@@ -28,6 +29,7 @@ from ugro.config.names import HOST, LABEL, LINE, LOCAL_PATH, NODE_DIRECTORY, USE
 from ugro.config.owner import Owner
 from ugro.config.power import Power, PowerKeys, rule_of
 from ugro.config.python_env import EnvironmentSection
+from ugro.config.quotas import FairShareSection, QuotaSection
 from ugro.config.section import Section, key, nested, section
 from ugro.config.team import Api, Team
 from ugro.config.yamltext import shown
@@ -356,6 +358,9 @@ class Settings(Section):
     owner: Owner = nested(Owner)
     power: Power = nested(Power)
     hooks: Hooks = nested(Hooks)
+    quotas: QuotaSection = nested(QuotaSection)
+    fair_share: FairShareSection = nested(FairShareSection)
+    export: ExportSection = nested(ExportSection)
     discovery: Discovery = nested(Discovery)
     team: Team = nested(Team)
     api: Api = nested(Api)

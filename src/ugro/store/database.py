@@ -60,6 +60,7 @@ class Store:
         self.hooks = HookStore(self._database)
         self.tokens = TokenStore(self._database)
         self.visibility = VisibilityStore(self._database)
+        self.usage = self.jobs.usage
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)

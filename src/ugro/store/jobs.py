@@ -31,7 +31,7 @@ from ugro.core.job import (
 from ugro.core.plan import Plan
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
-from ugro.store import devices, placements, smalllogs
+from ugro.store import devices, placements, smalllogs, usage
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
 from ugro.store.job_rows import attempt_of, job_of, readable_jobs
@@ -82,6 +82,7 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.standing = StandingStore(database, self.notify)
+        self.usage = usage.UsageStore(database)
         self._on_change: Callable[[Job], None] = lambda job: None
         self._journal: Callable[[Job], None] = lambda job: None
         # Used by the database's thread only. Not on disk: a submission that is under way ends with this process.
@@ -448,6 +449,7 @@ def _plan(db: sqlite3.Connection, job: int, attempt: int) -> Plan | None:
 def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | None) -> None:
     now = clock.now()
     db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
+    usage.charge(db, job, now)
     db.execute(
         "UPDATE attempts SET ended_at = ?, ended_boot = ?, outcome = ?, failure = ? WHERE job = ? AND number = ?",
         (now.at, now.boot, outcome, dumps(failure) if failure else None, job.id, job.attempt),

@@ -15,7 +15,7 @@ _FIRST_EVENTS = 100  # of a job, which are never trimmed
 _FINAL = ",".join(f"'{state}'" for state in sorted(FINAL_STATES))
 # The rows of a job, those that refer to others first.
 _PARTS = (
-    ("notes", "job"), ("forecasts", "job"), ("to_keep", "job"), ("small_logs", "job"),
+    ("notes", "job"), ("forecasts", "job"), ("to_keep", "job"), ("small_logs", "job"), ("job_energy", "job"),
     ("attempt_environments", "job"), ("attempts", "job"), ("events", "job"), ("jobs", "id"),
 )  # fmt: skip
 

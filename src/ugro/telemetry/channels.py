@@ -30,9 +30,13 @@ _LEVELS = {"critical": logging.ERROR, "warning": logging.WARNING, "info": loggin
 class SendFailure(UgroError):
     """The message was not sent; ``may_pass`` says whether a retry can help."""
 
-    def __init__(self, message: str, *, may_pass: bool = True, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, may_pass: bool = True, hint: str | None = None, status: int | None = None
+    ) -> None:
+        """``status``: what an HTTP server answered."""
         super().__init__(message, hint=hint)
         self.may_pass = may_pass
+        self.status = status
 
 
 def send(name: str, channel: Channel | None, message: Message) -> None:
@@ -76,7 +80,7 @@ def post(what: str, address: str, body: bytes, headers: Mapping[str, str], timeo
         error.close()
         # A server that refuses a message will refuse it again, except for these codes.
         may_pass = error.code in (408, 425, 429) or error.code >= 500
-        raise SendFailure(f"{what}: answered {error.code}", may_pass=may_pass) from None
+        raise SendFailure(f"{what}: answered {error.code}", may_pass=may_pass, status=error.code) from None
     except (OSError, http.client.HTTPException) as error:
         raise SendFailure(f"{what}: {_cause(error)}") from None
     except ValueError:

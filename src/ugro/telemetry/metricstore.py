@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -90,6 +90,7 @@ class MetricStore:
         self._writing, self._reading = _connections(path)
         self._replacing = asyncio.Lock()
         self._on_change: Callable[[frozenset[str]], None] = lambda owners: None
+        self.before_take: Callable[[Mapping[SeriesKey, Points]], Awaitable[None]] | None = None  # sees all points
 
     async def open(self) -> None:
         """A damaged file is moved aside: the metrics of jobs are read again from their files."""
@@ -139,6 +140,8 @@ class MetricStore:
 
     async def take(self, batch: Batch) -> None:
         """Adds points, and records how far their files have been read, in one transaction."""
+        if self.before_take is not None and batch.points:
+            await self.before_take(batch.points)
         await self._write(lambda db: _take(db, batch))
         self._on_change(frozenset(key.owner for key in batch.points) | batch.parameters.keys())
 

@@ -31,6 +31,7 @@ from ugro.web.pages.launch import add_launch_pages
 from ugro.web.pages.services import add_service_pages
 from ugro.web.pages.settings import add_settings_pages
 from ugro.web.pages.sweeps import add_sweep_pages
+from ugro.web.pages.usage import add_usage_pages
 from ugro.web.site import STATIC, Site
 from ugro.web.tokens import COOKIE_LIFETIME_S
 
@@ -58,6 +59,7 @@ def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     add_hardware_pages(app, site)
     add_sweep_pages(app, site)
     add_service_pages(app, site)
+    add_usage_pages(app, site)
     add_settings_pages(app, site)
     add_live(app, site.agent)
     app.mount("/v1", AllowedApi(api))

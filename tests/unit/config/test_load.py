@@ -162,6 +162,9 @@ def test_every_default_is_the_promised_one() -> None:
             "upgrade": False,
             "enabled": True,
         },
+        "quotas": {"default": None, "users": {}, "groups": {}},
+        "fair_share": {"half_life": 604800.0, "weights": {}},
+        "export": {"influxdb": None, "otlp": None, "interval": 10.0, "spool_limit": 100_000_000},
         "channels": {},
     }
 

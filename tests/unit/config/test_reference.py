@@ -14,7 +14,7 @@ from ugro.config.schema import NodeEntry, Settings
 from ugro.config.section import Section
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "docs" / name for name in ("configuration.md", "jobs.md", "serving.md")]
+PAGES = [ROOT / "docs" / name for name in ("configuration.md", "jobs.md", "serving.md", "quotas.md")]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

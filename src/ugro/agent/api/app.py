@@ -35,6 +35,7 @@ from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.services import add_service_routes
 from ugro.agent.api.sweeps import add_sweep_routes
 from ugro.agent.api.tunnels import add_tunnel_routes
+from ugro.agent.api.usage import add_usage_routes
 from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
@@ -146,6 +147,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_tunnel_routes(app, agent.tunnels)
     add_power_routes(app, agent.power)
     add_hook_routes(app, agent.hooks)
+    add_usage_routes(app, agent.usage)
     return app
 
 

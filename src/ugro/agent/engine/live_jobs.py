@@ -41,6 +41,7 @@ class LiveJobs:
         self._waiting: dict[int, Job] = {}
         self._cancelled: dict[int, Job] = {}  # of those that wait
         self.queue = WaitingJobs()  # the others that wait, as the scheduler sees them
+        self.released = 0  # how often a job gave its devices back
         self._read_at = float("-inf")
         self._missed: list[int] = []
         jobs.listen(self._note)
@@ -104,6 +105,7 @@ class LiveJobs:
     def _replace_some(self, jobs: list[Job]) -> None:
         for number in self._missed:
             log.error("its change was missed; it is read again", extra={"job": number})
+            self.released += 1
             self._forget(number)
         self._replace(jobs)
         self._missed = []
@@ -113,6 +115,7 @@ class LiveJobs:
         self._on_change()
 
     def _take(self, job: Job) -> None:
+        self.released += job.id in self._holding and job.state not in HOLDING_STATES
         if job.state in HOLDING_STATES:
             self._forget(job.id)
             self._holding[job.id] = job

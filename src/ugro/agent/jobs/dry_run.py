@@ -13,6 +13,7 @@ from ugro.core.support import clock
 from ugro.policy.nodes.limits import unlimited_memory
 from ugro.policy.python_env.naming import label_of
 from ugro.policy.python_env.words import in_words
+from ugro.policy.quotas.accounts import NO_ACCOUNTS
 from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Fail, Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
@@ -48,12 +49,12 @@ class DryRunner:
         return DryRun(spec, False, decision.reason)
 
     async def place_idle(self, spec: JobSpec) -> Placement:
-        """What the job would get if no other held anything; raises Unsatisfiable."""
+        """What the job would get if no other held anything, whatever its user may have; raises Unsatisfiable."""
         await self._scheduler_input.first_answers()
         job = Job(1, spec, "", JobState.QUEUED, "", clock.now().at)
         view = await self._scheduler_input.take(self._live)
         waiting = (waiting_view(job, self._scheduler_input.clock.reading()),)
-        decision = _decision(_idle(replace(view, waiting=waiting), job.id), job.id)
+        decision = _decision(_idle(replace(view, waiting=waiting, accounts=NO_ACCOUNTS), job.id), job.id)
         if isinstance(decision, Start):
             return decision.placement
         raise Unsatisfiable(decision.reason, hint="see: ugro health")

@@ -13,6 +13,7 @@ from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.support.caller import caller, expect_visible, viewer
 from ugro.agent.support.change_signal import ChangeSignal
@@ -70,6 +71,7 @@ class JobService:
         self._submitting = submitting
         self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
         self._reasons = _Reasons(engine, scheduler_input)
+        self._gate = QuotaGate(jobs, engine.live, scheduler_input)
         self._logs = LogStream(jobs, small, engine.changed, self._look)
 
     def end_streams(self) -> None:
@@ -85,7 +87,7 @@ class JobService:
         spec = await self._submitting.spec(submit)
         if isinstance(spec, Needs):
             return spec
-        await self._submitting.check_fit([spec])
+        await self._check([(spec, submit.user)])
         return (await self._put([(await self._submitting.upgraded(spec), submit)]))[0]
 
     async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
@@ -98,7 +100,7 @@ class JobService:
         taken: Taken = {}
         asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
         specs = [await self._submitting.upgraded(spec) for spec in asked if not isinstance(spec, Needs)]
-        await self._submitting.check_fit(specs)
+        await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
         return await self._put(list(zip(specs, submits, strict=True)))
 
     async def dry_run(self, submit: Submit) -> DryRun | Needs:
@@ -106,7 +108,7 @@ class JobService:
         spec = await self._submitting.spec(submit, taken)
         if isinstance(spec, Needs):
             return spec
-        await self._submitting.check_fit([spec])
+        await self._check([(spec, submit.user)])
         found = await self._previews.dry_run(spec, submit.user)
         predicted = await self._submitting.predict(spec, found.placement)
         memory = await self._submitting.memory(spec, found.placement)
@@ -135,8 +137,8 @@ class JobService:
         return await self._previews.place_idle(spec)
 
     async def preview(self, spec: JobSpec, user: str) -> DryRun:
-        """Where it would start now. Raises Unsatisfiable if it never could."""
-        await self._submitting.check_fit([spec])
+        """Where it would start now. Raises Unsatisfiable or NotAllowed if it never could."""
+        await self._check([(spec, user)])
         return await self._previews.dry_run(spec, user)
 
     @property
@@ -148,8 +150,14 @@ class JobService:
         """Submits a job that the agent itself has made."""
         self._engine.safe_mode.check("and takes no jobs")
         self._submitting.expect_stored(spec)
-        await self._submitting.check_fit([spec])
-        return (await self._put([(spec, Submit(user, key))]))[0]
+        await self._check([(spec, user)])
+        # What the agent makes waits in its own queue until there is something for it to do.
+        return (await self._put([(spec, Submit(user, key))], is_limited=False))[0]
+
+    async def _check(self, wanted: Sequence[tuple[JobSpec, str]]) -> None:
+        """Raises Unsatisfiable for what no node could ever run, and NotAllowed for what a quota never allows."""
+        await self._submitting.check_fit([spec for spec, _ in wanted])
+        await self._gate.check(wanted)
 
     async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
         """Submits an ended job again, as a new job with the same spec. ``exact``: only if its code is still here."""
@@ -162,9 +170,10 @@ class JobService:
             raise NotAllowed(f"job {old.id} is {old.state}: only an ended job can be run again", hint=_end_first(old))
         if exact:
             self._submitting.expect_code(old)
-        await self._submitting.check_fit([old.spec])
+        await self._check([(old.spec, user)])
         spec = replace(old.spec, after=await self._still_known(old.spec.after))
-        submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
+        async with self._gate.room([(user, key)]):
+            submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")
         if submission.is_new:
             await self._jobs.note("retried", f"submitted again as job {submission.job.id} by {user}", job=old)
@@ -194,10 +203,11 @@ class JobService:
         old = await self._jobs.get(number)
         _expect_own_values(old)
         spec = await self._submitting.derived(old, change.text, change.fields)
-        await self._submitting.check_fit([spec])
+        await self._check([(spec, user)])
         about = await self._submitting.about(spec, Submit(user, key, origin=old.origin))
         try:
-            submission = await self._jobs.submit(spec, user, key, about)
+            async with self._gate.room([(user, key)]):
+                submission = await self._jobs.submit(spec, user, key, about)
             point("submit.recorded")
         finally:
             self._engine.wake()  # also if the browser left
@@ -232,14 +242,16 @@ class JobService:
         """Raises in safe mode."""
         self._engine.safe_mode.check("and removes nothing")
 
-    async def _put(self, submits: Sequence[tuple[JobSpec, Submit]]) -> list[Job]:
+    async def _put(self, submits: Sequence[tuple[JobSpec, Submit]], *, is_limited: bool = True) -> list[Job]:
         point("submit.asked")
         self._engine.safe_mode.check("and takes no jobs")  # it may have begun meanwhile
         known = [await self._submitting.about(spec, submit) for spec, submit in submits]
+        counted = [(submit.user, submit.key) for _, submit in submits] if is_limited else []
         try:
-            submissions = await self._jobs.submit_many(
-                (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
-            )
+            async with self._gate.room(counted):
+                submissions = await self._jobs.submit_many(
+                    (spec, submit.user, submit.key, about) for (spec, submit), about in zip(submits, known, strict=True)
+                )
             point("submit.recorded")
         finally:
             self._engine.wake()  # a job may be recorded also when this is cancelled because its client left
@@ -320,9 +332,12 @@ class JobService:
         if live.get(job.id) is None:
             job = await self._jobs.get(job.id)  # it may have ended meanwhile
         found = why(replace(view, ended={job.id: job.state}), job.id, live.queue)
+        offset_s = self._scheduler_input.clock.reading().now.offset_s
+        if found.quota_until is not None:
+            found = replace(found, quota_until=found.quota_until + offset_s)
         if found.may_start_at is None:
             return found
-        return replace(found, may_start_at=found.may_start_at + self._scheduler_input.clock.reading().now.offset_s)
+        return replace(found, may_start_at=found.may_start_at + offset_s)
 
     async def import_note(self, number: int) -> str | None:
         """Who has what the job's script imports, if some nodes lack it."""

@@ -93,6 +93,7 @@ class EnergyService:
             if found:
                 self.totals |= found
                 self.on_change(found)
+                await self._jobs.usage.note_energy(found)
             await asyncio.sleep(0 if self._changed else _EVERY_S)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import ugro
 from ugro.agent.engine.live_jobs import LiveJobs
+from ugro.agent.monitoring.export import Figures
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.service_figures import of_services
 from ugro.agent.support.caller import visible
+from ugro.agent.monitoring.usage_figures import of_usage
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
@@ -22,6 +24,7 @@ from ugro.core.service import ServiceReport
 from ugro.core.support import clock
 from ugro.core.support.moment import elapsed_s
 from ugro.policy.lifecycle.breaker import BreakerState
+from ugro.policy.quotas.report import Tally
 from ugro.store.database import Store
 from ugro.telemetry.curves import KeySummary, Wanted
 from ugro.telemetry.metricstore import MetricStore, job_owner
@@ -31,6 +34,7 @@ from ugro.telemetry.prometheus import SECONDS, SHORT_SECONDS, Family, Histogram,
 _FINAL = frozenset(str(state) for state in FINAL_STATES)
 _MOST_METRICS_OF_A_JOB = 50
 Services = Callable[[], Awaitable[Sequence[ServiceReport]]]  # those that are not over
+Usage = Callable[[], Awaitable[Mapping[str, Tally]]]  # by user
 
 
 class PrometheusMetrics:
@@ -56,6 +60,8 @@ class PrometheusMetrics:
         self._place = 0  # the last event that was counted
         self.measured: MeasuredHardware | None = None
         self.services: Services | None = None
+        self.usage: Usage | None = None
+        self.exports: Callable[[], Mapping[str, Figures]] = dict
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
         self._energy = energy
 
@@ -77,6 +83,7 @@ class PrometheusMetrics:
                 *_of_running(running, curves),
                 _energy_of(running, self._energy()),
                 *(of_services(await self.services()) if self.services else ()),
+                *(of_usage(await self.usage()) if self.usage else ()),
                 *(of_hardware(self.measured.latest, await self._store.hardware.links()) if self.measured else ()),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]
@@ -124,6 +131,19 @@ class PrometheusMetrics:
         for (channel, outcome), count in sorted(self._notifier.outcomes.items()):
             sent.add(count, channel=channel, outcome=outcome)
         yield sent
+        yield from _of_exports(self.exports())
+
+
+def _of_exports(exports: Mapping[str, Figures]) -> Iterator[Family]:
+    points = Family("ugro_export_points_total", "counter", "Points of metrics for another system, by outcome.")
+    waiting = Family("ugro_export_spool_points", "gauge", "Points that wait on disk for another system.")
+    size = Family("ugro_export_spool_bytes", "gauge", "Size of what waits on disk for another system.")
+    for name, figures in exports.items():
+        points.add(figures.sent, to=name, outcome="sent")
+        points.add(figures.dropped, to=name, outcome="dropped")
+        waiting.add(figures.waiting, to=name)
+        size.add(figures.spool_bytes, to=name)
+    yield from (points, waiting, size)
 
 
 def _of_nodes(monitor: Monitor) -> Iterator[Family]:

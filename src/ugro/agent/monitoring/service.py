@@ -14,11 +14,12 @@ from typing import Any
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.monitoring.energy import EnergyService
+from ugro.agent.monitoring.export import ExportService
 from ugro.agent.monitoring.headlines import Headlines
 from ugro.agent.monitoring.job_notifications import JobNotifications
 from ugro.agent.monitoring.metrics_ingest import MetricsIngest
 from ugro.agent.monitoring.monitor import Monitor
-from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services
+from ugro.agent.monitoring.prometheus import PrometheusMetrics, Services, Usage
 from ugro.agent.support.aio import keep_running
 from ugro.agent.support.caller import viewer
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
@@ -62,6 +63,13 @@ class MonitoringService:
         self.energy.on_change = lambda jobs: self._note_grown(frozenset(map(job_owner, jobs)))
         self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports, self.energy.brief)
         self.notifier = Notifier(lambda: cluster.config.channels)
+        self.export = ExportService(
+            home.path / "export",
+            lambda: cluster.config.export,
+            lambda: cluster.config.cluster.name,
+            lambda text: store.jobs.note("export", text),
+        )
+        self.metrics.before_take = self.export.take
         self.grown = ChangeSignal()  # the metrics of some job
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
         self._grown_lately: deque[tuple[float, int]] = deque()  # when, and the count before
@@ -87,6 +95,7 @@ class MonitoringService:
         prometheus = PrometheusMetrics(
             self._store, engine.live, monitor, self.metrics, self.notifier, lambda: self.energy.totals
         )
+        prometheus.exports = self.export.figures
         self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
 
     def use_figures(self, measured: MeasuredHardware) -> None:
@@ -98,10 +107,17 @@ class MonitoringService:
         """What services do, for Prometheus."""
         self.parts.prometheus.services = services
 
+    def use_usage(self, usage: Usage) -> None:
+        """What users use, for Prometheus."""
+        self.parts.prometheus.usage = usage
+
     async def run(self) -> None:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
-            works = (parts.monitor.run, parts.notifications.run, parts.ingest.run, self.energy.run, self._note_work)
+            works = (
+                *(parts.monitor.run, parts.notifications.run, parts.ingest.run, self.energy.run, self._note_work),
+                self.export.run,
+            )
             for work in works:
                 group.create_task(keep_running(work), name=f"keep {work.__qualname__}")
 

@@ -18,15 +18,17 @@ from ugro.agent.tracking.holds import Holds
 from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.agent.tracking.owners import Owners
+from ugro.agent.tracking.usage_book import UsageBook
 from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
 from ugro.core.node import Facts, Gpu, Limits, Machine, NodeSpec, Status
 from ugro.core.support.moment import Reading, due_s, place_s
+from ugro.core.usage import gpu_part
 from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.nodes.machines import drained_machines
 from ugro.policy.scheduling.cluster_view import Asleep, ClusterView, GpuView, Holding, NodeView, Waiting, with_named
-from ugro.policy.scheduling.demand import alternatives, names_in
+from ugro.policy.scheduling.demand import Need, alternatives, names_in
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
 from ugro.policy.scheduling.selection import Candidate, best_node
@@ -45,6 +47,7 @@ class Live(Protocol):
     """The jobs that have not ended."""
 
     queue: WaitingJobs
+    released: int  # how often a job gave its devices back
 
     def holding(self) -> Sequence[Job]: ...
 
@@ -64,6 +67,7 @@ class SchedulerInput:
         self._cluster = cluster
         self._health = health
         self.holds = Holds()
+        self.usage = UsageBook(jobs.usage, cluster)
         self.reports = NodeReports(jobs, cluster, health)
         self.owners = Owners(cluster, lambda node, text: jobs.note("owner", text, node=node))
         health.owner = self.owners.report
@@ -103,10 +107,22 @@ class SchedulerInput:
         for line in live.queue.lines:
             self.modules.want(line.kind.imports)
         drained = await self._health.drained()
-        # Nothing is awaited from here on, so that waiting and holding jobs are consistent.
+        await self._read_usage(live)
+        # Nothing is awaited from here on, so that waiting and holding jobs and what was used are consistent.
         self._holding = {job.id: self._holding_view(job) for job in live.holding() if job.placement is not None}
         held = tuple(view for _, view in self._holding.values())
-        return ClusterView(now=self.clock.reading().now.boot_s, nodes=self._nodes(held, drained), holding=held)
+        now = self.clock.reading().now
+        return ClusterView(now.boot_s, self._nodes(held, drained), holding=held, accounts=self.usage.accounts(now))
+
+    async def _read_usage(self, live: Live) -> None:
+        """Who has used what. If one user alone has jobs that wait, that changes nothing."""
+        await self.usage.keep_up()
+        if not self.usage.quotas and len({line.user for line in live.queue.lines}) < 2:
+            return
+        while self.usage.seen != live.released:  # what a job used is on the books when it has given its devices back
+            seen = live.released
+            await self.usage.read(self.clock.reading().now)
+            self.usage.seen = seen
 
     async def refresh_gpus(self, specs: Iterable[JobSpec]) -> None:
         """Before jobs that use GPUs are placed: idle nodes are asked rarely, and a GPU may have vanished since."""
@@ -142,10 +158,20 @@ class SchedulerInput:
 
     async def import_note(self, spec: JobSpec) -> str | None:
         """Who has what its script imports, if some lack it."""
+        return next((need.import_note for need in await self.needs(spec) if need.import_note), None)
+
+    async def needs(self, spec: JobSpec) -> list[Need]:
+        """Its alternatives on these nodes."""
         nodes = with_named(self._nodes((), await self._health.drained()), names_in(spec.resources))
         wanted = Wanted(spec.node_imports.names, spec.node_imports.is_certain)
-        needs = needs_of(spec.resources, spec.launcher is Launcher.COMMAND, Makes(nodes), wanted)
-        return next((need.import_note for need in needs if need.import_note), None)
+        return list(needs_of(spec.resources, spec.launcher is Launcher.COMMAND, Makes(nodes), wanted))
+
+    async def possible_needs(self, spec: JobSpec) -> list[Need]:
+        """Those of them that the nodes could give if they were idle; all, if that is not known."""
+        needs = await self.needs(spec)
+        nodes = self._distinct(await self._health.drained())
+        is_single = spec.launcher is Launcher.COMMAND
+        return [need for need in needs if check_fits(need.resources, nodes, on_one_node=is_single) is None] or needs
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Waits until every node has answered or failed to, at most ``timeout_s``."""
@@ -349,4 +375,5 @@ def _holding(job: Job, by: Reading) -> Holding:
         time_limit_s=job.spec.time_limit_s,
         is_preemptible=job.spec.is_preemptible,
         is_stopping=job.state is JobState.STOPPING,
+        gpu_part=gpu_part(job.spec.resources),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ugro.core.job import JobSpec, JobState, Placement
 from ugro.core.power import PowerState
+from ugro.policy.quotas.accounts import NO_ACCOUNTS, Accounts
 
 # A job that is stopping or past its time limit is assumed to end within this time. Most are quicker.
 STOPPING_S = 30.0
@@ -98,6 +99,7 @@ class Holding:
     is_preemptible: bool = False
     is_stopping: bool = False
     expected_end: float | None = None  # where more than the time limit is known
+    gpu_part: float = 1.0  # how much of a shared GPU counts for its user
 
     @property
     def devices(self) -> int:
@@ -122,6 +124,7 @@ class ClusterView:
     waiting: tuple[Waiting, ...] = ()  # in any order; where ``WaitingJobs`` has them from pass to pass, none are here
     holding: tuple[Holding, ...] = ()
     ended: Mapping[int, JobState] = field(default_factory=dict)  # at least the jobs that a waiting one comes after
+    accounts: Accounts = NO_ACCOUNTS
 
 
 def with_named(nodes: Iterable[NodeView], names: Collection[str]) -> tuple[NodeView, ...]:

@@ -36,6 +36,8 @@ class Wait:
     blocked_by: tuple[int, ...] = ()  # the most important of the jobs that must end, start or stop first
     may_start_at: float | None = None  # at the latest, if no more urgent job is submitted; None: unknown
     wakes: tuple[str, ...] = ()  # the nodes that it would start on once they are awake
+    quota: str | None = None  # the quota that it waits for, in words
+    quota_until: float | None = None  # when that has room at the latest; None: unknown
 
 
 Decision = Start | Preempt | Fail | Wait

@@ -31,6 +31,7 @@ class Need:
     import_note: str = ""  # who has what the script imports, and who lacks it
     wants_room: bool = False  # nodes whose disk is full do not count
     wants_awake: bool = False  # nodes that sleep do not count
+    most_gpus: int | None = None  # of a node, if it wants all of them; None: as many as there are
     imports: frozenset[str] = frozenset()  # nodes that lack one of them do not count
     wishes: frozenset[str] = frozenset()  # nodes that lack one of them are used last
     _fitting: dict[Shape, int | None] = field(default_factory=dict)
@@ -87,20 +88,24 @@ class Need:
     def part_of(self, shape: Shape, free: Free) -> Free:
         """The share it takes of a node that fits."""
         usable = (self.fitting_gpus(shape) or 0) & free.gpus
-        gpus = usable if self.wants_all_gpus else self._choose(shape, usable)
+        gpus = self._all(shape, usable) if self.wants_all_gpus else self._choose(shape, usable, self.least_gpus)
         cpus = self.cpus
         if cpus is None:
             processes = 1 if self.is_one_process or not gpus else gpus.bit_count()
             cpus = min(processes, free.cpus)
         return Free(gpus, cpus, self.memory_bytes, 1)
 
-    def _choose(self, shape: Shape, usable: int) -> int:
+    def _all(self, shape: Shape, usable: int) -> int:
+        most = self.most_gpus
+        return usable if most is None or usable.bit_count() <= most else self._choose(shape, usable, most)
+
+    def _choose(self, shape: Shape, usable: int, wanted: int) -> int:
         # A job that states the GPU memory it needs gets the smallest GPUs that have it. One that does not gets the
         # largest: a GPU that is too small fails the job, one that is too large only makes others wait.
         order = shape.by_memory if self.resources.gpu_memory_bytes is not None else reversed(shape.by_memory)
         chosen, count = 0, 0
         for position in order:
-            if count == self.least_gpus:
+            if count == wanted:
                 break
             if usable >> position & 1:
                 chosen |= 1 << position

@@ -1,8 +1,9 @@
 """The order in which waiting jobs are considered: by priority, then fairly between users, then by age.
 
-Within a priority, the user who holds the fewest devices comes first. For each quarter of an hour in which none of a
-user's older jobs has started, one held device is not counted. So a user with a long running job does not wait forever
-behind others, and every job becomes the first of its priority in the end.
+Within a priority, the user comes first who holds the fewest devices and has used the fewest lately, relative to the
+user's weight. For each quarter of an hour in which none of a user's older jobs has started, one held device is not
+counted, and less of the past use. So a user with a long running job does not wait forever behind others, and every job
+becomes the first of its priority in the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ugro.policy.scheduling.waiting_jobs import DOOMED, PARKED, Kind, Line, Wait
 
 FORGIVEN_EVERY_S = 900.0
 
-_Head = tuple[int, int, float, int, int, int, Line]
+_Head = tuple[int, float, float, int, int, int, Line]
 
 
 class Queue:
@@ -31,9 +32,10 @@ class Queue:
         for holder in view.holding:
             held[holder.user].append(holder)
         self._lines = list(waiting.lines)
-        self._users = {user: _User(held[user], view.now) for user in {line.user for line in self._lines}}
+        self._users = {user: _User(user, held[user], view) for user in {line.user for line in self._lines}}
         self._given = 0
         self._closed: set[Kind] = set()
+        self._held_back: set[tuple[str, Kind]] = set()
         self._is_all_closed = False
 
     def __iter__(self) -> Iterator[tuple[Waiting, Kind]]:
@@ -41,7 +43,7 @@ class Queue:
         heapq.heapify(heads)
         while heads:
             _, standing, submitted_at, job_id, given, position, line = heads[0]
-            if self.skips_closed and self._is_skipped(line.kind):
+            if self.skips_closed and self._is_skipped(line):
                 heapq.heappop(heads)
                 continue
             # Its user may have been given devices since it was entered; that only moves it back.
@@ -63,27 +65,44 @@ class Queue:
         """No further job of this kind can start or have anything kept for it in this pass."""
         self._closed.add(kind)
 
+    def hold_back(self, user: str, kind: Kind) -> None:
+        """No further job of this kind and user can start in this pass, because of a quota."""
+        self._held_back.add((user, kind))
+
+    def is_held_back(self, user: str, kind: Kind) -> bool:
+        return (user, kind) in self._held_back
+
     def is_closed(self, kind: Kind) -> bool:
         return kind in self._closed or self._is_all_closed
 
     def close_all(self) -> None:
         self._is_all_closed = True
 
-    def _is_skipped(self, kind: Kind) -> bool:
-        return kind is PARKED or kind in self._closed or (self._is_all_closed and kind is not DOOMED)
+    def _is_skipped(self, line: Line) -> bool:
+        kind = line.kind
+        if kind is PARKED or kind in self._closed or (self._is_all_closed and kind is not DOOMED):
+            return True
+        return bool(self._held_back) and (line.user, kind) in self._held_back
 
     def _head(self, line: Line, position: int) -> _Head:
         submitted_at, job_id, _ = line.jobs[position]
         standing = self._standing(line, submitted_at, job_id)
         return (-line.priority, standing, submitted_at, job_id, self._given, position, line)
 
-    def _standing(self, line: Line, submitted_at: float, job_id: int) -> int:
+    def _standing(self, line: Line, submitted_at: float, job_id: int) -> float:
         return self._users[line.user].standing(submitted_at, job_id, self._now)
 
 
 class _User:
-    def __init__(self, holders: list[Holding], now: float) -> None:
+    def __init__(self, user: str, holders: list[Holding], view: ClusterView) -> None:
+        now, self._fair = view.now, view.accounts.fair
         self.devices = sum(holder.devices for holder in holders)
+        self._weight = self._fair.weight(user)
+        self._average = view.accounts.averages.get(user, 0.0) + sum(
+            self._fair.running(holder.devices, now - holder.started_at)
+            for holder in holders
+            if holder.started_at is not None
+        )
         holders = sorted(holders, key=lambda holder: (holder.submitted_at, holder.id))
         starts = [now if holder.started_at is None else holder.started_at for holder in holders]
         # With the id, because all jobs of a sweep are submitted in one moment.
@@ -95,13 +114,21 @@ class _User:
         self.devices += devices
         self._oldest_given = min(self._oldest_given, (job.submitted_at, job.id))
 
-    def standing(self, submitted_at: float, job_id: int, now: float) -> int:
-        """The devices held, less those that the job's wait makes up for."""
+    def standing(self, submitted_at: float, job_id: int, now: float) -> float:
+        """The devices held and used lately, less those that the job's wait makes up for."""
+        if not self.devices and not self._average:
+            return 0.0
+        waited_s = self._waited_s(submitted_at, job_id, now)
+        held = max(0, self.devices - int(waited_s // FORGIVEN_EVERY_S))
+        return (held + self._fair.standing(self._average, waited_s)) / self._weight
+
+    def _waited_s(self, submitted_at: float, job_id: int, now: float) -> float:
+        """Since its submission, or since an older job of its user started."""
         place = (submitted_at, job_id)
-        if not self.devices or self._oldest_given < place:
-            return self.devices
+        if self._oldest_given < place:
+            return 0.0
         since = submitted_at
         older = bisect_left(self._submitted, place)
         if older:
             since = max(since, self._latest_start[older - 1])
-        return max(0, self.devices - int(max(0.0, now - since) // FORGIVEN_EVERY_S))
+        return max(0.0, now - since)

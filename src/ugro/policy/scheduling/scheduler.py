@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.support.quantity import format_duration
+from ugro.policy.quotas.pool import Over
 from ugro.policy.scheduling import reasons
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting, devices_of, with_named
 from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
@@ -22,6 +23,7 @@ from ugro.policy.scheduling.makes import Demands
 from ugro.policy.scheduling.placement import Candidates
 from ugro.policy.scheduling.preemption import victims_for
 from ugro.policy.scheduling.queue import Queue
+from ugro.policy.scheduling.quota_room import QuotaRoom
 from ugro.policy.scheduling.reasons import Blocked
 from ugro.policy.scheduling.reservation import reservation_for
 from ugro.policy.scheduling.sharing import join, shared
@@ -107,6 +109,7 @@ class _Pass:
         self._cannot_be_kept: set[Demand] = set()
         self._blocked: dict[Demand, Blocked] = {}
         self._sleepers = Sleepers(view.nodes)
+        self._quotas = QuotaRoom(view) if view.accounts.quotas else None
 
     def decisions(self) -> list[Decision]:
         self._queue.skips_closed = False
@@ -144,7 +147,9 @@ class _Pass:
             return None
         for one in self._before_its_turn(job):
             return one if isinstance(one, Wait) else None
-        return _Behind(job_id, self._demands.of(self._waiting.kind_of(job_id)))
+        kind = self._waiting.kind_of(job_id)
+        found = self._within_quota(job, kind)
+        return self._over_quota(job, found) if isinstance(found, Over) else _Behind(job_id, found)
 
     def worded(self, one: _Behind) -> Wait:
         blocked = self._blocked.get(one.demand)
@@ -163,9 +168,15 @@ class _Pass:
         return _after(job, self._waiting)
 
     def _decide(self, job: Waiting, kind: Kind) -> list[Decision | _Behind]:
-        demand = self._demands.of(kind)
+        demand = self._within_quota(job, kind)
+        if isinstance(demand, Over):
+            self._hold_back(job, kind, demand)
+            return [self._over_quota(job, demand)]  # it neither reserves anything nor stops others
         if self._queue.is_closed(kind):
             return [_Behind(job.id, demand)]
+        return self._place_or_keep(job, kind, demand)
+
+    def _place_or_keep(self, job: Waiting, kind: Kind, demand: Demand) -> list[Decision | _Behind]:
         awake = self._sleepers.awake(demand)
         start = self._start(job, kind, awake)
         if start is None and awake is not demand:
@@ -174,13 +185,38 @@ class _Pass:
             else:
                 start = self._start(job, kind, demand)
         if start is not None:
-            self._queue.given(job, devices_of(start.placement))
+            self._given(job, kind, start)
             return [self._sleepers.waited_for(start, self._view.now) or start]
         kept = self._keep(job, demand)
         if not kept:
             self._close(kind)
             return [_Behind(job.id, demand)]
+        if self._quotas is not None:
+            self._quotas.reserved(job, kind, demand, self._ledger.reservations[-1].start)
         return kept
+
+    def _given(self, job: Waiting, kind: Kind, start: Start) -> None:
+        self._queue.given(job, devices_of(start.placement))
+        if self._quotas is not None:
+            self._quotas.started(job, kind, start)
+
+    def _within_quota(self, job: Waiting, kind: Kind) -> Demand | Over:
+        """Its demand, with no more than its user may have; or the quota that it waits for."""
+        demand = self._demands.of(kind)
+        return demand if self._quotas is None else self._quotas.limited(job.user, kind, demand)
+
+    def _over_quota(self, job: Waiting, over: Over) -> Wait:
+        assert self._quotas is not None
+        return self._quotas.wait(job.id, over)
+
+    def _hold_back(self, job: Waiting, kind: Kind, over: Over) -> None:
+        """Once for each user and kind: a pass that looks at every job decides as one that does not."""
+        if self._quotas is None or self._queue.is_closed(kind) or self._queue.is_held_back(job.user, kind):
+            return
+        self._queue.hold_back(job.user, kind)
+        demand = self._demands.of(kind)
+        if any(self._ledger.count_capable(need) >= need.min_nodes for need in demand.needs):
+            self._quotas.held_back(job, kind, demand, over)
 
     def _starts_soon(self, job: Waiting, awake: Demand) -> bool:
         """Whether nodes that are awake are free before one that sleeps could be woken."""

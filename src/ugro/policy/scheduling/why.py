@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ugro.core.errors import NotFound
 from ugro.core.job import ANY_GPUS, JobState, Placement
 from ugro.core.support.quantity import format_duration
+from ugro.core.usage import Held, gpu_part
 from ugro.policy.scheduling.cluster_view import ClusterView, Holding, Waiting
 from ugro.policy.scheduling.decision import Fail, Start, Wait
 from ugro.policy.scheduling.reasons import given, what_is_left_out
@@ -28,6 +29,8 @@ class Why:
     blocked_by: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()  # where those run
     may_start_at: float | None = None  # None: unknown
+    quota: str | None = None  # that it waits for
+    quota_until: float | None = None  # when that has room at the latest; then it needs free devices, too
 
 
 def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Why:
@@ -44,11 +47,21 @@ def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> W
         return Why(job_id, text, nodes=nodes, may_start_at=view.now)
     if isinstance(decision, Fail):
         return Why(job_id, f"it will not start: {decision.reason}")
+    if decision.quota is not None:
+        return _over_quota(view, turn, decision, waiting)
     start = decision.may_start_at
     if start is None:
         start = _forecast(_up_to(job, turn, view, waiting), turn, job_id)
     details = (*_details(view, turn, waiting), *_other_ways(view, job, waiting), _when(start, view.now))
     return Why(job_id, decision.reason, details, decision.blocked_by, _nodes_of(decision, view), start)
+
+
+def _over_quota(view: ClusterView, turn: Turn, wait: Wait, waiting: WaitingJobs) -> Why:
+    until = wait.quota_until
+    when = "unknown when the quota has room" if until is None else "then it starts as soon as devices are free"
+    details = (*_details(view, turn, waiting), when)
+    nodes = _nodes_of(wait, view)
+    return Why(wait.job, wait.reason, details, wait.blocked_by, nodes, quota=wait.quota, quota_until=until)
 
 
 def _other_ways(view: ClusterView, job: Waiting, waiting: WaitingJobs) -> Iterator[str]:
@@ -142,6 +155,7 @@ def _holding(job: Waiting, placement: Placement, now: float) -> Holding:
     return Holding(
         job.id, job.user, job.spec.priority, placement, job.submitted_at, started_at=now,
         time_limit_s=job.spec.time_limit_s, is_preemptible=job.spec.is_preemptible,
+        gpu_part=gpu_part(job.spec.resources),
     )  # fmt: skip
 
 
@@ -152,9 +166,15 @@ def _after_the_next_end(view: ClusterView) -> ClusterView | None:
         return None
     now = min([*ends.values(), *pauses])
     gone = {job for job, end in ends.items() if end <= now}
+    accounts = view.accounts
+    for holder in view.holding:
+        if holder.id in gone and holder.started_at is not None:
+            gpus = Held.of(holder.placement, holder.gpu_part).gpus
+            accounts = accounts.with_use(holder.user, now, gpus * (now - holder.started_at))
     return replace(
         view,
         now=now,
+        accounts=accounts,
         holding=tuple(holder for holder in view.holding if holder.id not in gone),
         ended={**view.ended, **dict.fromkeys(gone, JobState.SUCCEEDED)},
     )

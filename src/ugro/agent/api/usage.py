@@ -1,0 +1,21 @@
+"""The route that tells what users and groups have used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Response
+
+from ugro.agent.api.responses import json_response
+from ugro.agent.monitoring.usage import UsageService
+
+_LATEST_S = 4e9  # a time of this century
+
+
+def add_usage_routes(app: FastAPI, usage: UsageService) -> None:
+    @app.get("/v1/usage")
+    async def report(
+        since: Annotated[float, Query(ge=0, le=_LATEST_S)] = 0,  # seconds since the epoch
+        user: Annotated[str | None, Query(max_length=255)] = None,
+    ) -> Response:
+        return json_response({"usage": await usage.report(since, user)})

@@ -1,0 +1,1 @@
+"""What users and groups may have, what they have used, and whose turn it is."""
