@@ -13,6 +13,7 @@ from ugro.agent.api.app import create_app
 from ugro.agent.api.audit_rules import TUNNEL_PATH
 from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol, local_user
 from ugro.agent.api.body_limit import BodyLimit
+from ugro.agent.api.remote import UPLOAD_PATH, RemoteClients
 
 _GOODBYE_S = 2
 _LARGEST_BODY = 64 << 20  # ten thousand jobs at once take a few MiB
@@ -28,7 +29,8 @@ class Server(uvicorn.Server):
 def make_server(agent: Agent) -> tuple[Server, FastAPI]:
     api = create_app(agent)
     hint = "submit fewer jobs at once, and put data into files"
-    bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint=hint, streams=TUNNEL_PATH)
+    remote = RemoteClients(api, agent.code.offers)
+    bounded = BodyLimit(remote, most_bytes=_LARGEST_BODY, hint=hint, streams=(TUNNEL_PATH, UPLOAD_PATH))
     recorded = AuditTrail(bounded, agent.audit, local_user)
     config = uvicorn.Config(
         recorded, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ugro
 from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
@@ -32,6 +32,7 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
+    from ugro.client.remote.master import Master
     from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -50,6 +51,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Client(Parts):
+    master: Master | None = None  # None: the agent is on this machine
+
     def __init__(
         self,
         *,
@@ -67,9 +70,9 @@ class Client(Parts):
         self._on_wait = on_wait
         self._on_unallowed = on_unallowed
         self._served: ClusterFile | None = None  # that of the agent which is restarted
-        self._connection = Connection(self.home.socket)
+        self._connection = self.connection()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -80,6 +83,10 @@ class Client(Parts):
     def close(self) -> None:
         """The next call connects again."""
         self._connection.close()
+
+    def connection(self) -> Connection:
+        """A new one to the agent; opened when it is used."""
+        return Connection(self.home.socket)
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
@@ -332,7 +339,7 @@ class Client(Parts):
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
-        connection = Connection(self.home.socket)
+        connection = self.connection()
         try:
             connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
         finally:
@@ -345,11 +352,16 @@ class Client(Parts):
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
-        connection = Connection(self.home.socket)
+        connection = self.connection()
         try:
             yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
         finally:
             connection.close()
+
+    def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
+        """The content of an answer, as it arrives."""
+        stream: Iterator[bytes] = self._stream(method, path, body)
+        return stream
 
     def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
         """Starts the agent if necessary, and again if it is stopped before it got the request."""

@@ -27,7 +27,9 @@ from ugro.agent.api.power import add_power_routes
 from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.ray_clusters import add_ray_cluster_routes
 from ugro.agent.api.recipes import add_recipe_routes
+from ugro.agent.api.remote import add_remote_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
+from ugro.agent.api.result_files import add_result_file_routes
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.services import add_service_routes
 from ugro.agent.api.sweeps import add_sweep_routes
@@ -53,6 +55,7 @@ _HTTP_STATUS = {
     "safe_mode": 403,
     "not_found": 404,
     "unsatisfiable": 409,
+    "wanted": 428,
     "unreachable": 503,
     "timed_out": 504,
 }
@@ -140,6 +143,8 @@ def create_app(agent: Agent) -> FastAPI:
     add_tunnel_routes(app, agent.tunnels)
     add_power_routes(app, agent.power)
     add_hook_routes(app, agent.hooks)
+    add_remote_routes(app, agent.code)
+    add_result_file_routes(app, agent.jobs, agent.results)
     return app
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import ugro
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.python_env.service import PythonEnvService
+from ugro.agent.support.client_files import remote_client
 from ugro.core.environment import Environment
 from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
@@ -104,6 +105,8 @@ def _work(spec: JobSpec) -> dict[str, object]:
 
 
 def _content_hash(name: str) -> str:
+    if (offer := remote_client()) is not None:
+        return offer.digest(name.removeprefix(f"{offer.machine}:"))
     digest = hashlib.sha256()
     try:
         with Path(name).open("rb") as file:
