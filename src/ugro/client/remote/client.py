@@ -109,9 +109,10 @@ class RemoteClient(Client):
         offer: Offer | None = None
         for _ in range(_MOST_ASKED):
             try:
-                return self._reaching(
+                answer = self._reaching(
                     lambda: self._connection.ask(method, path, body, timeout_s=timeout_s, headers=_headers(key))
                 )
+                return self._located(answer)
             except Wanted as wanted:
                 offer = offer or self._offer(key, body)
                 offer.provide(wanted)
@@ -173,6 +174,15 @@ class RemoteClient(Client):
             return connection.upload(path, pieces, timeout_s=_UPLOAD_S)
         finally:
             connection.close()
+
+    def _located(self, answer: Any) -> Any:
+        """With the master's name before the paths of results, which are there: MASTER:PATH."""
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if isinstance(results, dict) and "folder" in results:
+            results["folder"] = f"{self.master}:{results['folder']}"
+            for part in results.get("parts") or ():
+                part["path"] = f"{self.master}:{part['path']}"
+        return answer
 
     def _as_account(self, body: Any) -> Any:
         """Who asks is the account there, whatever the user is called here."""

@@ -28,7 +28,7 @@ SILENCE_S = 45.0  # nothing was heard: the other end is gone
 OPEN_S = 60.0  # the relay may have to start the agent
 _MOST_QUEUED = 1 << 20  # bytes for the pipe; above, nothing is read from connections
 _FEW_QUEUED = _MOST_QUEUED // 4
-_MOST_UNREAD = 16 * _MOST_QUEUED
+_MOST_UNREAD = 2 * _MOST_QUEUED
 _GRANTED_AT_ONCE = wire.WINDOW // 4
 _MOST_ABOUT = 4096
 _READ = 256 * 1024
@@ -73,11 +73,20 @@ class _Opening:
 class Mux:
     """``run`` in a thread of its own, or as the whole program; ``open`` from any thread."""
 
-    def __init__(self, read_fd: int, write_fd: int, *, opener: Opener | None = None, heard: bytes = b"") -> None:
+    def __init__(
+        self,
+        read_fd: int,
+        write_fd: int,
+        *,
+        opener: Opener | None = None,
+        heard: bytes = b"",
+        silence_s: float = SILENCE_S,
+    ) -> None:
         """``opener``: of a relay, which connects; without it this is the client's end, which also sends pings.
 
-        ``heard``: what was read from the pipe already.
+        ``heard``: what was read from the pipe already. ``silence_s``: after which the other end is given up.
         """
+        self._silence_s = silence_s
         self.problem: str | None = None  # why it is over
         self._read_fd, self._write_fd = read_fd, write_fd
         self._opener = opener
@@ -158,7 +167,7 @@ class Mux:
             self._selector.register(self._wake_here, selectors.EVENT_READ, self._woken)
             self._feed(self._heard)
             while not self._is_over:
-                for key, mask in self._selector.select(PING_S / 2):
+                for key, mask in self._selector.select(min(PING_S, self._silence_s) / 2):
                     if not self._is_over:
                         key.data(mask)
                 self._open_asked()
@@ -192,7 +201,7 @@ class Mux:
 
     def _look_at_clock(self) -> None:
         now = boot_clock_s()
-        if now - self._heard_s > SILENCE_S:
+        if now - self._heard_s > self._silence_s:
             self._end(f"nothing was heard for {now - self._heard_s:.0f} s")
         elif self._opener is None and now - self._pinged_s >= PING_S:
             self._pinged_s = now
@@ -361,7 +370,7 @@ class Mux:
             self._read_socket(channel)
 
     def _read_socket(self, channel: _Channel) -> None:
-        if channel.credit <= 0 or channel.has_read_all:
+        if self._is_congested or channel.credit <= 0 or channel.has_read_all:
             return
         try:
             piece = channel.socket.recv(min(channel.credit, wire.CHUNK))
