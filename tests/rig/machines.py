@@ -1,28 +1,61 @@
 """A laptop and a master on one machine: two homes, a real sshd between them, and the same paths with other files.
 
-What the laptop calls ``project`` is another folder on the master: a path that is looked for on the wrong side is noticed.
+What the laptop calls ``project`` is another folder on the master: who looks for a path on the wrong side is noticed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from tests.rig.sshd import SshdFarm, SshdNode
-from tests.rig.waiting import end_all_with_variable
+from tests.rig.waiting import descendants, end_all_with_variable
 
 UGRO = Path(sys.executable).parent / "ugro"
 DECOY = "print('a file of the master was read', flush=True)\nraise SystemExit(7)\n"
 _LIMIT_S = 120
 # Laid over the folder of the same path, for this process and its children alone.
 _ENTER = 'mount --bind "$0" "$1" && cd "$1" && shift && exec "$@"'
+
+
+class Running:
+    """A command under way; what it has said so far is in ``out`` and ``err``, by lines."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._threads = [
+            threading.Thread(target=_read, args=(stream, lines), daemon=True)
+            for stream, lines in ((process.stdout, self.out), (process.stderr, self.err))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> int:
+        """Its exit code; all that it said has been read."""
+        code = self.process.wait(_LIMIT_S)
+        for thread in self._threads:
+            thread.join(_LIMIT_S)
+        return code
+
+    def says(self, text: str) -> bool:
+        return any(text in line for line in list(self.err))
+
+
+def _read(stream: IO[str], lines: list[str]) -> None:
+    for line in stream:
+        lines.append(line)  # each is seen as it comes
 
 
 @dataclass
@@ -52,9 +85,17 @@ class Machines:
         whole = {**self.env, **(env or {})}
         return subprocess.run(argv, env=whole, cwd=self._cwd, capture_output=True, text=True, timeout=_LIMIT_S)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def running(self, *words: str) -> Iterator[Running]:
+        """The same while it runs; it is killed at the end."""
         argv, pipe = self.argv(str(UGRO), *words), subprocess.PIPE
-        return subprocess.Popen(argv, env=self.env, cwd=self._cwd, stdout=pipe, stderr=pipe, text=True)
+        with subprocess.Popen(argv, env=self.env, cwd=self._cwd, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield Running(process)
+            finally:
+                for pid in [process.pid, *descendants([process.pid])]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def on_master(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = self.farm.ssh_argv(self.master, ".local/bin/ugro", *words)

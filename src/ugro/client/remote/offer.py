@@ -50,7 +50,7 @@ class Offer:
         try:
             item["value"] = self._value(wanted, path)
         except OSError as error:
-            item["problem"] = f"{path}: {(error.strerror or str(error)).lower()}"
+            item["problem"] = f"{path}: {error.strerror.lower() if error.strerror else error}"
         self.send(item)
 
     def _value(self, wanted: Wanted, path: str) -> Any:
