@@ -1,10 +1,8 @@
-"""``ugro login``, ``logout`` and ``relay``: using the agent of another machine."""
+"""``ugro login`` and ``ugro logout``: using the agent of another machine."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import click
 
@@ -60,20 +58,3 @@ def logout(session: Session) -> None:
         session.output.document({"master": None})
         return
     session.output.note(f"{known} is not used any more" if known else "no other machine was used")
-
-
-@click.command()
-@click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="Socket of the agent; default: yours.")
-@pass_session
-def relay(session: Session, socket: Path | None) -> None:
-    """Carry the connections of a client on another machine.
-
-    Started by that client's ssh, and of no use by hand. It connects to the agent of your account, and starts it if
-    none runs. The variable UGRO_SOCKET names another agent's socket, as --socket does.
-    """
-    from ugro.client.remote.relay import Relay
-
-    if sys.stdin.isatty():
-        raise UsageError("a relay is started by ssh, from another machine", hint="there: ugro login YOU@THIS-MACHINE")
-    sys.stdout.flush()
-    Relay(session.own_client(), socket).run(0, 1)

@@ -35,7 +35,7 @@ _GROUPS = {
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
         "login": ("ugro.cli.login:login", "Use the agent of another machine from now on."),
         "logout": ("ugro.cli.login:logout", "Use this machine's own agent again."),
-        "relay": ("ugro.cli.login:relay", "Carry the connections of a client on another machine."),
+        "relay": ("ugro.cli.relay:relay", "Carry the connections of a client on another machine."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
     },
     "Jobs": {

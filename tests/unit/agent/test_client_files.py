@@ -72,10 +72,10 @@ def test_requirements_are_those_of_the_client_and_their_includes_too(tmp_path: P
     with serving(found):
         for name, text in (("reqs.txt", "-r more.txt\nnumpy\n"), ("more.txt", "torch\n")):
             with pytest.raises(Wanted) as wanted:
-                environment_of(draft, tmp_path, Config(nodes={}))
+                environment_of(draft, tmp_path, Config(nodes=()))
             assert wanted.value.path == str(tmp_path / name)
             found.add(Item("text", str(tmp_path / name), text))
-        request = environment_of(draft, tmp_path, Config(nodes={}))
+        request = environment_of(draft, tmp_path, Config(nodes=()))
     assert request is not None
     assert sorted(request.requirements) == ["numpy", "torch"]
 
@@ -85,7 +85,7 @@ def test_folders_of_wheels_and_models_on_another_machine_are_refused(tmp_path: P
     (tmp_path / "llama").mkdir()
     with serving(offer()):
         with pytest.raises(ConfigError, match="another machine"):
-            environment_of(parse_job(text, tmp_path / "job.yaml", fields={}), tmp_path, Config(nodes={}))
+            environment_of(parse_job(text, tmp_path / "job.yaml", fields={}), tmp_path, Config(nodes=()))
         with pytest.raises(NotAllowed, match="cannot be used from another machine"):
             model_files.path_of("./llama", tmp_path)
         assert model_files.path_of("llama", tmp_path) is None

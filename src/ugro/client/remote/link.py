@@ -128,11 +128,10 @@ class _Ssh:
             self._errors.close()
             text = f"ssh cannot be started: {(error.strerror or str(error)).lower()}"
             raise Unreachable(text, hint="install OpenSSH's client", cause="ssh") from error
-        try:
+        with contextlib.ExitStack() as unless_heard:
+            unless_heard.callback(self._end)
             self.banner, rest = self._hear(master)
-        except BaseException:
-            self._end()
-            raise
+            unless_heard.pop_all()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.mux = Mux(self._process.stdout.fileno(), self._process.stdin.fileno(), heard=rest)

@@ -9,18 +9,15 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ugro.client.http import Connection, NoAgent, connected
 from ugro.client.remote.banner import banner
 from ugro.client.remote.mux import About, Mux
 from ugro.core.errors import NotAllowed, UgroError, Unreachable
-
-if TYPE_CHECKING:
-    from ugro.client.client import Client
+from ugro.core.support.state_dir import StateDir
 
 SOCKET_VARIABLE = "UGRO_SOCKET"
 AGENT, DASHBOARD = "agent", "dashboard"
@@ -38,10 +35,10 @@ def agent_socket(named: Path | None, env: Mapping[str, str], default: Path) -> t
 
 
 class Relay:
-    def __init__(self, client: Client, named: Path | None = None) -> None:
-        """``client``: of this machine's own agent."""
-        self._client = client
-        self._socket, self._is_own = agent_socket(named, os.environ, client.home.socket)
+    def __init__(self, home: StateDir, start: Callable[[], None], named: Path | None = None) -> None:
+        """``start``: starts the agent of ``home``. ``named``: the socket of another one."""
+        self._start = start
+        self._socket, self._is_own = agent_socket(named, os.environ, home.socket)
         self._dashboard: tuple[str, int] | None = None
 
     def run(self, read_fd: int, write_fd: int) -> None:
@@ -68,8 +65,7 @@ class Relay:
         try:
             return connected(self._socket)
         except NoAgent:
-            self._client.agent()
-            self._client.close()
+            self._start()
             return connected(self._socket)
 
     def _named_socket(self) -> socket.socket:
