@@ -38,6 +38,7 @@ from ugro.agent.api.watch import add_watch_routes
 from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
+from ugro.agent.support.client_files import expect_local
 from ugro.core.agent import AgentStatus
 from ugro.core.cluster_file import ClusterFacts, ClusterWish, ServedFile
 from ugro.core.errors import UgroError, UsageError
@@ -235,8 +236,14 @@ def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
+        _expect_own_config(body.ssh_config)
         shown = tuple(body.fingerprints)
         return json_response(await agent.hosts.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
+
+
+def _expect_own_config(ssh_config: str | None) -> None:
+    if ssh_config is not None:
+        expect_local(f"the ssh configuration {ssh_config}", "the master uses its own")
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -257,6 +264,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
+        _expect_own_config(body.ssh_config)
         specs = [host_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
         return LiveResponse(ndjson(agent.hosts.examine(specs, body.ssh_config)), "application/x-ndjson")
 

@@ -12,13 +12,14 @@ import os
 import stat
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Annotated, Any, BinaryIO
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastapi import FastAPI, Query, Response
 from pydantic import Field
 
 from ugro.agent.api.responses import Body, LiveResponse, ndjson
-from ugro.agent.artifacts.result_files import opened_files, pieces, size_of
+from ugro.agent.artifacts.output_store import shown
+from ugro.agent.artifacts.result_files import open_result, opened_files, pieces, size_of
 from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.service import JobService
 from ugro.core.errors import NotFound, UgroError
@@ -29,6 +30,7 @@ from ugro.remote import wire
 _FRAMES = "application/vnd.ugro.frames"
 _BATCH = 500
 _MOST_FILES = 1000  # in one request
+_SIGN_OF_LIFE_BYTES = 64 << 20  # read without anything to send
 Attempt = Annotated[int | None, Query(ge=1)]
 
 
@@ -77,36 +79,34 @@ def _some(found: Iterator[tuple[bytes, BinaryIO]]) -> list[dict[str, Any]]:
 
 
 async def _contents(parts: Sequence[Part], body: ContentBody) -> AsyncGenerator[bytes]:
-    wanted = {one.name: one.offset for one in body.files}
-    found = opened_files(parts)
-    while wanted and (opened := await asyncio.to_thread(next, found, None)) is not None:
-        name, file = quote_from_bytes(opened[0]), opened[1]
-        with file:
-            if name not in wanted:
-                continue
-            offset = wanted.pop(name)
-            yield wire.message(wire.CALL, 0, {"name": name})
-            try:
-                async with contextlib.aclosing(_content(file, offset, body.only_hash)) as frames:
+    for asked in body.files:
+        yield wire.message(wire.CALL, 0, {"name": asked.name})
+        try:
+            with await asyncio.to_thread(open_result, parts, shown(unquote_to_bytes(asked.name))) as file:
+                async with contextlib.aclosing(_content(file, asked.offset, body.only_hash)) as frames:
                     async for frame in frames:
                         yield frame
-            except OSError as error:
-                yield _error(UgroError(f"{name}: {(error.strerror or str(error)).lower()}"))
-    for name in wanted:
-        yield wire.message(wire.CALL, 0, {"name": name})
-        yield _error(NotFound(f"{name}: there is no such file any more", hint="it was replaced or removed; try again"))
+        except NotFound:
+            hint = "it was replaced or removed; try again"
+            yield _error(NotFound(f"{asked.name}: there is no such file any more", hint=hint))
+        except OSError as error:
+            yield _error(UgroError(f"{asked.name}: {(error.strerror or str(error)).lower()}"))
 
 
 async def _content(file: BinaryIO, offset: int, only_hash: bool) -> AsyncGenerator[bytes]:
     """``offset``: where the client continues. The hash is that of the whole file."""
-    digest, at = hashlib.sha256(), 0
+    digest, at, unseen = hashlib.sha256(), 0, 0
     content = pieces(file, size_of(file))
     while piece := await asyncio.to_thread(next, content, b""):
         await asyncio.to_thread(digest.update, piece)
-        fresh = piece[max(0, offset - at) :]
+        fresh = b"" if only_hash else piece[max(0, offset - at) :]
         at += len(piece)
-        if fresh and not only_hash:
+        unseen = 0 if fresh else unseen + len(piece)
+        if fresh:
             yield wire.frame(wire.OUT, 0, fresh)
+        elif unseen >= _SIGN_OF_LIFE_BYTES:
+            unseen = 0
+            yield wire.frame(wire.PING, 0)
     yield wire.message(wire.RESULT, 0, {"sha256": digest.hexdigest(), "bytes": at})
 
 

@@ -23,6 +23,7 @@ KINDS = frozenset({TEXT, HASH, PLACE, CODE, FOLDER})
 _VALUE = re.compile(r"([0-9A-Za-z-]{1,64}) ([0-9A-Za-z._-]{1,64})")
 _MOST_OFFERS = 200
 _MOST_ITEMS = 2000  # of one request
+_MOST_BYTES = 64 << 20  # of all texts together
 
 _client: ContextVar[Offer | None] = ContextVar("client", default=None)
 
@@ -45,6 +46,11 @@ class Offer:
     machine: str
     own: set[str] = field(default_factory=set)  # paths of this machine that the agent itself has chosen
     _items: dict[tuple[str, str], Item] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of texts, about."""
+        return sum(len(item.value) for item in self._items.values() if isinstance(item.value, str))
 
     def add(self, item: Item) -> None:
         if len(self._items) >= _MOST_ITEMS:
@@ -93,9 +99,13 @@ class Offers:
         key, machine = found.groups()
         offer = self._known.setdefault(key, Offer(key, machine))
         self._known.move_to_end(key)
-        while len(self._known) > _MOST_OFFERS:
+        while len(self._known) > 1 and (len(self._known) > _MOST_OFFERS or self._size > _MOST_BYTES):
             self._known.popitem(last=False)
         return offer
+
+    @property
+    def _size(self) -> int:
+        return sum(one.size for one in self._known.values())
 
 
 @contextmanager

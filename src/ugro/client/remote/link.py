@@ -22,7 +22,7 @@ from ugro.client.remote.banner import MOST_BEFORE, Banner, find_banner
 from ugro.client.remote.master import Master
 from ugro.client.remote.mux import LinkLost, Mux
 from ugro.client.remote.relay import AGENT
-from ugro.client.remote.ssh import ENVIRONMENT, failure, relay_command
+from ugro.client.remote.ssh import ENVIRONMENT, failure, is_shared, relay_command
 from ugro.core.errors import Unreachable
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.state_dir import StateDir
@@ -81,9 +81,19 @@ class MasterLink:
                 old, self._ssh = self._ssh, None
                 if old is not None:
                     old.close()
-                self._ssh = self._reopened(old) if self._was_up else _Ssh(self.master, self._home)
+                self._ssh = self._reopened(old) if self._was_up else self._first()
                 self._was_up = True
             return self._ssh.mux
+
+    def _first(self) -> _Ssh:
+        was_shared = is_shared(self._home)
+        try:
+            return _Ssh(self.master, self._home)
+        except Unreachable as error:
+            if not was_shared or error.cause != "ssh":
+                raise
+            # The shared connection may be what is dead: this machine slept, or is in another network now.
+            return _Ssh(self.master, self._home, is_shared=False)
 
     def _reopened(self, old: _Ssh | None) -> _Ssh:
         why = old.mux.problem if old is not None else None

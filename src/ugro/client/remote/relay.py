@@ -6,8 +6,8 @@ may do there is what the account that it runs as may do.
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,7 +96,11 @@ class Relay:
 
 
 def _user() -> str:
-    return getpass.getuser()
+    """The account, whatever its environment says."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _say(fd: int, text: bytes) -> None:

@@ -64,6 +64,14 @@ def sharing(home: StateDir) -> dict[str, str]:
     return {"ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": str(KEPT_S)}
 
 
+def is_shared(home: StateDir) -> bool:
+    """Whether a connection was left open by an earlier command."""
+    try:
+        return any((home.path / "ssh").iterdir())
+    except OSError:
+        return False
+
+
 def _there(command: str | None) -> str:
     """One word for the login shell there, whichever it is."""
     if command is None:
