@@ -49,6 +49,10 @@ class Running:
             thread.join(_LIMIT_S)
         return code
 
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def says(self, text: str) -> bool:
         return any(text in line for line in list(self.err))
 

@@ -36,7 +36,19 @@ def project(pair: Machines) -> None:
 def test_a_job_file_its_code_and_its_folder_are_those_of_the_laptop(pair: Machines, tmp_path: Path) -> None:
     done = pair.ugro("--master", "n001", "launch", "-f", "job.yaml")
     assert (done.returncode, done.stdout) == (0, "laptop new new-data\n"), done.stderr
-    # An edit travels; everything else is there.
+    pulled = pair.ugro("--master", "n001", "--json", "results", "last", "--pull", str(tmp_path))
+    assert pulled.returncode == 0, pulled.stderr
+    document = json.loads(pulled.stdout)["job"]
+    assert document["name"] == "new"
+    assert document["results"]["folder"].startswith("n001:")
+    assert (tmp_path / "made.bin").read_bytes() == bytes(range(256)) * 1000
+    assert (tmp_path / "logs" / "rank_0.log").read_text() == "laptop new new-data\n"
+
+
+@pytest.mark.proof
+def test_an_edit_is_sent_and_results_are_pulled_again_only_where_they_differ(pair: Machines, tmp_path: Path) -> None:
+    first = pair.ugro("--master", "n001", "launch", "-f", "job.yaml")
+    assert first.returncode == 0, first.stderr
     (pair.files / "inner" / "words.txt").write_text("edited")
     done = pair.ugro("--master", "n001", "launch", "-f", "job.yaml")
     assert (done.returncode, done.stdout) == (0, "laptop edited new-data\n"), done.stderr
@@ -44,9 +56,6 @@ def test_a_job_file_its_code_and_its_folder_are_those_of_the_laptop(pair: Machin
     pulled = pair.ugro("--master", "n001", "--json", "results", "last", "--pull", str(got))
     assert pulled.returncode == 0, pulled.stderr
     document = json.loads(pulled.stdout)["job"]
-    assert document["name"] == "new"
-    assert document["results"]["folder"].startswith("n001:")
-    assert (got / "made.bin").read_bytes() == bytes(range(256)) * 1000
     assert (got / "logs" / "rank_0.log").read_text() == "laptop edited new-data\n"
     # What is complete is skipped; what differs is not overwritten.
     again = json.loads(pair.ugro("--master", "n001", "--json", "results", "last", "--pull", str(got)).stdout)
@@ -66,10 +75,8 @@ def test_login_is_remembered_and_what_belongs_to_the_master_is_refused_by_name(p
     assert done.returncode == 0, done.stderr
     assert "using n001 from now on" in done.stderr
     try:
-        status = pair.ugro("status")
-        assert "on n001" in status.stderr
-        assert "on n001, over ssh" in pair.ugro("agent", "status").stderr
-        for words in (["agent", "stop"], ["lab", "up"], ["init"], ["--cluster", "x.yaml", "status"]):
+        assert "on n001" in pair.ugro("status").stderr
+        for words in (["agent", "stop"], ["lab", "up"]):
             refused = pair.ugro(*words)
             assert refused.returncode == 6, (words, refused.stderr)
             assert "--master local" in refused.stderr
@@ -90,6 +97,14 @@ def test_a_login_that_fails_says_what_to_try_and_remembers_nothing(pair: Machine
     assert lost.returncode == 4
     assert "--master-ugro PATH" in lost.stderr
     assert not (pair.laptop / ".ugro" / "master.json").exists()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("words", [["init"], ["allow"], ["agent", "logs"], ["--cluster", "x.yaml", "status"]])
+def test_all_that_belongs_to_the_master_is_refused_by_name(pair: Machines, words: list[str]) -> None:
+    refused = pair.ugro("--master", "n001", *words)
+    assert refused.returncode == 6, refused.stderr
+    assert "--master local" in refused.stderr
 
 
 @pytest.mark.proof

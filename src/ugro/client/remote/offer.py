@@ -19,7 +19,6 @@ from ugro.core.errors import NotAllowed, UgroError, Wanted
 from ugro.core.support.state_dir import StateDir
 
 _MOST_TEXT = 1 << 20
-_PIECE = 1 << 20
 _WORDS = re.compile(r"[\s\"'=,:;()\[\]{}]+")
 _BESIDE_A_LOCK = "pyproject.toml"
 
@@ -123,11 +122,8 @@ def _in_own_home(asked: str, theirs: object) -> str | None:
 
 
 def _digest(path: str) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -23,7 +23,6 @@ from ugro.remote import wire
 if TYPE_CHECKING:
     from ugro.client.client import Client
 
-_PIECE_BYTES = 1 << 20
 _AT_ONCE = 200  # files in one request
 _MOST_NAMED = 5
 _MOST_DAMAGED = 3
@@ -221,11 +220,8 @@ def _is_of_size(one: _Remote) -> bool:
 
 
 def _digest(path: bytes) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _conflict(differing: Sequence[bytes]) -> str:
