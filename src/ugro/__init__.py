@@ -1,7 +1,7 @@
 """UGRO turns a handful of unequal machines reached by SSH into one training cluster.
 
-``ugro.Client`` is the typed Python API, ``ugro.Pool`` maps a function over many items. Importing this package costs
-milliseconds and touches nothing.
+``ugro.Client`` is the typed Python API, ``ugro.RemoteClient`` the same for an agent on another machine, ``ugro.Pool``
+maps a function over many items. Importing this package costs milliseconds and touches nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Pool", "__version__"]
+__all__ = ["Client", "Pool", "RemoteClient", "__version__"]
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
     from ugro.client.client import Client
+    from ugro.client.remote.client import RemoteClient
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from ugro.client.client import Client
 
         return Client
+    if name == "RemoteClient":
+        from ugro.client.remote.client import RemoteClient
+
+        return RemoteClient
     if name == "Pool":
         from ugro.batch.pool import Pool
 

@@ -19,6 +19,7 @@ SELF = "measures this clock"
 ALLOWED = {
     "agent/agent.py": SHOWN,
     "agent/api/audit_trail.py": SHOWN,
+    "agent/api/result_files.py": "the time of a file that is copied",
     "agent/artifacts/collector.py": "the time beside a log, shown",
     "agent/artifacts/log_index.py": "the time beside a log, shown",
     "agent/artifacts/result_files.py": "the time of a file in an archive",

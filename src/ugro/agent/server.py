@@ -14,6 +14,7 @@ from ugro.agent.api.audit_rules import TUNNEL_PATH
 from ugro.agent.api.audit_trail import AuditTrail, LocalProtocol
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import SocketCallers, who
+from ugro.agent.api.remote import UPLOAD_PATH, RemoteClients
 
 _GOODBYE_S = 2
 _LARGEST_BODY = 64 << 20  # ten thousand jobs at once take a few MiB
@@ -34,7 +35,8 @@ def make_server(agent: Agent) -> tuple[Server, FastAPI]:
 def socket_server(agent: Agent, api: FastAPI, *, is_of_team: bool = False) -> Server:
     """``is_of_team``: for the socket that members of the team open, instead of the owner's."""
     hint = "submit fewer jobs at once, and put data into files"
-    bounded = BodyLimit(api, most_bytes=_LARGEST_BODY, hint=hint, streams=TUNNEL_PATH)
+    remote = RemoteClients(api, agent.code.offers)
+    bounded = BodyLimit(remote, most_bytes=_LARGEST_BODY, hint=hint, streams=(TUNNEL_PATH, UPLOAD_PATH))
     recorded = AuditTrail(bounded, agent.audit, who)
     known = SocketCallers(recorded, agent.team, is_of_team=is_of_team)
     config = uvicorn.Config(

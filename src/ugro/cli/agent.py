@@ -21,12 +21,16 @@ from ugro.core.support.quantity import format_size
 
 
 @click.group(cls=CommandGroup)
-def agent() -> None:
+@click.pass_context
+def agent(ctx: click.Context) -> None:
     """Start, stop and inspect the agent.
 
     The agent is the process on this machine that keeps the queue, starts jobs and watches nodes. Any command that needs
     it starts it.
     """
+    session = ctx.find_object(Session)
+    if session is not None and ctx.invoked_subcommand not in (None, "status", "reconcile"):
+        session.expect_local(f"agent {ctx.invoked_subcommand}")
 
 
 agent.add_command(reconcile)
@@ -70,7 +74,10 @@ def status(session: Session) -> int:
 
     Exit code: 0 if an agent runs, 5 if not.
     """
-    found = session.new_client().running_agent()
+    client = session.new_client()
+    found = client.running_agent()
+    if client.master is not None:
+        session.output.note(f"on {client.master}, over ssh")
     if found is None:
         if session.output.is_json:
             session.output.document({"agent": None})

@@ -116,11 +116,15 @@ def _given(ctx: click.Context, parameter: click.Parameter) -> tuple[str, ...]:
 
 def _ask(path: str) -> Mapping[str, Any]:
     from ugro.client.http import Connection
+    from ugro.client.remote.master import chosen_master
     from ugro.core.errors import UgroError
     from ugro.core.support.state_dir import StateDir, chosen_socket
 
-    connection = Connection(chosen_socket(os.environ) or StateDir.find(os.environ).socket)
+    home = StateDir.find(os.environ)
+    connection = Connection(chosen_socket(os.environ) or home.socket)
     with contextlib.suppress(UgroError, OSError, ValueError):
+        if chosen_master(os.environ, home) is not None:
+            return {}  # an ssh would take longer than one waits for a completion
         answer = connection.ask("GET", path, timeout_s=_PATIENCE_S)
         if isinstance(answer, dict):
             return answer

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.support.quantity import format_duration
+
+if TYPE_CHECKING:
+    from ugro.client.client import Client
+    from ugro.core.agent import DashboardLink
 
 
 @click.command()
@@ -19,16 +25,19 @@ from ugro.core.support.quantity import format_duration
 def dashboard(session: Session, no_open: bool) -> None:
     """Open the web dashboard.
 
-    Prints a link that works once, and opens it in a browser if there is one. To open it from another machine, forward
-    the port and use the printed link.
+    Prints a link that works once, and opens it in a browser if there is one. With a master on another machine, a port
+    of this machine is forwarded to it until Ctrl-C.
 
     \b
     Example:
-      ssh -L 8099:127.0.0.1:8099 MACHINE
+      ugro --master ann@gpu-master dashboard
     """
     output = session.output
     client = session.client()
     link = client.dashboard()
+    if client.master is not None:
+        _forward(session, client, link, is_to_open=not no_open)
+        return
     if link.warning:
         output.warn(link.warning, "set dashboard.certificate_file, or use: ssh -L 8099:127.0.0.1:8099 MACHINE")
     if output.is_json:
@@ -38,6 +47,24 @@ def dashboard(session: Session, no_open: bool) -> None:
     output.note(f"the link works once, for {format_duration(link.expires_s)}")
     if not no_open and _has_screen():
         _open(link.url, client.home.path / "dashboard.html")
+
+
+def _forward(session: Session, client: Client, link: DashboardLink, *, is_to_open: bool) -> None:
+    from ugro.client.remote.client import RemoteClient
+    from ugro.client.remote.forward import DashboardForward
+
+    assert isinstance(client, RemoteClient)
+    output = session.output
+    with DashboardForward(client.link, link.url) as forward:
+        if output.is_json:
+            output.document({"dashboard": replace(link, url=forward.url)})
+        else:
+            output.text(forward.url)
+            output.note(f"the link works once, for {format_duration(link.expires_s)}")
+        output.note(f"forwarding this port to {client.master} until Ctrl-C")
+        if is_to_open and _has_screen():
+            _open(forward.url, client.home.path / "dashboard.html")
+        forward.serve()
 
 
 def _has_screen() -> bool:

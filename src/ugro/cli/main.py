@@ -34,6 +34,9 @@ _GROUPS = {
         "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
         "token": ("ugro.cli.token:token", "Create, list and revoke tokens for programs."),
+        "login": ("ugro.cli.login:login", "Use the agent of another machine from now on."),
+        "logout": ("ugro.cli.login:logout", "Use this machine's own agent again."),
+        "relay": ("ugro.cli.relay:relay", "Carry the connections of a client on another machine."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
     },
     "Jobs": {
@@ -75,6 +78,8 @@ _GROUPS = {
         "lab": ("ugro.cli.lab:lab", "Create simulated nodes on this machine."),
     },
 }
+# They are about files and processes of this machine.
+_HERE_ONLY = frozenset({"init", "allow", "deny", "lab", "demo"})
 COMMANDS = {name: command for commands in _GROUPS.values() for name, command in commands.items()}
 
 
@@ -120,6 +125,8 @@ class _ReaderLeft(Exception):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--cluster", type=click.Path(), help="Use this cluster file.")
+@click.option("--master", metavar="[USER@]HOST", help="Use the agent of that machine, over ssh; `local`: this one.")
+@click.option("--master-ugro", metavar="PATH", help="Path of ugro there, if it is not in the PATH.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout (NDJSON for streams).")
 @click.option("-q", "--quiet", is_flag=True, help="Print only results, no messages.")
 @click.option(
@@ -130,7 +137,7 @@ class _ReaderLeft(Exception):
 )
 @click.version_option(ugro.__version__, prog_name="ugro", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log_level: str) -> None:
+def cli(ctx: click.Context, /, cluster: str | None, as_json: bool, quiet: bool, **options: str | None) -> None:
     """Turn machines that you reach by SSH into one training cluster.
 
     \b
@@ -144,7 +151,15 @@ def cli(ctx: click.Context, cluster: str | None, as_json: bool, quiet: bool, log
     _expect_directory()
     output = ctx.obj if isinstance(ctx.obj, Output) else Output()
     output.is_json, output.is_quiet = output.is_json or as_json, quiet
-    ctx.obj = Session(Path(cluster) if cluster else None, log_level, output)
+    ctx.obj = session = Session(
+        Path(cluster) if cluster else None,
+        options["log_level"] or "info",
+        output,
+        named_master=options["master"],
+        named_command=options["master_ugro"],
+    )
+    if ctx.invoked_subcommand in _HERE_ONLY:
+        session.expect_local(ctx.invoked_subcommand)
 
 
 def _expect_directory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ugro.client.client import Client
+    from ugro.client.remote.master import Master
     from ugro.core.errors import Unallowed
     from ugro.core.safe_mode import SafeMode
 
@@ -28,6 +30,8 @@ class Session:
     log_level: str
     output: Output
     safe_mode: SafeMode | None = field(default=None, kw_only=True)  # of the agent, once it was asked
+    named_master: str | None = field(default=None, kw_only=True)
+    named_command: str | None = field(default=None, kw_only=True)  # the path of ugro there
 
     def client(self, *, uses_nodes: bool = False, shows_safe_mode: bool = False) -> Client:
         """A client with a running agent. Says what the user may not expect of the agent's configuration.
@@ -44,7 +48,7 @@ class Session:
         if agent.ignored_variables:
             names = ", ".join(agent.ignored_variables)
             self._remark(f"the agent was started with another value of {names}; to apply yours: ugro agent restart")
-        if uses_nodes and agent.cluster_file is None:
+        if uses_nodes and agent.cluster_file is None and client.master is None:
             self._remark("there is no cluster file, so this machine alone is used; to use others: ugro init")
         return client
 
@@ -58,18 +62,51 @@ class Session:
         else:
             self.output.note(f"note: {text}")
 
+    @property
+    def master(self) -> Master | None:
+        """The other machine whose agent is used; None: this one."""
+        from ugro.client.remote.master import chosen_master
+        from ugro.core.support.state_dir import StateDir
+
+        home = StateDir.find(os.environ)
+        return chosen_master(os.environ, home, named=self.named_master, command=self.named_command)
+
+    def expect_local(self, what: str) -> None:
+        """Raises NotAllowed if another machine's agent is used."""
+        if (master := self.master) is not None:
+            from ugro.core.errors import NotAllowed
+
+            hint = f"for this machine: ugro --master local {what}; for that one: ssh {master}"
+            raise NotAllowed(f"ugro {what} does not work from another machine (the master is {master})", hint=hint)
+
     def new_client(self, *, any_cluster: bool = False) -> Client:
+        client = self._remote_client(master) if (master := self.master) is not None else self._own(any_cluster)
+        click.get_current_context().call_on_close(client.close)
+        return client
+
+    def _remote_client(self, master: Master) -> Client:
+        from ugro.client.remote.client import RemoteClient
+
+        if self.cluster is not None:
+            self.expect_local(f"--cluster {self.cluster}")
+        return RemoteClient(master, on_wait=self.output.progress, on_link=self.output.warn)
+
+    def own_client(self) -> Client:
+        """Of this machine's agent, whatever master is chosen."""
+        client = self._own(any_cluster=False)
+        click.get_current_context().call_on_close(client.close)
+        return client
+
+    def _own(self, any_cluster: bool) -> Client:
         from ugro.client.client import Client
 
-        client = Client(
+        return Client(
             cluster=self.cluster,
             any_cluster=any_cluster,
             log_level=self.log_level,
             on_wait=self.output.progress,
             on_unallowed=self._ask_to_allow,
         )
-        click.get_current_context().call_on_close(client.close)
-        return client
 
 
 def warn_of_safe_mode(output: Output, mode: SafeMode) -> None:

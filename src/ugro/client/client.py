@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ugro
 from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
@@ -33,6 +33,7 @@ from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir, chosen_socke
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
+    from ugro.client.remote.master import Master
     from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -51,6 +52,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Client(Parts):
+    master: Master | None = None  # None: the agent is on this machine
+
     def __init__(
         self,
         *,
@@ -71,9 +74,9 @@ class Client(Parts):
         # Of a team's agent, which somebody else runs; None: the agent of this user, in its own state directory.
         self._team = chosen_socket(os.environ) if home is None else None
         self.socket = self._team or self.home.socket
-        self._connection = Connection(self.socket)
+        self._connection = self.connection()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -84,6 +87,10 @@ class Client(Parts):
     def close(self) -> None:
         """The next call connects again."""
         self._connection.close()
+
+    def connection(self) -> Connection:
+        """A new one to the agent; opened when it is used."""
+        return Connection(self.socket)
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
@@ -341,7 +348,7 @@ class Client(Parts):
 
     def cancel(self, key: str) -> None:
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
-        connection = Connection(self.socket)
+        connection = self.connection()
         try:
             connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
         finally:
@@ -354,11 +361,16 @@ class Client(Parts):
 
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
         """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
-        connection = Connection(self.socket)
+        connection = self.connection()
         try:
             yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
         finally:
             connection.close()
+
+    def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
+        """The content of an answer, as it arrives."""
+        stream: Iterator[bytes] = self._stream(method, path, body)
+        return stream
 
     def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
         """Starts the agent if necessary, and again if it is stopped before it got the request."""

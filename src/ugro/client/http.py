@@ -10,7 +10,7 @@ import json
 import os
 import select
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,10 +32,21 @@ class NoAgent(AgentGone):
 
 
 class Connection:
-    """One request at a time. Opened by the first, reused by the next, reopened if an answer was not read to its end."""
+    """One request at a time. Opened by the first, reused by the next, reopened if an answer was not read to its end.
 
-    def __init__(self, path: Path) -> None:
+    ``dial``: another way to the agent than its socket on this machine; ``headers``: of every request.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dial: Callable[[], socket.socket] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._path = path
+        self._dial = dial
+        self._headers = dict(headers or {})
         self._socket: socket.socket | None = None
         self._stream: BinaryIO | None = None
         self._is_idle = True
@@ -66,7 +77,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[bytes]:
         """Yields the answer's content as it arrives; raises an error answer. ``timeout_s`` limits each wait."""
-        request = _request(method, path, body, headers or {})
+        request = _request(method, path, body, {**self._headers, **(headers or {})})
         was_kept = self.is_usable
         try:
             if not was_kept:
@@ -99,6 +110,29 @@ class Connection:
         self._socket.sendall(request)
         return _head(self._stream)
 
+    def upload(self, path: str, pieces: Iterable[bytes], *, timeout_s: float) -> Any:
+        """One POST whose body is sent piece by piece; its JSON answer."""
+        try:
+            self._open()
+            assert self._socket is not None
+            assert self._stream is not None
+            self._is_idle = False
+            self._socket.settimeout(timeout_s)
+            with contextlib.suppress(ConnectionError):  # then the answer says why it takes no more
+                self._socket.sendall(_request("POST", path, None, {**self._headers, **PIECEWISE}))
+                for piece in pieces:
+                    self.send(piece)
+                self.send(b"")
+            status, fields = _head(self._stream)
+            content = b"".join(self._content(fields, status))
+        except TimeoutError as error:
+            raise _hung() from error
+        except (OSError, _BrokenOffError) as error:
+            raise AgentGone("the agent ended before it answered") from error
+        if status >= 400:
+            raise _error(status, content)
+        return json.loads(content)
+
     def send(self, piece: bytes) -> None:
         """A part of the body of a request that was started with ``PIECEWISE``; an empty one is its end."""
         assert self._socket is not None
@@ -122,19 +156,7 @@ class Connection:
 
     def _open(self, complaint: str = "no agent is running") -> None:
         self.close()
-        # Through the folder's descriptor: a socket's address is limited to 108 bytes, unlike a path.
-        try:
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise NoAgent(complaint) from error
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-        except OSError as error:
-            self.close()
-            raise NoAgent(complaint) from error
-        finally:
-            os.close(folder)
+        self._socket = connected(self._path, complaint) if self._dial is None else self._dial()
         self._stream = self._socket.makefile("rb")
 
     def _content(self, fields: Mapping[str, str], status: int) -> Iterator[bytes]:
@@ -150,6 +172,24 @@ class Connection:
         except (OSError, _BrokenOffError) as error:
             raise AgentGone("the agent ended in the middle of its answer") from error
         self._is_idle = fields.get("connection") != "close"
+
+
+def connected(path: Path, complaint: str = "no agent is running") -> socket.socket:
+    """To the socket of an agent on this machine."""
+    # Through the folder's descriptor: a socket's address is limited to 108 bytes, unlike a path.
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise NoAgent(complaint) from error
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.connect(f"/proc/self/fd/{folder}/{path.name}")
+    except OSError as error:
+        found.close()
+        raise NoAgent(complaint) from error
+    finally:
+        os.close(folder)
+    return found
 
 
 def lines(content: Iterator[bytes]) -> Iterator[dict[str, Any]]:

@@ -67,7 +67,7 @@ class Dialer:
         return self._dialled()
 
     def _dialled(self) -> NodeStream:
-        connection = Connection(self._client.socket)
+        connection = self._client.connection()
         with contextlib.ExitStack() as unless_open:
             unless_open.callback(connection.close)
             content = connection.start("POST", self._path, timeout_s=_OPEN_S, headers=PIECEWISE)

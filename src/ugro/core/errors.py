@@ -5,6 +5,7 @@ Each kind has one exit code. The API sends an error as ``to_wire``, and the clie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 _MOST_NEWS = 3  # in one message about a cluster file
@@ -66,6 +67,20 @@ class Unallowed(ConfigError):
     def to_wire(self) -> dict[str, Any]:
         own = {"file": self.file, "digest": self.digest, "lines": self.lines, "before": self.before}
         return {**super().to_wire(), **own}
+
+
+class Wanted(UgroError):
+    """The agent needs a file or folder of a client on another machine, which sends it and asks again."""
+
+    kind = "wanted"
+
+    def __init__(self, what: str, path: str, params: Mapping[str, Any] | None = None) -> None:
+        """``what``: text, hash, place, code or folder."""
+        self.what, self.path, self.params = what, path, dict(params or {})
+        super().__init__(f"the agent needs {path} of your machine", hint="this client cannot send it: use `ugro`")
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**super().to_wire(), "what": self.what, "path": self.path, "params": self.params}
 
 
 class Unsatisfiable(UgroError):
@@ -189,6 +204,8 @@ def error_from_wire(wire: dict[str, Any]) -> UgroError:
         before = wire.get("before")
         lines = tuple(map(str, wire["lines"]))
         return Unallowed(str(wire["file"]), str(wire["digest"]), lines, tuple(map(str, before)) if before else None)
+    if wire.get("kind") == Wanted.kind:
+        return Wanted(str(wire["what"]), str(wire["path"]), wire.get("params"))
     kind = _KINDS.get(str(wire.get("kind")), UgroError)
     fields: dict[str, Any] = {"hint": wire.get("hint"), "subject": wire.get("subject")}
     if kind in (Unreachable, RemoteFailure, EnvFailed):

@@ -30,7 +30,9 @@ from ugro.agent.api.power import add_power_routes
 from ugro.agent.api.profile import add_profile_routes
 from ugro.agent.api.ray_clusters import add_ray_cluster_routes
 from ugro.agent.api.recipes import add_recipe_routes
+from ugro.agent.api.remote import add_remote_routes
 from ugro.agent.api.responses import Body, LiveResponse, internal_error, json_response, ndjson
+from ugro.agent.api.result_files import add_result_file_routes
 from ugro.agent.api.results import add_result_routes
 from ugro.agent.api.services import add_service_routes
 from ugro.agent.api.sweeps import add_sweep_routes
@@ -41,6 +43,7 @@ from ugro.agent.ops import cluster_files
 from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
 from ugro.agent.support.caller import may_read_files
+from ugro.agent.support.client_files import expect_local
 from ugro.core.agent import AgentStatus
 from ugro.core.cluster_file import ClusterFacts, ClusterWish, ServedFile
 from ugro.core.errors import UgroError, UsageError
@@ -58,6 +61,7 @@ _HTTP_STATUS = {
     "safe_mode": 403,
     "not_found": 404,
     "unsatisfiable": 409,
+    "wanted": 428,
     "unreachable": 503,
     "timed_out": 504,
 }
@@ -148,6 +152,8 @@ def create_app(agent: Agent) -> FastAPI:
     add_power_routes(app, agent.power)
     add_hook_routes(app, agent.hooks)
     add_usage_routes(app, agent.usage)
+    add_remote_routes(app, agent.code)
+    add_result_file_routes(app, agent.jobs, agent.results)
     return app
 
 
@@ -238,8 +244,14 @@ def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
     async def trust(name: str, body: TrustBody) -> Response:
+        _expect_own_config(body.ssh_config)
         shown = tuple(body.fingerprints)
         return json_response(await agent.hosts.trust(name, shown, replace=body.replace, ssh_config=body.ssh_config))
+
+
+def _expect_own_config(ssh_config: str | None) -> None:
+    if ssh_config is not None:
+        expect_local(f"the ssh configuration {ssh_config}", "the master uses its own")
 
 
 def _add_command_routes(app: FastAPI, agent: Agent) -> None:
@@ -260,6 +272,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.post("/v1/examine")
     async def examine(body: ExamineBody) -> Response:
+        _expect_own_config(body.ssh_config)
         specs = [host_spec(word, agent.cluster.config.remote_root) for word in body.hosts]
         return LiveResponse(ndjson(agent.hosts.examine(specs, body.ssh_config)), "application/x-ndjson")
 

@@ -17,7 +17,9 @@ SIGN_IN = "sign in"
 LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
-_QUIET = re.compile(r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch)")
+_QUIET = re.compile(
+    r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch|remote/.+|jobs/[^/]+/results/content)"
+)
 TUNNEL_PATH = "/v1/tunnel"  # records itself: one entry for all connections of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NODE = r"/v1/nodes/(.+)"

@@ -20,6 +20,7 @@ from ugro.core.support.clock import boot_clock_s
 
 DONE = "done"
 REFUSED = "refused"
+_WANTED = 428
 _MOST_REQUEST = 64 * 1024  # of a request that is looked into
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Who = Callable[[Scope], tuple[str, str]]  # the user, and by what
@@ -47,7 +48,7 @@ class AuditTrail:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            if (about := exchange.subject) is not None:
+            if not exchange.is_unfinished and (about := exchange.subject) is not None:
                 self._note(scope, exchange.rule.action, about, exchange.outcome)
 
     def _note(self, scope: Scope, action: str, about: str, outcome: str) -> None:
@@ -84,6 +85,11 @@ class _Exchange:
         elif not self._answer and (self.rule.makes_jobs or self.rule.answers_job or self._status >= 400):
             self._answer = message.get("body", b"")
         await self._send(message)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """A client on another machine has to send something first, and asks again then."""
+        return self._status == _WANTED
 
     @property
     def outcome(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,17 +16,17 @@ from ugro.core.support.quantity import format_size
 class BodyLimit:
     """A middleware: a body of more bytes is answered with 413, by its declared length or where it passes the limit.
 
-    ``streams``: the path whose bodies are passed on piece by piece, and may be endless.
+    ``streams``: the paths whose bodies are passed on piece by piece, and may be endless.
     """
 
-    def __init__(self, app: ASGIApp, *, most_bytes: int, hint: str, streams: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, most_bytes: int, hint: str, streams: Collection[str] = ()) -> None:
         self._app = app
         self._streams = streams
         self._most = most_bytes
         self._hint = hint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD") or scope["path"] == self._streams:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD") or scope["path"] in self._streams:
             await self._app(scope, receive, send)
         elif _declared(scope) > self._most:
             await self._refusal()(scope, receive, send)

@@ -46,7 +46,7 @@ def pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def archive(parts: Sequence[Part], top: str) -> Generator[bytes]:
     """A tar of all files, below a folder ``top``, piece by piece. Blocks."""
-    for name, file in _files(parts):
+    for name, file in opened_files(parts):
         with file:
             about = os.fstat(file.fileno())
             info = tarfile.TarInfo(os.fsdecode(os.fsencode(top) + b"/" + name))
@@ -68,7 +68,8 @@ def _padded(file: BinaryIO, size: int) -> Iterator[bytes]:
         missing -= CHUNK_BYTES
 
 
-def _files(parts: Sequence[Part]) -> Iterator[tuple[bytes, BinaryIO]]:
+def opened_files(parts: Sequence[Part]) -> Iterator[tuple[bytes, BinaryIO]]:
+    """All files with their names; the caller closes them. Blocks."""
     for part in parts:
         own, root = os.fsencode(part.name), os.fsencode(part.path)
         with suppress(OSError):

@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.code.folder_request import folder_request
 from ugro.agent.code.folder_transfer import FolderTransfers
-from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.snapshot_store import Reading, SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.agent.code.uploads import Uploads
 from ugro.agent.support.caller import expect_files
+from ugro.agent.support.client_files import FOLDER, Offer, remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Tidied
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.folder import Folder
 from ugro.core.job import Job
+from ugro.core.support.codec import decode
 from ugro.core.support.progress import together
 from ugro.nodes.runs import Identity
 from ugro.remote import disk
@@ -32,7 +34,6 @@ from ugro.store.code import CodeStore
 
 log = logging.getLogger(__name__)
 
-_LINK_HINT = "put the file itself there instead of the link, or name the folder that the link leads to"
 _MOST_NAMED = 2  # nodes in a sentence
 _LOOK_S = 0.3
 
@@ -59,6 +60,8 @@ class Folders:
 
     async def take(self, name: str, path: Path, reading: Reading | None = None) -> Folder:
         """Stores it as it is now. Files that were read before and look the same are not read again."""
+        if (offer := remote_client()) is not None and str(path) not in offer.own:
+            return await asyncio.to_thread(self._offered, offer, name, str(path))
         path = Path(os.path.abspath(path))
         expect_files(path)
         request = await asyncio.to_thread(self._request, name, path, reading or Reading())
@@ -70,20 +73,24 @@ class Folders:
         only = request.choices.only
         return Folder(name, str(path), taken.id, os.fsdecode(only) if only else "", taken.files, taken.bytes)
 
+    def _offered(self, offer: Offer, name: str, path: str) -> Folder:
+        """As a client on another machine has sent it."""
+        key = f"{name}={path}"  # a client may name one folder twice
+        params = {"name": name, "folder": path, "max_bytes": self.cluster.config.sync.folder_limit}
+        found = decode(Folder, offer.folder(key, params))
+        if not self._snapshots.has(found.tree):  # it was removed since
+            offer.forget(FOLDER, key)
+            return self._offered(offer, name, path)
+        return found
+
+    @property
+    def uploads(self) -> Uploads:
+        """For clients on other machines."""
+        return Uploads(self._snapshots, self._transfers.lock.shared)
+
     def _request(self, name: str, path: Path, reading: Reading) -> SnapshotRequest:
-        kind = _kind_of(name, path)
-        is_file = stat.S_ISREG(kind)
         reading.expect_room = self._expect_room
-        choices = Choices(
-            follows_links=is_file or _is_hub_snapshot(path),
-            links_out=Links.ERROR,
-            link_hint=_LINK_HINT,
-            reads_rules=False,
-            only=os.fsencode(path.name) if is_file else None,
-        )
-        limit = self.cluster.config.sync.folder_limit
-        folder = path.parent if is_file else path
-        return SnapshotRequest(str(folder), choices, limit, is_code=False, reading=reading)
+        return folder_request(name, path, self.cluster.config.sync.folder_limit, reading)
 
     def _take(self, request: SnapshotRequest) -> StoredSnapshot:
         taken = self._snapshots.take(request)
@@ -185,23 +192,6 @@ class Folders:
             task.cancel()
         await asyncio.gather(*self._making_room, return_exceptions=True)
         await self._transfers.close()
-
-
-def _kind_of(name: str, path: Path) -> int:
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"folder {name}: {path}: {why}", hint="name a folder or a file on this machine") from error
-    kind = stat.S_IFMT(mode)
-    if kind not in (stat.S_IFREG, stat.S_IFDIR):
-        raise UsageError(f"folder {name}: {path} is neither a folder nor a file", hint="name a folder or a file")
-    return kind
-
-
-def _is_hub_snapshot(path: Path) -> bool:
-    """In a cache of Hugging Face: its files are links to those that all revisions share."""
-    return path.parent.name == "snapshots" and (path.parent.parent / "blobs").is_dir()
 
 
 def _nodes(job: Job) -> tuple[str, ...]:

@@ -17,15 +17,18 @@ from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, Links
 from ugro.agent.code.script_imports import ScriptImports
 from ugro.agent.code.sdk import Sdk
-from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.agent.code.snapshot_store import EMPTY, SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
+from ugro.agent.code.uploads import Uploads
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.support.caller import expect_files
+from ugro.agent.support.client_files import CODE, Offer, Offers, remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.core.errors import UgroError
 from ugro.core.job import FINAL_STATES, Imports, Job, JobSpec, JobState
+from ugro.core.support.codec import decode
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
@@ -51,6 +54,7 @@ class Code:
         self._imports = ScriptImports(self._snapshots)
         self._sdk = Sdk(self._snapshots)
         self.folders = Folders(state.folders, cluster, store.code, identity, self._live_folders)
+        self.offers = Offers()  # of clients on other machines
         self._making_room: asyncio.Task[None] | None = None
 
     # --- taking ------------------------------------------------------------------------------------------------
@@ -59,6 +63,11 @@ class Code:
         self, folder: Path, *, force: bool = False, is_lasting: bool = True, without: Iterable[Path] = ()
     ) -> Snapshot:
         """Stores the folder as it is now; ``is_lasting``: so that it survives a power cut. ``without`` is left out."""
+        if (offer := remote_client()) is not None:
+            sent = await asyncio.to_thread(self._offered, offer, folder, force, [str(one) for one in without])
+            self._make_room_soon()
+            self._transfers.note_folder(sent.id, sent.folder)
+            return sent
         expect_files(folder)
         taken = await asyncio.to_thread(self._take, self._request(folder, force, without), is_lasting)
         self._count(taken)
@@ -66,6 +75,29 @@ class Code:
             self._make_room_soon()
         self._transfers.note_folder(taken.id, taken.folder)
         return Snapshot(taken.id, taken.folder, taken.files, taken.bytes, taken.skipped)
+
+    def _offered(self, offer: Offer, folder: Path, force: bool, without: list[str]) -> Snapshot:
+        """As a client on another machine has sent it: by the rules of this cluster, but from its own disk."""
+        sync = self._cluster.config.sync
+        params = {
+            "exclude": list(sync.exclude_patterns),
+            "follows_links": sync.follow_symlinks,
+            "links_out": str(sync.outside_links),
+            "max_bytes": sync.max_size,
+            "trusts_times": not sync.use_checksums,
+            "force": force,
+            "without": without,
+        }
+        found = decode(Snapshot, offer.code(str(folder), params))
+        if found.id == EMPTY or self._snapshots.has(found.id):
+            return found
+        offer.forget(CODE, str(folder))  # it was removed since
+        return self._offered(offer, folder, force, without)
+
+    @property
+    def uploads(self) -> Uploads:
+        """For clients on other machines."""
+        return Uploads(self._snapshots, self._transfers.lock.shared)
 
     async def take_files(self, folder: Path) -> str:
         """Stores a folder of our own, every file of it; the hash of its tree."""
@@ -97,6 +129,8 @@ class Code:
 
     def why_left_alone(self, folder: Path) -> str | None:
         """What a folder is that nobody who runs a command there means to send as a whole; None for all others."""
+        if (offer := remote_client()) is not None:
+            return offer.why_left_alone(str(folder))
         for place, what in ((Path.home(), "your home folder"), (Path("/"), "/"), (self._state.path, "UGRO's own")):
             with contextlib.suppress(OSError):
                 if os.path.samefile(folder, place):

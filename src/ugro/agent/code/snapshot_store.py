@@ -196,6 +196,18 @@ class SnapshotStore:
         finally:
             writer.discard()  # does nothing after finish
 
+    def alone(self) -> threading.Lock:
+        """For others who add to the store."""
+        return self._one_at_a_time
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[ContentStore]:
+        """Nothing is deleted meanwhile."""
+        with _storing(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self.store.using():
+                yield self.store
+
     def settle(self) -> None:
         """When this returns, all snapshots survive a power cut."""
         if os.path.isdir(self.store.packs):

@@ -17,6 +17,7 @@ import ugro
 from ugro.agent.artifacts.environments import Environments
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.support.caller import expect_files
+from ugro.agent.support.client_files import remote_client
 from ugro.core.environment import Environment
 from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
@@ -107,6 +108,8 @@ def _work(spec: JobSpec) -> dict[str, object]:
 
 
 def _content_hash(name: str) -> str:
+    if (offer := remote_client()) is not None:
+        return offer.digest(name.removeprefix(f"{offer.machine}:"))
     digest = hashlib.sha256()
     try:
         with Path(name).open("rb") as file:

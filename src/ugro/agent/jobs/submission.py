@@ -21,10 +21,11 @@ from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, expect_visible
+from ugro.agent.support.client_files import remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
-from ugro.config.job.file import Draft, draft_job, edited_job
+from ugro.config.job.file import Draft, draft_job, edited_job, parse_job
 from ugro.config.job.form import read_form
 from ugro.config.job.schema import JobSection
 from ugro.config.problems import nearest
@@ -109,7 +110,9 @@ class SubmissionReader:
         spec = await self._with_folders(spec, draft, submit)
         if not spec.inputs:
             return spec
-        return replace(spec, inputs=tuple(str(submit.here / draft.workdir / name) for name in spec.inputs))
+        whose = "" if (offer := remote_client()) is None else f"{offer.machine}:"  # never taken for a path of ours
+        inputs = [f"{whose}{submit.here / draft.workdir / name}" for name in spec.inputs]
+        return replace(spec, inputs=tuple(inputs))
 
     async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
         """The Python environment that such a job would have; the submission need not say what to run."""
@@ -303,6 +306,9 @@ class SubmissionReader:
         return taken[key]
 
     def _expect_sent(self, script: str, snapshot: Snapshot) -> None:
+        if remote_client() is not None:  # its folder is not on this machine
+            self._expect_script_there(script, snapshot)
+            return
         _expect_script(script, Path(snapshot.folder))
         kind = stat.S_IFMT(os.lstat(Path(snapshot.folder, script)).st_mode)
         if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
@@ -311,6 +317,13 @@ class SubmissionReader:
             raise ConfigError(
                 f"{script} is not sent: a .gitignore, a .ugroignore or sync.exclude_patterns excludes it",
                 hint=f"to include it, add the line !{script} to .ugroignore",
+            )
+
+    def _expect_script_there(self, script: str, snapshot: Snapshot) -> None:
+        if self._code is not None and not self._code.holds(snapshot.id, script):
+            raise ConfigError(
+                f"{script} is not among the files of {snapshot.folder} that are sent",
+                hint="name it as seen from there; .gitignore, .ugroignore and sync.exclude_patterns leave files out",
             )
 
     def _expect_script_in(self, spec: JobSpec, snapshot: str | None, whose: str) -> None:
@@ -330,14 +343,15 @@ class SubmissionReader:
         """``is_to_send``: the user expects that the folder is sent."""
         if spec.cwd is not None:
             return spec
+        is_here = remote_client() is None
         may_grow = self._cluster.config.discovery.adds_nodes
-        if not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
+        if is_here and not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
             if (script := _script(spec)) is not None:
                 _expect_script(script, folder)
             return replace(spec, cwd=str(folder))
-        if is_to_send:
+        if is_to_send and is_here:
             self._expect_nothing_of(folder, spec.argv)
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
@@ -394,6 +408,8 @@ def _similar(script: str, folder: Path) -> str:
 
 
 def _draft(submit: Submit) -> Draft:
+    if submit.file is not None and (offer := remote_client()) is not None:
+        return parse_job(offer.text(str(submit.file)), submit.file, fields=submit.fields)
     if submit.file is not None:
         expect_files(submit.file)
     return draft_job(submit.file, fields=submit.fields)

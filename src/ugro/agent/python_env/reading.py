@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ugro.agent.support.caller import may_read_files
+from ugro.agent.support.client_files import remote_client
 from ugro.config.job.file import Draft
 from ugro.config.kinds import BadValueError
 from ugro.config.load import MAX_FILE_BYTES, read_text
@@ -30,11 +31,15 @@ _PROJECT = "pyproject.toml"
 _NONE = EnvironmentSection()
 
 
-def read_request(section: EnvironmentSection, inside: Sequence[Path]) -> EnvRequest | None:
+def read_request(
+    section: EnvironmentSection, inside: Sequence[Path], read: Callable[[str], str] | None = None
+) -> EnvRequest | None:
     """None: the job runs in the node's own Python. Blocks. Raises BadValueError, at a key of the section.
 
-    The section's paths are whole. ``inside``: folders whose files may be included.
+    The section's paths are whole. ``inside``: folders whose files may be included. ``read``: another way to a file's
+    text than from this machine's disk.
     """
+    read = read or _read
     if not section.enabled or not section.names_packages:
         return None
     if section.existing is not None:
@@ -44,12 +49,12 @@ def read_request(section: EnvironmentSection, inside: Sequence[Path]) -> EnvRequ
     if section.no_index and not section.find_links:
         raise BadValueError("there are no packages then", hint="name folders in find_links", at=("no_index",))
     folders = [str(folder) for folder in inside]
-    found = _at("requirements", lambda: _requirements(section, folders))
+    found = _at("requirements", lambda: _requirements(section, folders, read))
     packages = [_at("packages", partial(checked, line)) for line in section.packages]
     request = EnvRequest(
         python=section.python,
         requirements=(*found.requirements, *packages),
-        constraints=(*found.constraints, *_at("constraints", lambda: _constraints(section, folders))),
+        constraints=(*found.constraints, *_at("constraints", lambda: _constraints(section, folders, read))),
         index_url=section.index_url or found.index_url,
         extra_index_url=(*section.extra_index_url, *found.extra_index_url),
         find_links=(*section.find_links, *found.find_links),
@@ -58,7 +63,7 @@ def read_request(section: EnvironmentSection, inside: Sequence[Path]) -> EnvRequ
         no_index=section.no_index or found.no_index,
         upgrade=section.upgrade,
     )
-    return request if section.lock is None else _at("lock", lambda: _locked(request, section))
+    return request if section.lock is None else _at("lock", lambda: _locked(request, section, read))
 
 
 def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | None:
@@ -75,10 +80,14 @@ def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | Non
     def base(key: str) -> Path:
         return here if ("environment", key) in draft.given.values else folder
 
-    if not may_read_files():
+    offer = remote_client()
+    if offer is None and not may_read_files():
         refuse_files(draft, None)
+    read = (lambda file: offer.text(file)) if offer is not None and own.names_packages else None
+    if offer is not None and any("://" not in link for link in own.find_links):
+        draft.refuse(("environment", "find_links"), "a folder of another machine cannot be used", "name an address")
     try:
-        return read_request(own.located(base).over(common), [folder])
+        return read_request(own.located(base).over(common), [folder], read)
     except BadValueError as error:
         if own.names_packages:
             draft.refuse(("environment", *error.at), error.message, error.hint)
@@ -117,17 +126,17 @@ def with_old_passwords(request: EnvRequest | None, old: EnvRequest | None) -> En
     return request.with_addresses(lambda address: known.get(address, address))
 
 
-def _requirements(section: EnvironmentSection, inside: Sequence[str]) -> Found:
+def _requirements(section: EnvironmentSection, inside: Sequence[str], read: Callable[[str], str]) -> Found:
     if section.requirements is None:
         return Found()
-    file, read = _text(section.requirements, "requirements.txt")
+    file, read = _text(section.requirements, "requirements.txt", read)
     return read_requirements(file, read, inside)
 
 
-def _constraints(section: EnvironmentSection, inside: Sequence[str]) -> list[str]:
+def _constraints(section: EnvironmentSection, inside: Sequence[str], read: Callable[[str], str]) -> list[str]:
     if section.constraints is None:
         return []
-    file, read = _text(section.constraints, "constraints.txt")
+    file, read = _text(section.constraints, "constraints.txt", read)
     return read_constraints(file, read, inside)
 
 
@@ -139,22 +148,22 @@ def _overrides(section: EnvironmentSection) -> list[EnvOverride]:
     return found
 
 
-def _locked(request: EnvRequest, section: EnvironmentSection) -> EnvRequest:
+def _locked(request: EnvRequest, section: EnvironmentSection, read_file: Callable[[str], str]) -> EnvRequest:
     assert section.lock is not None
-    file, read = _text(section.lock, UV_LOCK)
+    file, read = _text(section.lock, UV_LOCK, read_file)
     text = read(file)
     kind = kind_of_lock(text)
     if kind == PYLOCK:
         return replace(request, requirements=pylock_requirements(text))
-    project, read = _text(section.project or str(Path(file).with_name(_PROJECT)), _PROJECT)
+    project, read = _text(section.project or str(Path(file).with_name(_PROJECT)), _PROJECT, read_file)
     return replace(request, lock=text, lock_name=kind, project=read(project))
 
 
-def _text(value: str, name: str) -> tuple[str, Callable[[str], str]]:
+def _text(value: str, name: str, read: Callable[[str], str]) -> tuple[str, Callable[[str], str]]:
     """A file and how to read it; a text of several lines stands for the file itself."""
     if "\n" in value:
         return name, lambda file: value
-    return value, _read
+    return value, read
 
 
 def _read(file: str) -> str:

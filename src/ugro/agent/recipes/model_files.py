@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.support.client_files import expect_local, remote_client
 from ugro.core.errors import UsageError
 from ugro.remote.folders import hub_cache
 
@@ -18,6 +19,10 @@ _NAMED_PATHS = ("./", "../", "/", "~")
 
 def path_of(text: str, here: Path) -> Path | None:
     """None if it names something of the hub."""
+    if remote_client() is not None:  # whether there is such a file is known on the client's machine alone
+        if text.startswith(_NAMED_PATHS):
+            expect_local(f"the folder {text}", "name a model or dataset of the hub; or run it on the master")
+        return None
     path = here / os.path.expanduser(text)
     return Path(os.path.abspath(path)) if text.startswith(_NAMED_PATHS) or os.path.exists(path) else None
 
@@ -63,7 +68,9 @@ def config_of(folder: Path | str | None) -> Mapping[str, Any] | None:
 
 
 def cached(kind: str, repo: str, env: Mapping[str, str]) -> str | None:
-    """The folder in the cache of this machine."""
+    """The folder in the cache of this machine; ``env`` says where the submitter has it, if that is here."""
+    if remote_client() is not None:
+        return None
     try:
         return hub_cache.find(kind, repo, env)
     except ValueError as error:

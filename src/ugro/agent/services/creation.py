@@ -22,6 +22,7 @@ from ugro.agent.services.door_place import DoorPlaces
 from ugro.agent.services.model_folder import ModelFolder, described, expect_complete, in_results
 from ugro.agent.services.ray_place import RayPlaces, at_head, expect_unnamed
 from ugro.agent.support.caller import expect_files, vouch
+from ugro.agent.support.client_files import expect_local, remote_client
 from ugro.config.service import ALL, FILE, ScaleSection, ServiceDraft, ServiceSection, name_problem, read_service
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable, UsageError
 from ugro.core.job import ANY_GPUS, Job, JobSpec, Launcher, Placement
@@ -204,6 +205,8 @@ class Creation:
         found, source, name = await self._model(word, section.path, request.submit.here)
         if found is not None:
             base = [f"base={found.base}"] if found.base else []
+            if (offer := remote_client()) is not None:
+                offer.own |= {str(one) for one in (found.path, found.base) if one}
             fields["folder"] = [*_listed(fields.get("folder")), f"model={found.path}", *base]
         if command is not None:
             words = _listed(command)
@@ -224,6 +227,7 @@ class Creation:
         if word is None:
             return None, "", ""
         if word.startswith((".", "/", "~")) or "/" in word:
+            expect_local(f"the folder {word}", "serve a job's model: ugro serve JOB; or run it on the master")
             folder = here / Path(word).expanduser() / (path or "")
             expect_files(folder)
             if not await asyncio.to_thread(folder.exists):

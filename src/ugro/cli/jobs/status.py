@@ -55,7 +55,10 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
       ugro status --state running
       ugro status last
     """
-    jobs = session.client().jobs
+    client = session.client()
+    jobs = client.jobs
+    if client.master is not None:
+        session.output.note(f"on {client.master}")
     if job is None:
         found = jobs.newest(None if is_all else limit, states=[JobState(word) for word in state])
         show_all(session.output, found, state, session.safe_mode)

@@ -7,28 +7,16 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.cli.untrusted import file_name
+from ugro.client.remote.pull import Conflict, Pulled
 from ugro.core.errors import NotAllowed
 from ugro.core.results import JobResults, Part
 
 _PIECE_BYTES = 1 << 20
 _MOST_NAMED = 5
 _TIMES = b".times"  # the index beside a log
-
-
-class Conflict(Exception):
-    """Files there differ; nothing was copied."""
-
-
-@dataclass(slots=True)
-class Pulled:
-    files: int = 0
-    bytes: int = 0
-    same: int = 0
-    seen_bytes: int = 0  # copied, or equal
 
 
 def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:

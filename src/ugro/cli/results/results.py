@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ from ugro.cli.jobs.result_summary import amount, fetch_hint
 from ugro.cli.output import Cell, Output
 from ugro.cli.results.energy import energy_facts
 from ugro.cli.results.fetch import fetch
-from ugro.cli.results.pull import Conflict, Pulled, pull
+from ugro.cli.results.pull import pull
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.cli.untrusted import file_name
 from ugro.client.client import Client
+from ugro.client.remote.pull import Conflict, Pulled, RemoteResults
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
@@ -113,8 +115,15 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
     if made.state is ResultState.REMOVED:
         raise NotAllowed(f"the results of job {job.id} were removed")
     pulled = Pulled()
+
+    def show(done: Pulled) -> None:
+        output.progress(_copied(done, made))
+
     try:
-        pulled = pull(made, target, is_forced=is_forced, on_progress=lambda done: output.progress(_copied(done, made)))
+        if client.master is None:
+            pulled = pull(made, target, is_forced=is_forced, on_progress=show)
+        else:
+            pulled = RemoteResults(client, made.job, made.attempt, show).pull(os.fsencode(target), is_forced=is_forced)
     except Conflict as error:
         raise UgroError(str(error), hint="overwrite them with --force, or choose another directory") from error
     except OSError as error:

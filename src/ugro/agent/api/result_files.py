@@ -1,0 +1,114 @@
+"""The API's routes for the files of a job's results: for clients on other machines, which cannot open them.
+
+A name is quoted as in a URL: it need not be text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from fastapi import FastAPI, Query, Response
+from pydantic import Field
+
+from ugro.agent.api.responses import Body, LiveResponse, ndjson
+from ugro.agent.artifacts.output_store import shown
+from ugro.agent.artifacts.result_files import open_result, opened_files, pieces, size_of
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.service import JobService
+from ugro.core.errors import NotFound, UgroError
+from ugro.core.results import Part
+from ugro.core.support.codec import dumps
+from ugro.remote import wire
+
+_FRAMES = "application/vnd.ugro.frames"
+_BATCH = 500
+_MOST_FILES = 1000  # in one request
+_SIGN_OF_LIFE_BYTES = 64 << 20  # read without anything to send
+Attempt = Annotated[int | None, Query(ge=1)]
+
+
+class WantedFile(Body):
+    name: str = Field(max_length=16384)
+    offset: int = Field(default=0, ge=0)  # bytes that the client has
+
+
+class ContentBody(Body):
+    files: list[WantedFile] = Field(max_length=_MOST_FILES)
+    attempt: int | None = Field(default=None, ge=1)
+    only_hash: bool = False
+
+
+def add_result_file_routes(app: FastAPI, jobs: JobService, results: ResultService) -> None:
+    async def parts_of(word: str, attempt: int | None) -> tuple[Part, ...]:
+        return (await results.of(await jobs.find(word), attempt, most_listed=0)).parts
+
+    @app.get("/v1/jobs/{word}/results/files")
+    async def files(word: str, attempt: Attempt = None) -> Response:
+        """``{"name", "bytes", "mode", "modified_ns"}`` for each."""
+        return LiveResponse(ndjson(_listed(await parts_of(word, attempt))), "application/x-ndjson")
+
+    @app.post("/v1/jobs/{word}/results/content")
+    async def content(word: str, body: ContentBody) -> Response:
+        """For each file CALL with its name, OUT with its bytes, RESULT with its hash; or ERROR."""
+        return LiveResponse(_contents(await parts_of(word, body.attempt), body), _FRAMES)
+
+
+async def _listed(parts: Sequence[Part]) -> AsyncGenerator[list[dict[str, Any]]]:
+    found = opened_files(parts)
+    while batch := await asyncio.to_thread(_some, found):
+        yield batch
+
+
+def _some(found: Iterator[tuple[bytes, BinaryIO]]) -> list[dict[str, Any]]:
+    batch = []
+    for name, file in found:
+        with file:
+            about = os.fstat(file.fileno())
+        mode, size = stat.S_IMODE(about.st_mode), about.st_size
+        batch.append({"name": quote_from_bytes(name), "bytes": size, "mode": mode, "modified_ns": about.st_mtime_ns})
+        if len(batch) >= _BATCH:
+            break
+    return batch
+
+
+async def _contents(parts: Sequence[Part], body: ContentBody) -> AsyncGenerator[bytes]:
+    for asked in body.files:
+        yield wire.message(wire.CALL, 0, {"name": asked.name})
+        try:
+            with await asyncio.to_thread(open_result, parts, shown(unquote_to_bytes(asked.name))) as file:
+                async with contextlib.aclosing(_content(file, asked.offset, body.only_hash)) as frames:
+                    async for frame in frames:
+                        yield frame
+        except NotFound:
+            hint = "it was replaced or removed; try again"
+            yield _error(NotFound(f"{asked.name}: there is no such file any more", hint=hint))
+        except OSError as error:
+            yield _error(UgroError(f"{asked.name}: {(error.strerror or str(error)).lower()}"))
+
+
+async def _content(file: BinaryIO, offset: int, only_hash: bool) -> AsyncGenerator[bytes]:
+    """``offset``: where the client continues. The hash is that of the whole file."""
+    digest, at, unseen = hashlib.sha256(), 0, 0
+    content = pieces(file, size_of(file))
+    while piece := await asyncio.to_thread(next, content, b""):
+        await asyncio.to_thread(digest.update, piece)
+        fresh = b"" if only_hash else piece[max(0, offset - at) :]
+        at += len(piece)
+        unseen = 0 if fresh else unseen + len(piece)
+        if fresh:
+            yield wire.frame(wire.OUT, 0, fresh)
+        elif unseen >= _SIGN_OF_LIFE_BYTES:
+            unseen = 0
+            yield wire.frame(wire.PING, 0)
+    yield wire.message(wire.RESULT, 0, {"sha256": digest.hexdigest(), "bytes": at})
+
+
+def _error(error: UgroError) -> bytes:
+    return wire.frame(wire.ERROR, 0, dumps(error.to_wire()).encode())

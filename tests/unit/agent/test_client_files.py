@@ -1,0 +1,110 @@
+"""The files of a client on another machine: asked for, and never looked for on the agent's own disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ugro.agent.jobs.result_cache import _content_hash
+from ugro.agent.jobs.submission import Submit, _draft
+from ugro.agent.python_env.reading import environment_of
+from ugro.agent.recipes import model_files
+from ugro.agent.support.client_files import Item, Offer, Offers, expect_local, remote_client, serving
+from ugro.config.job.file import parse_job
+from ugro.config.schema import Config
+from ugro.core.errors import ConfigError, NotAllowed, UsageError, Wanted
+
+
+def offer(**texts: str) -> Offer:
+    found = Offer("key", "laptop")
+    for path, text in texts.items():
+        found.add(Item("text", path, text))
+    return found
+
+
+def test_each_request_has_what_was_sent_for_it_and_old_ones_are_forgotten() -> None:
+    offers = Offers()
+    first = offers.of("k1 laptop")
+    first.add(Item("text", "/a", "x"))
+    assert offers.of("k1 laptop").text("/a") == "x"
+    with pytest.raises(Wanted):
+        offers.of("k2 laptop").text("/a")
+    for number in range(300):
+        offers.of(f"n{number} laptop")
+    with pytest.raises(Wanted):
+        offers.of("k1 laptop").text("/a")
+
+
+@pytest.mark.parametrize("header", ["", "key", "k ../x", "k a b", "k\n laptop", "x" * 100 + " a"])
+def test_a_header_of_somebody_else_is_refused(header: str) -> None:
+    with pytest.raises(UsageError, match="invalid header"):
+        Offers().of(header)
+
+
+def test_a_job_file_is_asked_for_although_there_is_one_of_that_name_here(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("script: here.py")
+    submit = Submit("ann", "key", file=file, here=tmp_path)
+    found = offer()
+    with serving(found):
+        with pytest.raises(Wanted) as wanted:
+            _draft(submit)
+        found.add(Item("text", str(file), "script: there.py"))
+        assert _draft(submit).section.script == "there.py"
+    assert (wanted.value.what, wanted.value.path) == ("text", str(file))
+    assert remote_client() is None
+    assert _draft(submit).section.script == "here.py"
+
+
+def test_why_a_file_cannot_be_sent_is_the_users_error() -> None:
+    found = offer()
+    found.add(Item("text", "/j", problem="/j: no such file"))
+    with pytest.raises(ConfigError, match="/j: no such file"):
+        found.text("/j")
+
+
+def test_requirements_are_those_of_the_client_and_their_includes_too(tmp_path: Path) -> None:
+    (tmp_path / "reqs.txt").write_text("from-here\n")
+    text = "script: x.py\nenvironment: {requirements: reqs.txt}\n"
+    draft = parse_job(text, tmp_path / "job.yaml", fields={})
+    found = offer()
+    with serving(found):
+        for name, text in (("reqs.txt", "-r more.txt\nnumpy\n"), ("more.txt", "torch\n")):
+            with pytest.raises(Wanted) as wanted:
+                environment_of(draft, tmp_path, Config(nodes=()))
+            assert wanted.value.path == str(tmp_path / name)
+            found.add(Item("text", str(tmp_path / name), text))
+        request = environment_of(draft, tmp_path, Config(nodes=()))
+    assert request is not None
+    assert sorted(request.requirements) == ["numpy", "torch"]
+
+
+def test_folders_of_wheels_and_models_on_another_machine_are_refused(tmp_path: Path) -> None:
+    text = "script: x.py\nenvironment: {packages: [numpy], find_links: [wheels]}\n"
+    (tmp_path / "llama").mkdir()
+    with serving(offer()):
+        with pytest.raises(ConfigError, match="another machine"):
+            environment_of(parse_job(text, tmp_path / "job.yaml", fields={}), tmp_path, Config(nodes=()))
+        with pytest.raises(NotAllowed, match="cannot be used from another machine"):
+            model_files.path_of("./llama", tmp_path)
+        assert model_files.path_of("llama", tmp_path) is None
+        assert model_files.cached("model", "org/llama", {"HF_HOME": str(tmp_path)}) is None
+    assert model_files.path_of("llama", tmp_path) == tmp_path / "llama"
+
+
+def test_the_hash_of_an_input_is_the_clients(tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text("here")
+    found = offer()
+    found.add(Item("hash", str(file), "abc"))
+    with serving(found):
+        assert _content_hash(f"laptop:{file}") == "abc"
+    with pytest.raises(ConfigError, match="no such file"):  # of a job that is launched again, without its client
+        _content_hash(f"laptop:{file}")
+
+
+def test_what_cannot_be_sent_is_refused_by_name() -> None:
+    expect_local("the folder x", "hint")
+    with serving(offer()), pytest.raises(NotAllowed, match="the folder x"):
+        expect_local("the folder x", "hint")

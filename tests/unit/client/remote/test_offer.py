@@ -1,0 +1,135 @@
+"""What a client sends of its machine: what its command names, and nothing else that a master asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ugro.client.remote.offer import Offer, why_left_alone
+from ugro.client.remote.trees import Trees, Wire
+from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
+from ugro.core.support.state_dir import StateDir
+
+
+@dataclass
+class Sent:
+    items: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    uploaded: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, method: str, path: str, body: Any) -> Any:
+        self.asked.append(path)
+        return {"has": False, "base": None}
+
+    def upload(self, path: str, pieces: Any) -> Any:
+        self.uploaded[path.partition("?")[0]] = len(b"".join(pieces))
+        return {"lacking": [], "bad": 0}
+
+
+def offer_of(home: Path, body: Any) -> tuple[Offer, Sent]:
+    sent, state = Sent(), StateDir(home / ".ugro")
+    trees = Trees(state, Wire(sent.ask, sent.upload, lambda text: None))
+    return Offer(state, body, trees, sent.items.append), sent
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_ed25519").write_text("secret")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / ".env").write_text("PASSWORD=secret")
+    return tmp_path
+
+
+def submit(home: Path, **more: Any) -> dict[str, Any]:
+    return {"here": str(home / "project"), "file": None, "fields": {"script": "train.py"}, **more}
+
+
+RULES: dict[str, Any] = {
+    "exclude": [".git"], "follows_links": False, "links_out": "keep", "max_bytes": 1000, "trusts_times": False,
+    "force": False, "without": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["text", "hash", "folder", "code"])
+@pytest.mark.parametrize("path", [".ssh/id_ed25519", "project/.env", ".ssh", "", "project/../.ssh"])
+def test_what_no_word_of_the_command_names_is_not_sent(home: Path, what: str, path: str) -> None:
+    offer, sent = offer_of(home, submit(home))
+    with pytest.raises(NotAllowed, match="does not name"):
+        offer.provide(Wanted(what, str(home / path), {**RULES, "home": str(home)}))
+    assert (sent.items, sent.asked, sent.uploaded) == ([], [], {})
+
+
+def test_relative_and_odd_paths_are_not_sent(home: Path) -> None:
+    offer, _ = offer_of(home, submit(home))
+    for path in ("train.py", "", "../.ssh/id_ed25519", "\0"):
+        with pytest.raises(NotAllowed):
+            offer.provide(Wanted("text", path))
+
+
+def test_a_job_file_and_what_it_names_are_sent(home: Path) -> None:
+    project = home / "project"
+    (project / "job.yaml").write_text("script: train.py\nenvironment: {requirements: reqs/base.txt}\n")
+    (project / "reqs").mkdir()
+    (project / "reqs" / "base.txt").write_text("-r more.txt\nnumpy\n")
+    (project / "reqs" / "more.txt").write_text("torch\n")
+    offer, sent = offer_of(home, submit(home, file=str(project / "job.yaml")))
+    with pytest.raises(NotAllowed):  # the job file was not read yet
+        offer.provide(Wanted("text", str(project / "reqs" / "base.txt")))
+    for path in ("job.yaml", "reqs/base.txt", "reqs/more.txt"):
+        offer.provide(Wanted("text", str(project / path)))
+    assert [item["value"] for item in sent.items][1:] == ["-r more.txt\nnumpy\n", "torch\n"]
+
+
+def test_a_home_that_the_master_expanded_is_that_of_this_machine(home: Path) -> None:
+    (home / "data").mkdir()
+    (home / "data" / "a.txt").write_text("mine")
+    offer, sent = offer_of(home, submit(home, fields={"folder": ["data=~/data"]}))
+    asked = Wanted("folder", "data=/home/there/data", {
+        "name": "data", "folder": "/home/there/data", "max_bytes": 1000, "home": "/home/there"
+    })  # fmt: skip
+    offer.provide(asked)
+    assert sent.items[0]["path"] == "data=/home/there/data"
+    assert sent.items[0]["value"]["source"] == str(home / "data")
+    with pytest.raises(NotAllowed):
+        offer.provide(Wanted("text", "/home/there/.ssh/id_ed25519", {"home": "/home/there"}))
+
+
+def test_code_is_read_by_the_masters_rules_and_uploaded(home: Path) -> None:
+    project = home / "project"
+    (project / ".git").mkdir()
+    (project / ".git" / "config").write_text("x")
+    (project / "train.py").write_text("print()")
+    offer, sent = offer_of(home, submit(home))
+    offer.provide(Wanted("code", str(project), RULES))
+    snapshot = sent.items[0]["value"]
+    assert (snapshot["files"], snapshot["folder"]) == (2, str(project))
+    assert sent.asked == ["/v1/remote/known"]
+    assert sent.uploaded["/v1/remote/trees"] > 0
+    with pytest.raises(UgroError, match=r"sync\.max_size"):
+        offer.provide(Wanted("code", str(project), {**RULES, "max_bytes": 3}))
+
+
+def test_a_file_that_cannot_be_read_is_said_to_the_master(home: Path) -> None:
+    offer, sent = offer_of(home, submit(home, file=str(home / "project" / "job.yaml")))
+    offer.provide(Wanted("text", str(home / "project" / "job.yaml")))
+    assert sent.items[0]["problem"] == f"{home / 'project' / 'job.yaml'}: no such file or directory"
+    (home / "project" / "job.yaml").write_bytes(b"\xff\xfe")
+    offer.provide(Wanted("text", str(home / "project" / "job.yaml")))
+    assert "UTF-8" in sent.items[1]["problem"]
+
+
+def test_the_home_folder_is_never_sent_as_a_whole(home: Path) -> None:
+    assert why_left_alone(str(home), StateDir(home / ".ugro")) == "your home folder"
+    assert why_left_alone(str(home / "project"), StateDir(home / ".ugro")) is None
+
+
+def test_what_is_wanted_survives_the_wire() -> None:
+    wanted = Wanted("code", "/x", {"a": [1]})
+    found = error_from_wire(wanted.to_wire())
+    assert isinstance(found, Wanted)
+    assert (found.what, found.path, found.params) == ("code", "/x", {"a": [1]})
