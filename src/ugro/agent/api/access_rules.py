@@ -99,7 +99,13 @@ RULES: Mapping[str, Access] = {
     "POST /v1/environments/gc": _OPERATES,
     "GET /v1/environments/{word}": _SEES,
     "DELETE /v1/environments/{word}": _OPERATES,
+    # Files of clients on other machines.
+    "POST /v1/remote/items": _USES,
+    "POST /v1/remote/known": _USES,
+    "POST /v1/remote/missing": _USES,
+    "POST /v1/remote/trees": _USES,
     # Jobs.
+    "GET /v1/usage": _SEES,
     "GET /v1/jobs": _SEES,
     "POST /v1/jobs": _USES,
     "POST /v1/jobs/batch": _USES,
@@ -115,6 +121,8 @@ RULES: Mapping[str, Access] = {
     "GET /v1/jobs/{word}/logs": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/results": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/results/brief": _sees(Kind.JOB),
+    "GET /v1/jobs/{word}/results/files": _sees(Kind.JOB),
+    "POST /v1/jobs/{word}/results/content": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/notes": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/profile": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/steps": _sees(Kind.JOB),

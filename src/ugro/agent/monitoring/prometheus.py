@@ -13,8 +13,8 @@ from ugro.agent.monitoring.export import Figures
 from ugro.agent.monitoring.measured_hardware import of_hardware
 from ugro.agent.monitoring.monitor import Monitor
 from ugro.agent.monitoring.service_figures import of_services
-from ugro.agent.support.caller import visible
 from ugro.agent.monitoring.usage_figures import of_usage
+from ugro.agent.support.caller import visible
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.core.alert import Severity
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
