@@ -72,7 +72,9 @@ def test_what_changes_something_needs_more_than_a_viewer() -> None:
     weak = [route for route, rule in {**RULES, **PAGES}.items() if rule.role in (None, Role.VIEWER)]
     changing = [route for route in weak if not route.startswith("GET ")]
     assert sorted(changing) == [
-        "DELETE /v1/tokens/{word}", "POST /login", "POST /logout", "POST /v1/dashboard", "POST /v1/tokens",
+        "DELETE /v1/tokens/{word}", "POST /login", "POST /logout", "POST /v1/dashboard",
+        "POST /v1/jobs/{word}/results/content",  # reads: it names too many files for a path
+        "POST /v1/tokens",
     ]  # fmt: skip
 
 

@@ -212,6 +212,8 @@ PAGES: Mapping[str, Access] = {
     "GET /sweeps/{word}": _sees(Kind.SWEEP),
     "GET /sweeps/{word}/importance": _sees(Kind.SWEEP),
     "GET /sweeps/{word}/trials.csv": _sees(Kind.SWEEP),
+    "GET /usage": _SEES,
+    "GET /usage.csv": _SEES,
     "GET /services": _SEES,
     "GET /services/{word}": _sees(Kind.SERVICE),
     "POST /services/{word}/try": Access(Role.USER, Kind.SERVICE),
