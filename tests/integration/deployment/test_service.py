@@ -30,6 +30,7 @@ def unit_file(ugro: Ugro) -> Path:
 
 
 def test_it_is_installed_once_and_removed_with_its_state_left(ugro: Ugro, systemd: FakeSystemd) -> None:
+    ugro = InProcess(ugro.home)
     done = ugro("agent", "install", env=systemd.env)
     assert done.returncode == 0, done.stderr
     assert f"installed: {unit_file(ugro)}" in done.stderr
